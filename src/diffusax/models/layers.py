@@ -1,0 +1,91 @@
+"""The layers that all networks share: Flax's own, with layout, accumulation and lowering fixed.
+
+Every layer computes in the dtype of its parameters, so the dtype of a network is that of its
+parameter tree. Images are channels last, `b h w c`.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diffusax.models.conv import conv2d
+from diffusax.models.matmul import matmul
+
+
+class Linear(nnx.Linear):
+    """x: ... c -> ... d."""
+
+    def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
+        super().__init__(c, d, use_bias=bias, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...]
+        y = matmul(x.astype(kernel.dtype), kernel)
+        return y if self.bias is None else y + self.bias[...]
+
+
+class Conv2d(nnx.Conv):
+    """x: b h w c -> b h' w' d, with PyTorch's symmetric padding (or explicit (low, high) pairs)."""
+
+    def __init__(
+        self,
+        c: int,
+        d: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        padding: int | tuple[tuple[int, int], tuple[int, int]] | None = None,
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(c, d, (kernel_size, kernel_size), use_bias=bias, rngs=rngs)
+        if padding is None:
+            padding = kernel_size // 2
+        self.stride = stride
+        self.pad = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...]
+        y = conv2d(x.astype(kernel.dtype), kernel, stride=self.stride, padding=self.pad)
+        return y if self.bias is None else y + self.bias[...]
+
+
+class GroupNorm(nnx.GroupNorm):
+    """Group normalisation with float32 statistics (Wu and He 2018). x: b ... c -> b ... c."""
+
+    def __init__(self, c: int, groups: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
+        super().__init__(c, num_groups=groups, epsilon=eps, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        b, c = x.shape[0], x.shape[-1]
+        grouped = x.astype(jnp.float32).reshape(b, -1, self.num_groups, c // self.num_groups)
+        mean = grouped.mean((1, 3), keepdims=True)
+        var = jnp.square(grouped - mean).mean((1, 3), keepdims=True)
+        y = ((grouped - mean) * jax.lax.rsqrt(var + self.epsilon)).reshape(x.shape)
+        scale, bias = self.scale[...], self.bias[...]
+        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+class LayerNorm(nnx.LayerNorm):
+    """Layer normalisation with float32 statistics. x: ... c -> ... c."""
+
+    def __init__(self, c: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
+        super().__init__(c, epsilon=eps, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        mean = x32.mean(-1, keepdims=True)
+        var = jnp.square(x32 - mean).mean(-1, keepdims=True)
+        y = (x32 - mean) * jax.lax.rsqrt(var + self.epsilon)
+        scale, bias = self.scale[...], self.bias[...]
+        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+class Embedding(nnx.Embed):
+    """A table lookup. ids: ... -> ... c."""
+
+    def __init__(self, num: int, c: int, *, rngs: nnx.Rngs):
+        super().__init__(num, c, rngs=rngs)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.embedding[...][ids]
