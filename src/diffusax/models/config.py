@@ -51,6 +51,19 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return {"_class_name": config.class_name, **fixed, **fields}
 
 
+def per_level(value: Any, levels: int) -> tuple[Any, ...]:
+    """`value` for each level: a tuple as it is, a single value repeated.
+
+    Raises:
+        ValueError: the tuple has not `levels` entries.
+    """
+    if not isinstance(value, tuple):
+        return (value,) * levels
+    if len(value) != levels:
+        raise ValueError(f"config has {len(value)} values for {levels} levels: {value}")
+    return value
+
+
 def _supported(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 

@@ -1,0 +1,147 @@
+"""The spatial transformer of Stable Diffusion's UNet."""
+
+import jax
+from flax import nnx
+
+from diffusax.models.attention import attention
+from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear
+
+
+class Attention(nnx.Module):
+    """Multi-head attention. x: b t c, context: b s k -> b t c. context None: self-attention."""
+
+    def __init__(
+        self,
+        c: int,
+        *,
+        heads: int,
+        head_dim: int,
+        context_dim: int | None = None,
+        bias: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        inner, context_dim = heads * head_dim, context_dim or c
+        self.heads = heads
+        self.to_q = Linear(c, inner, bias=bias, rngs=rngs)
+        self.to_k = Linear(context_dim, inner, bias=bias, rngs=rngs)
+        self.to_v = Linear(context_dim, inner, bias=bias, rngs=rngs)
+        self.to_out = nnx.List([Linear(inner, c, rngs=rngs)])
+
+    def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
+        context = x if context is None else context
+        q, k, v = (
+            y.reshape(*y.shape[:2], self.heads, -1)
+            for y in (self.to_q(x), self.to_k(context), self.to_v(context))
+        )
+        return self.to_out[0](attention(q, k, v).reshape(*x.shape[:2], -1))
+
+
+class GEGLU(nnx.Module):
+    """A gated linear unit with exact GELU (Shazeer 2020). x: ... c -> ... d."""
+
+    def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
+        self.proj = Linear(c, 2 * d, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = self.proj(x)
+        h, gate = h[..., : h.shape[-1] // 2], h[..., h.shape[-1] // 2 :]
+        return h * nnx.gelu(gate, approximate=False)
+
+
+class FeedForward(nnx.Module):
+    """GEGLU to four times the width and back. x: b t c -> b t c."""
+
+    def __init__(self, c: int, *, rngs: nnx.Rngs):
+        # The checkpoint numbers the layers 0 and 2; 1 is a dropout without parameters.
+        self.net = nnx.List([GEGLU(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.net[2](self.net[0](x))
+
+
+class BasicTransformerBlock(nnx.Module):
+    """Self-attention, cross-attention, feed-forward, each after a layer norm. x: b t c -> b t c.
+
+    With `only_cross_attention` the first attention looks at the context too.
+    """
+
+    def __init__(
+        self,
+        c: int,
+        *,
+        heads: int,
+        head_dim: int,
+        context_dim: int,
+        only_cross_attention: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.only_cross_attention = only_cross_attention
+        self.norm1 = LayerNorm(c, rngs=rngs)
+        self.attn1 = Attention(
+            c,
+            heads=heads,
+            head_dim=head_dim,
+            context_dim=context_dim if only_cross_attention else None,
+            rngs=rngs,
+        )
+        self.norm2 = LayerNorm(c, rngs=rngs)
+        self.attn2 = Attention(
+            c, heads=heads, head_dim=head_dim, context_dim=context_dim, rngs=rngs
+        )
+        self.norm3 = LayerNorm(c, rngs=rngs)
+        self.ff = FeedForward(c, rngs=rngs)
+
+    def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
+        x = x + self.attn1(self.norm1(x), context if self.only_cross_attention else None)
+        x = x + self.attn2(self.norm2(x), context)
+        return x + self.ff(self.norm3(x))
+
+
+class Transformer2DModel(nnx.Module):
+    """Transformer blocks over the pixels of a map. x: b h w c, context: b s k -> b h w c.
+
+    Upstream: diffusers models/transformers/transformer_2d.py. SD 1.x projects in and out by 1x1
+    convolutions, SD 2.x and SDXL by linear layers.
+    """
+
+    def __init__(
+        self,
+        c: int,
+        *,
+        heads: int,
+        layers: int,
+        context_dim: int,
+        groups: int,
+        use_linear_projection: bool,
+        only_cross_attention: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        head_dim = c // heads
+        self.norm = GroupNorm(c, groups, eps=1e-6, rngs=rngs)
+        self.proj_in = _projection(c, heads * head_dim, use_linear_projection, rngs)
+        self.transformer_blocks = nnx.List(
+            [
+                BasicTransformerBlock(
+                    heads * head_dim,
+                    heads=heads,
+                    head_dim=head_dim,
+                    context_dim=context_dim,
+                    only_cross_attention=only_cross_attention,
+                    rngs=rngs,
+                )
+                for _ in range(layers)
+            ]
+        )
+        self.proj_out = _projection(heads * head_dim, c, use_linear_projection, rngs)
+
+    def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
+        b, height, width, c = x.shape
+        # A 1x1 convolution and a linear layer over channels are the same product in this layout.
+        h = self.proj_in(self.norm(x)).reshape(b, height * width, -1)
+        for block in self.transformer_blocks:
+            h = block(h, context)
+        return x + self.proj_out(h.reshape(b, height, width, -1))
+
+
+def _projection(c: int, d: int, linear: bool, rngs: nnx.Rngs) -> Linear | Conv2d:
+    return Linear(c, d, rngs=rngs) if linear else Conv2d(c, d, 1, rngs=rngs)
