@@ -1,0 +1,36 @@
+"""The networks, one file each, and the table of those a checkpoint may name."""
+
+from flax import nnx
+
+from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
+from diffusax.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.network import Network, Params, initialize
+from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
+
+MODELS: dict[str, type[nnx.Module]] = {
+    cls.__name__: cls
+    for cls in (
+        AutoencoderKL,
+        AutoencoderTiny,
+        CLIPTextModel,
+        CLIPTextModelWithProjection,
+        UNet2DConditionModel,
+    )
+}
+
+__all__ = [
+    "MODELS",
+    "AutoencoderKL",
+    "AutoencoderKLConfig",
+    "AutoencoderTiny",
+    "AutoencoderTinyConfig",
+    "CLIPTextConfig",
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "Network",
+    "Params",
+    "UNet2DConditionConfig",
+    "UNet2DConditionModel",
+    "initialize",
+]

@@ -1,0 +1,133 @@
+"""The tiny autoencoder (TAESD, Ollin Boer Bohan 2023): a fast stand-in for AutoencoderKL."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diffusax.models.layers import Conv2d
+from diffusax.models.resnet import upsample_nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderTinyConfig:
+    """The options of diffusers' AutoencoderTiny."""
+
+    class_name: ClassVar[str] = "AutoencoderTiny"
+    fixed: ClassVar[dict[str, Any]] = {"act_fn": "relu", "upsample_fn": "nearest"}
+    # diffusers derives it from decoder_block_out_channels and writes both.
+    ignored: ClassVar[frozenset[str]] = frozenset({"block_out_channels"})
+
+    in_channels: int = 3
+    out_channels: int = 3
+    encoder_block_out_channels: tuple[int, ...] = (64, 64, 64, 64)
+    decoder_block_out_channels: tuple[int, ...] = (64, 64, 64, 64)
+    latent_channels: int = 4
+    upsampling_scaling_factor: int = 2
+    num_encoder_blocks: tuple[int, ...] = (1, 3, 3, 3)
+    num_decoder_blocks: tuple[int, ...] = (3, 3, 3, 1)
+    latent_magnitude: float = 3
+    latent_shift: float = 0.5
+    force_upcast: bool = False
+    scaling_factor: float = 1.0
+    shift_factor: float = 0.0
+
+    @property
+    def downsampling(self) -> int:
+        """Pixels per latent, in each direction."""
+        return self.upsampling_scaling_factor ** (len(self.decoder_block_out_channels) - 1)
+
+
+class Block(nnx.Module):
+    """Three convolutions and a skip connection. x: b h w c -> b h w c."""
+
+    def __init__(self, c: int, *, rngs: nnx.Rngs):
+        # The checkpoint numbers the convolutions 0, 2 and 4, with activations between them.
+        conv = [Conv2d(c, c, 3, rngs=rngs) for _ in range(3)]
+        self.conv = nnx.List([conv[0], None, conv[1], None, conv[2]])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = nnx.relu(self.conv[0](x))
+        h = nnx.relu(self.conv[2](h))
+        return nnx.relu(self.conv[4](h) + x)
+
+
+class EncoderTiny(nnx.Module):
+    """x: b H W 3 in [-1, 1] -> latents b h w z."""
+
+    def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
+        layers: list[nnx.Module] = []
+        for i, (c, count) in enumerate(
+            zip(config.encoder_block_out_channels, config.num_encoder_blocks, strict=True)
+        ):
+            if i == 0:
+                layers.append(Conv2d(config.in_channels, c, 3, rngs=rngs))
+            else:
+                layers.append(Conv2d(c, c, 3, stride=2, bias=False, rngs=rngs))
+            layers += [Block(c, rngs=rngs) for _ in range(count)]
+        layers.append(Conv2d(c, config.latent_channels, 3, rngs=rngs))
+        self.layers = nnx.List(layers)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = (x + 1) / 2
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class DecoderTiny(nnx.Module):
+    """Latents b h w z -> b H W 3 in [-1, 1]."""
+
+    def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
+        self.factor = config.upsampling_scaling_factor
+        widths, counts = config.decoder_block_out_channels, config.num_decoder_blocks
+        last = len(widths) - 1
+        # None stands where the checkpoint's numbering has a layer without parameters.
+        layers: list[nnx.Module | None] = [
+            Conv2d(config.latent_channels, widths[0], 3, rngs=rngs),
+            None,
+        ]
+        for i, (c, count) in enumerate(zip(widths, counts, strict=True)):
+            layers += [Block(c, rngs=rngs) for _ in range(count)]
+            if i < last:
+                layers += [None, Conv2d(c, c, 3, bias=False, rngs=rngs)]
+            else:
+                layers.append(Conv2d(c, config.out_channels, 3, rngs=rngs))
+        self.layers = nnx.List(layers)
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        x = nnx.relu(self.layers[0](3 * jnp.tanh(z / 3)))
+        for layer in self.layers[2:]:
+            if layer is None:
+                _, h, w, _ = x.shape
+                x = upsample_nearest(x, (h * self.factor, w * self.factor))
+            else:
+                x = layer(x)
+        return 2 * x - 1
+
+
+class AutoencoderTiny(nnx.Module):
+    """Pictures in [-1, 1] to latents and back.
+
+    Upstream: diffusers models/autoencoders/autoencoder_tiny.py.
+    """
+
+    config_class = AutoencoderTinyConfig
+
+    def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
+        self.encoder = EncoderTiny(config, rngs=rngs)
+        self.decoder = DecoderTiny(config, rngs=rngs)
+
+    def encode(self, x: jax.Array) -> jax.Array:
+        """x: b H W 3 -> latents b h w z."""
+        return self.encoder(x)
+
+    def decode(self, z: jax.Array) -> jax.Array:
+        """z: b h w z -> b H W 3."""
+        return self.decoder(z)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The reconstruction. x: b H W 3 -> b H W 3."""
+        return self.decode(self.encode(x))

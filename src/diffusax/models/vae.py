@@ -1,0 +1,204 @@
+"""The autoencoder between pictures and latents (Rombach et al. 2022, appendix G)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diffusax.models.layers import Conv2d, GroupNorm
+from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
+from diffusax.models.transformer import Attention
+
+_EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderKLConfig:
+    """The options of diffusers' AutoencoderKL."""
+
+    class_name: ClassVar[str] = "AutoencoderKL"
+    fixed: ClassVar[dict[str, Any]] = {"act_fn": ("silu", "swish")}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: int = 3
+    out_channels: int = 3
+    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
+    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
+    block_out_channels: tuple[int, ...] = (64,)
+    layers_per_block: int = 1
+    latent_channels: int = 4
+    norm_num_groups: int = 32
+    sample_size: int | tuple[int, int] = 32
+    scaling_factor: float = 0.18215
+    shift_factor: float | None = None
+    latents_mean: tuple[float, ...] | None = None
+    latents_std: tuple[float, ...] | None = None
+    force_upcast: bool = True
+    use_quant_conv: bool = True
+    use_post_quant_conv: bool = True
+    mid_block_add_attention: bool = True
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("down_block_types", "DownEncoderBlock2D"),
+            ("up_block_types", "UpDecoderBlock2D"),
+        ):
+            for value in getattr(self, name):
+                if value != allowed:
+                    raise ValueError(
+                        f"{name} has {value!r}, which diffusax's AutoencoderKL does not support "
+                        f"(only {allowed!r})"
+                    )
+
+    @property
+    def downsampling(self) -> int:
+        """Pixels per latent, in each direction."""
+        return 2 ** (len(self.block_out_channels) - 1)
+
+
+class SpatialAttention(Attention):
+    """Single-head self-attention over the pixels of a map. x: b h w c -> b h w c."""
+
+    def __init__(self, c: int, groups: int, *, rngs: nnx.Rngs):
+        super().__init__(c, heads=1, head_dim=c, bias=True, rngs=rngs)
+        self.group_norm = GroupNorm(c, groups, eps=_EPS, rngs=rngs)
+
+    def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
+        b, h, w, c = x.shape
+        y = super().__call__(self.group_norm(x).reshape(b, h * w, c), context)
+        return x + y.reshape(b, h, w, c)
+
+
+class MidBlock(nnx.Module):
+    """Resnet, attention, resnet. x: b h w c -> b h w c."""
+
+    def __init__(self, c: int, groups: int, attends: bool, *, rngs: nnx.Rngs):
+        self.resnets = nnx.List([_resnet(c, c, groups, rngs) for _ in range(2)])
+        self.attentions = nnx.List([SpatialAttention(c, groups, rngs=rngs)]) if attends else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.resnets[0](x)
+        if self.attentions is not None:
+            x = self.attentions[0](x)
+        return self.resnets[1](x)
+
+
+class Level(nnx.Module):
+    """The resnets of one resolution and what leads to the next. x: b h w c -> b h' w' d."""
+
+    def __init__(self, c: int, d: int, layers: int, groups: int, *, resample: str, rngs: nnx.Rngs):
+        self.resnets = nnx.List(
+            [_resnet(c if j == 0 else d, d, groups, rngs) for j in range(layers)]
+        )
+        self.downsamplers = (
+            nnx.List([Downsample2D(d, padding=0, rngs=rngs)]) if resample == "down" else None
+        )
+        self.upsamplers = nnx.List([Upsample2D(d, rngs=rngs)]) if resample == "up" else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for resnet in self.resnets:
+            x = resnet(x)
+        if self.downsamplers is not None:
+            x = self.downsamplers[0](x)
+        return x if self.upsamplers is None else self.upsamplers[0](x)
+
+
+class Encoder(nnx.Module):
+    """x: b H W 3 -> b h w 2z, the mean and log variance side by side."""
+
+    def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
+        widths, groups = config.block_out_channels, config.norm_num_groups
+        self.conv_in = Conv2d(config.in_channels, widths[0], 3, rngs=rngs)
+        self.down_blocks = nnx.List(
+            [
+                Level(c, d, config.layers_per_block, groups, resample=resample, rngs=rngs)
+                for c, d, resample in zip(
+                    (widths[0], *widths), widths, ["down"] * (len(widths) - 1) + ["none"]
+                )
+            ]
+        )
+        self.mid_block = MidBlock(widths[-1], groups, config.mid_block_add_attention, rngs=rngs)
+        self.conv_norm_out = GroupNorm(widths[-1], groups, eps=_EPS, rngs=rngs)
+        self.conv_out = Conv2d(widths[-1], 2 * config.latent_channels, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.conv_in(x)
+        for block in self.down_blocks:
+            x = block(x)
+        x = self.mid_block(x)
+        return self.conv_out(nnx.silu(self.conv_norm_out(x)))
+
+
+class Decoder(nnx.Module):
+    """z: b h w z -> b H W 3."""
+
+    def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
+        widths, groups = config.block_out_channels[::-1], config.norm_num_groups
+        self.conv_in = Conv2d(config.latent_channels, widths[0], 3, rngs=rngs)
+        self.mid_block = MidBlock(widths[0], groups, config.mid_block_add_attention, rngs=rngs)
+        self.up_blocks = nnx.List(
+            [
+                Level(c, d, config.layers_per_block + 1, groups, resample=resample, rngs=rngs)
+                for c, d, resample in zip(
+                    (widths[0], *widths), widths, ["up"] * (len(widths) - 1) + ["none"]
+                )
+            ]
+        )
+        self.conv_norm_out = GroupNorm(widths[-1], groups, eps=_EPS, rngs=rngs)
+        self.conv_out = Conv2d(widths[-1], config.out_channels, 3, rngs=rngs)
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        x = self.mid_block(self.conv_in(z))
+        for block in self.up_blocks:
+            x = block(x)
+        return self.conv_out(nnx.silu(self.conv_norm_out(x)))
+
+
+class AutoencoderKL(nnx.Module):
+    """Pictures in [-1, 1] to a normal distribution over latents, and back.
+
+    Upstream: diffusers models/autoencoders/autoencoder_kl.py. Latents here are the network's own:
+    `scaling_factor` and `shift_factor` are the pipeline's business.
+    """
+
+    config_class = AutoencoderKLConfig
+    # Attention was a class of its own before diffusers 0.15, its projections 1x1 convolutions in
+    # files converted from the original code.
+    legacy_names = (
+        (".attentions.0.query.", ".attentions.0.to_q."),
+        (".attentions.0.key.", ".attentions.0.to_k."),
+        (".attentions.0.value.", ".attentions.0.to_v."),
+        (".attentions.0.proj_attn.", ".attentions.0.to_out.0."),
+    )
+
+    def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        z = config.latent_channels
+        self.encoder = Encoder(config, rngs=rngs)
+        self.decoder = Decoder(config, rngs=rngs)
+        self.quant_conv = Conv2d(2 * z, 2 * z, 1, rngs=rngs) if config.use_quant_conv else None
+        self.post_quant_conv = Conv2d(z, z, 1, rngs=rngs) if config.use_post_quant_conv else None
+
+    def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x: b H W 3 -> the mean and the log variance of the latents, each b h w z."""
+        moments = self.encoder(x)
+        if self.quant_conv is not None:
+            moments = self.quant_conv(moments)
+        mean, logvar = jnp.split(moments, 2, axis=-1)
+        return mean, jnp.clip(logvar, -30.0, 20.0)
+
+    def decode(self, z: jax.Array) -> jax.Array:
+        """z: b h w z -> b H W 3."""
+        if self.post_quant_conv is not None:
+            z = self.post_quant_conv(z)
+        return self.decoder(z)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The reconstruction from the mean. x: b H W 3 -> b H W 3."""
+        return self.decode(self.encode(x)[0])
+
+
+def _resnet(c: int, d: int, groups: int, rngs: nnx.Rngs) -> ResnetBlock2D:
+    return ResnetBlock2D(c, d, None, groups=groups, eps=_EPS, rngs=rngs)
