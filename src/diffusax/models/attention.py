@@ -1,7 +1,6 @@
 """Scaled dot-product attention, lowered to what is fastest on the platform at that shape."""
 
 import jax
-import jax.numpy as jnp
 
 
 def attention(

@@ -16,12 +16,13 @@ class Network:
     """`apply(params, *inputs, method="__call__")` beside the parameters it starts from.
 
     `apply` holds no arrays, so it can be closed over by `jax.jit` while `params` stay an argument.
-    A network that comes from elsewhere (PyTorch through torchax) has the same three attributes.
+    A network that comes from elsewhere (PyTorch through torchax) has the same attributes.
     """
 
     config: Any
     apply: Callable[..., Any]
     params: Params
+    class_name: str
 
     @property
     def num_params(self) -> int:
@@ -51,4 +52,4 @@ def initialize(module_class: type[nnx.Module], config: Any, *, seed: int = 0) ->
         return nnx.to_pure_dict(nnx.state(module_class(config, rngs=nnx.Rngs(key))))
 
     apply, _ = abstract(module_class, config)
-    return Network(config, apply, draw(jax.random.key(seed)))
+    return Network(config, apply, draw(jax.random.key(seed)), module_class.__name__)

@@ -1,0 +1,114 @@
+"""Safetensors files read tensor by tensor, and written."""
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+class Entry(NamedTuple):
+    """Where a tensor stands in a file: byte offset and length, dtype and shape."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class TensorFile:
+    """A memory-mapped safetensors file. Pages that have been read are given back at once.
+
+    A mapped page counts as memory of the process while it stays, so that loading a file by mapping
+    alone would end with the weights twice: once in the mapping and once on the device.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries = read_entries(path)
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def view(self, entry: Entry) -> np.ndarray:
+        """The tensor in place, valid until `release`."""
+        count = int(np.prod(entry.shape))
+        flat = np.frombuffer(self._map, entry.dtype, count, entry.offset)
+        return flat.reshape(entry.shape)
+
+    def release(self, entry: Entry) -> None:
+        """Gives the tensor's pages back to the system."""
+        if hasattr(mmap, "MADV_DONTNEED") and entry.nbytes:
+            start = entry.offset - entry.offset % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """The tensors in a safetensors file, by name; reads the header only.
+
+    Raises:
+        ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
+    """
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}); download it again"
+        ) from None
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    entries = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        if info["dtype"] not in _DTYPES:
+            raise ValueError(f"{path}: {name} has dtype {info['dtype']}, which JAX does not have")
+        begin, end = info["data_offsets"]
+        dtype, shape = _DTYPES[info["dtype"]], tuple(info["shape"])
+        entries[name] = Entry(path, 8 + length + begin, end - begin, dtype, shape)
+    return entries
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file; `path` appears only when it is whole."""
+    partial = path.with_name(path.name + ".partial")
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(contiguous, partial, metadata={"format": "pt"})
+    os.replace(partial, path)
+
+
+def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    """Names in order, grouped so that no group but that of a single name exceeds `limit` bytes."""
+    group: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > limit:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    yield group

@@ -1,0 +1,148 @@
+"""The two rules between a checkpoint's tensors and a parameter tree.
+
+A name is the path through the tree joined by dots, with Flax's `kernel`, `scale` and `embedding`
+called `weight`. Kernels are transposed: PyTorch has the output channels first, Flax last.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from diffusax.checkpoints.tensors import Entry, TensorFile
+from diffusax.models.network import Params
+
+_WEIGHTS = ("kernel", "scale", "embedding")
+
+
+def checkpoint_name(path: tuple[Any, ...]) -> str:
+    """The name in the checkpoint of the leaf at a tree path."""
+    *parents, leaf = (str(key.key) for key in path)
+    return ".".join([*parents, "weight" if leaf in _WEIGHTS else leaf])
+
+
+def to_flax(tensor: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
+    """A PyTorch tensor in Flax's order of axes: OIHW -> HWIO, (out, in) -> (in, out)."""
+    if path[-1].key != "kernel":
+        return tensor
+    return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
+
+
+def to_torch(array: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
+    """The inverse of `to_flax`."""
+    if path[-1].key != "kernel":
+        return array
+    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+
+
+def torch_shape(shape: tuple[int, ...], path: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape in the checkpoint of a leaf of this shape."""
+    return to_torch(np.broadcast_to(np.int8(0), shape), path).shape
+
+
+def params_to_tensors(params: Params) -> dict[str, np.ndarray]:
+    """The checkpoint's tensors, by name. Arrays come to the host one by one as they are used."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {checkpoint_name(path): to_torch(np.asarray(leaf), path) for path, leaf in leaves}
+
+
+def load_params(
+    module_class: type[nnx.Module],
+    abstract_params: Params,
+    files: Iterable[Path],
+    *,
+    dtype: Any = None,
+    device: Any = None,
+) -> Params:
+    """The parameter tree, each tensor read, transposed, cast and put on the device by itself.
+
+    Args:
+        module_class: may have `legacy_names` (fragments that old files have instead), `key_prefix`
+            (which some files leave out) and `ignored_keys` (suffixes of tensors to skip).
+        abstract_params: shapes, as from `diffusax.models.network.abstract`.
+        files: safetensors files.
+        dtype: of the floating-point parameters; None keeps each tensor's own.
+        device: a device or sharding for `jax.device_put`.
+
+    Raises:
+        ValueError: lists every missing, unexpected and misshapen tensor.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract_params)
+    wanted = {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
+    tensor_files = {path: TensorFile(path) for path in files}
+    found = _match(module_class, wanted, [file.entries for file in tensor_files.values()])
+    _check(wanted, found, list(tensor_files))
+
+    def load(name: str) -> jax.Array:
+        path, shape = wanted[name]
+        entry = found[name]
+        file = tensor_files[entry.path]
+        tensor = file.view(entry).reshape(torch_shape(shape, path))
+        cast = (
+            dtype if np.issubdtype(tensor.dtype, np.floating) or tensor.dtype.kind == "V" else None
+        )
+        # A copy even where nothing changes: JAX may keep a host array without copying it.
+        array = np.array(to_flax(tensor, path), dtype=cast, order="C")
+        file.release(entry)
+        return jax.device_put(array, device)
+
+    with ThreadPoolExecutor(2) as pool:
+        arrays = list(pool.map(load, wanted))
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def _match(
+    module_class: type[nnx.Module],
+    wanted: Mapping[str, Any],
+    entries: Iterable[Mapping[str, Entry]],
+) -> dict[str, Entry]:
+    legacy = getattr(module_class, "legacy_names", ())
+    prefix = getattr(module_class, "key_prefix", "")
+    ignored = getattr(module_class, "ignored_keys", ())
+    found = {}
+    for name, entry in (item for file in entries for item in file.items()):
+        if ignored and name.endswith(ignored):
+            continue
+        for old, new in legacy:
+            name = name.replace(old, new)
+        if name not in wanted and prefix + name in wanted:
+            name = prefix + name
+        found[name] = entry
+    return found
+
+
+def _check(
+    wanted: Mapping[str, tuple[Any, tuple[int, ...]]],
+    found: Mapping[str, Entry],
+    files: list[Path],
+) -> None:
+    missing = [name for name in wanted if name not in found]
+    unexpected = [name for name in found if name not in wanted]
+    misshapen = [
+        f"{name} (has {entry.shape}, the config asks for {expected})"
+        for name, entry in found.items()
+        if name in wanted
+        and _squeezed(entry.shape)
+        != _squeezed(expected := torch_shape(wanted[name][1], wanted[name][0]))
+    ]
+    if missing or unexpected or misshapen:
+        parts = [
+            f"{len(names)} {what}: {', '.join(names)}"
+            for what, names in (
+                ("missing", missing),
+                ("unexpected", unexpected),
+                ("misshapen", misshapen),
+            )
+            if names
+        ]
+        where = ", ".join(map(str, files))
+        raise ValueError(f"{where} does not fit its config.json: {'; '.join(parts)}")
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A 1x1 convolution's shape as a linear layer's; files old and new have either for the other."""
+    return shape[:2] if len(shape) == 4 and shape[2:] == (1, 1) else shape
