@@ -162,8 +162,9 @@ def _polynomial(coefficients: Sequence[np.float32], x: np.ndarray) -> np.ndarray
 def _fma(a: np.ndarray, b: np.ndarray | np.float32, c: np.ndarray | np.float32) -> np.ndarray:
     """float32 a * b + c, rounded once (IEEE 754 fusedMultiplyAdd), exactly.
 
-    The product of two float32 numbers is exact in float64, the sum with `c` is not. It is rounded to
-    odd there (Boldo and Melquiond 2008), so that the rounding to float32 is as if of the exact sum.
+    The product of two float32 numbers is exact in float64, the sum with `c` is not. There it is
+    rounded to odd (Boldo and Melquiond 2008), so that the rounding to float32 is as if of the exact
+    sum; rounding to nearest twice goes wrong near ties.
     """
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
