@@ -13,8 +13,8 @@ import numpy as np
 from diffusax.checkpoints.files import STEMS, load_json, weight_files
 from diffusax.checkpoints.tensors import split_into_shards, write_tensors
 from diffusax.checkpoints.tree import load_params, params_to_tensors
+from diffusax.config import config_from_dict, config_to_dict
 from diffusax.models import MODELS
-from diffusax.models.config import config_from_dict, config_to_dict
 from diffusax.models.network import Network, abstract
 
 _TRANSFORMERS = ("CLIPTextModel", "CLIPTextModelWithProjection")

@@ -22,7 +22,33 @@ class CLIPTextConfig:
     class_name: ClassVar[str] = "CLIPTextModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip"), "dropout": 0.0}
     ignored: ClassVar[frozenset[str]] = frozenset(
-        ["architectures", "attention_dropout", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "initializer_factor", "initializer_range", "transformers_version", "use_cache", "return_dict", "output_attentions", "output_hidden_states", "gradient_checkpointing", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_word_embeddings", "id2label", "label2id", "problem_type", "torchscript", "use_bfloat16", "pruned_heads"]
+        [
+            "architectures",
+            "attention_dropout",
+            "bos_token_id",
+            "pad_token_id",
+            "dtype",
+            "torch_dtype",
+            "initializer_factor",
+            "initializer_range",
+            "transformers_version",
+            "use_cache",
+            "return_dict",
+            "output_attentions",
+            "output_hidden_states",
+            "gradient_checkpointing",
+            "chunk_size_feed_forward",
+            "is_encoder_decoder",
+            "is_decoder",
+            "add_cross_attention",
+            "tie_word_embeddings",
+            "id2label",
+            "label2id",
+            "problem_type",
+            "torchscript",
+            "use_bfloat16",
+            "pruned_heads",
+        ]
     )
 
     vocab_size: int = 49408

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.models.config import per_level
+from diffusax.config import per_level
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers import Conv2d, Embedding, GroupNorm, Linear
 from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D

@@ -1,0 +1,154 @@
+"""Noise schedules: betas, timesteps and sigmas, on the host.
+
+Cumulative products and sigmas are rounded to float32, in which diffusers keeps them: near t=0 the
+rounding of 1 - alpha is larger than the tolerance of our comparison. All that follows is float64.
+"""
+
+import math
+
+import numpy as np
+
+
+def alphas_cumprod(
+    *,
+    num_train_timesteps: int,
+    beta_start: float,
+    beta_end: float,
+    beta_schedule: str,
+    trained_betas: tuple[float, ...] | None,
+    rescale_zero_snr: bool = False,
+) -> np.ndarray:
+    """The product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
+
+    Raises:
+        ValueError: an unknown beta_schedule.
+    """
+    n = num_train_timesteps
+    if trained_betas is not None:
+        betas = np.asarray(trained_betas, np.float32)
+    elif beta_schedule == "linear":
+        betas = _linspace(beta_start, beta_end, n)
+    elif beta_schedule == "scaled_linear":
+        betas = _linspace(beta_start**0.5, beta_end**0.5, n) ** 2
+    elif beta_schedule == "squaredcos_cap_v2":
+        betas = _squared_cosine(n)
+    else:
+        raise ValueError(
+            f"beta_schedule={beta_schedule!r} is not supported; use 'linear', 'scaled_linear' or "
+            "'squaredcos_cap_v2'"
+        )
+    if rescale_zero_snr:
+        betas = _rescale_zero_snr(betas)
+    return _cumprod(np.float32(1) - betas).astype(np.float64)
+
+
+def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarray:
+    """N of `total` training timesteps, descending (Lin et al. 2024, table 2); not rounded.
+
+    Raises:
+        ValueError: an unknown spacing.
+    """
+    if spacing == "linspace":
+        return np.linspace(0, total - 1, n)[::-1]
+    if spacing == "leading":
+        return (np.arange(n) * (total // n))[::-1].astype(np.float64) + offset
+    if spacing == "trailing":
+        return np.arange(total, 0, -total / n).round() - 1
+    raise ValueError(
+        f"timestep_spacing={spacing!r} is not supported; use 'linspace', 'leading' or 'trailing'"
+    )
+
+
+def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int) -> np.ndarray:
+    """As `spaced_timesteps`, for solvers that count the end at t=0 as a step of its own, rounded."""
+    if spacing == "linspace":
+        return np.linspace(0, last - 1, n + 1).round()[::-1][:-1]
+    if spacing == "leading":
+        return (np.arange(n + 1) * (last // (n + 1)))[::-1][:-1].astype(np.float64) + offset
+    if spacing == "trailing":
+        return np.arange(last, 0, -total / n).round() - 1
+    return spaced_timesteps(n, total, spacing, offset)
+
+
+def all_sigmas(alphas: np.ndarray) -> np.ndarray:
+    """sqrt((1 - alpha) / alpha) for each training timestep, ascending (Song et al. 2021)."""
+    a = alphas.astype(np.float32)
+    return np.sqrt((1 - a) / a).astype(np.float64)
+
+
+def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """The fractional training timesteps of `sigmas`, interpolated in log sigma."""
+    log = np.log(np.maximum(sigmas, 1e-10))
+    # The rounding of float32 logarithms decides which integer the highest timestep becomes.
+    log_every = np.log(every.astype(np.float32)).astype(np.float64)
+    return np.interp(log, log_every, np.arange(len(every), dtype=np.float64))
+
+
+def karras_sigmas(n: int, low: float, high: float, *, rho: float = 7.0) -> np.ndarray:
+    """Karras et al. 2022, equation 5."""
+    ramp = np.linspace(0, 1, n)
+    return (high ** (1 / rho) + ramp * (low ** (1 / rho) - high ** (1 / rho))) ** rho
+
+
+def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:
+    """Evenly spaced in log sigma."""
+    return np.exp(np.linspace(math.log(high), math.log(low), n))
+
+
+def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.ndarray:
+    """Quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling is All...")."""
+    return low + beta_quantile(1 - np.linspace(0, 1, n), alpha) * (high - low)
+
+
+def beta_quantile(q: np.ndarray, a: float) -> np.ndarray:
+    """The inverse of the regularised incomplete beta function I_x(a, a), by bisection."""
+    low, high = np.zeros_like(q), np.ones_like(q)
+    for _ in range(64):
+        middle = (low + high) / 2
+        below = _beta_cdf(middle, a) < q
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2
+
+
+def _beta_cdf(x: np.ndarray, a: float) -> np.ndarray:
+    """I_x(a, a) by its series about 0 (DLMF 8.17.7), reflected for x > 1/2."""
+    y = np.minimum(x, 1 - x)
+    total, term = np.zeros_like(y), np.ones_like(y)
+    for k in range(64):
+        total += term / (a + k)
+        term = term * y * (1 - a + k) / (k + 1)
+    value = y**a * total * math.gamma(2 * a) / math.gamma(a) ** 2
+    return np.where(x <= 0.5, value, 1 - value)
+
+
+def _linspace(start: float, stop: float, n: int) -> np.ndarray:
+    """torch.linspace in float32: from both ends towards the middle, in fused multiply-adds."""
+    first, last = np.float64(np.float32(start)), np.float64(np.float32(stop))
+    step = np.float64(np.float32((last - first) / max(n - 1, 1)))
+    i = np.arange(n)
+    return np.where(i < n // 2, first + step * i, last - step * (n - 1 - i)).astype(np.float32)
+
+
+def _squared_cosine(n: int) -> np.ndarray:
+    """Nichol and Dhariwal 2021, section 3.2, capped at 0.999."""
+
+    def alpha_bar(t: float) -> float:
+        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    return np.array(
+        [min(1 - alpha_bar((i + 1) / n) / alpha_bar(i / n), 0.999) for i in range(n)], np.float32
+    )
+
+
+def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:
+    """Zero signal at the last timestep (Lin et al. 2024, algorithm 1)."""
+    root = np.sqrt(_cumprod(np.float32(1) - betas))
+    first, last = root[0], root[-1]
+    root = (root - last) * (first / (first - last))
+    bar = root**2
+    return np.float32(1) - np.concatenate([bar[:1], bar[1:] / bar[:-1]])
+
+
+def _cumprod(alphas: np.ndarray) -> np.ndarray:
+    """torch.cumprod, which accumulates in float64 on the CPU."""
+    return np.cumprod(alphas.astype(np.float64)).astype(np.float32)

@@ -1,0 +1,152 @@
+"""Methods in the variance-exploding form, on sigma: Euler, Heun, LMS, DPM2 and the ancestral ones.
+
+`d` is k-diffusion's derivative (x - denoised) / sigma (Karras et al. 2022, equation 3).
+"""
+
+import numpy as np
+
+from diffusax.samplers.rows import M1, M2, M3, NOISE, RAW, P, Row, X
+from diffusax.samplers.schedules import sigmas_to_timesteps
+
+
+def denoised(prediction_type: str, sigma: float) -> np.ndarray:
+    """The predicted sample as a form in X and RAW."""
+    if prediction_type == "epsilon":
+        return X - sigma * RAW
+    if prediction_type == "v_prediction":
+        return X / (sigma**2 + 1) - sigma / np.sqrt(sigma**2 + 1) * RAW
+    return RAW
+
+
+def derivative(prediction_type: str, sigma: float) -> np.ndarray:
+    """D as a form in X and RAW."""
+    return RAW if prediction_type == "epsilon" else (X - denoised(prediction_type, sigma)) / sigma
+
+
+def in_scale(sigma: float) -> float:
+    """Brings x at noise level sigma to unit variance for the network."""
+    return 1 / np.sqrt(sigma**2 + 1)
+
+
+def euler(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> list[Row]:
+    """Algorithm 2 (Euler steps) of Karras et al. 2022, without churn."""
+    return [
+        Row(
+            t,
+            X + (sigmas[i + 1] - sigma) * derivative(prediction_type, sigma),
+            denoised(prediction_type, sigma),
+            in_scale=in_scale(sigma),
+        )
+        for i, (t, sigma) in enumerate(zip(timesteps, sigmas))
+    ]
+
+
+def ancestral_split(sigma: float, target: float) -> tuple[float, float]:
+    """The noise level to step down to and the noise to add, from sigma to target (k-diffusion)."""
+    up = np.sqrt(target**2 * (sigma**2 - target**2) / sigma**2)
+    return np.sqrt(target**2 - up**2), up
+
+
+def euler_ancestral(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> list[Row]:
+    """Ancestral sampling with Euler steps (k-diffusion, sample_euler_ancestral)."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        down, up = ancestral_split(sigma, sigmas[i + 1])
+        x = X + (down - sigma) * derivative(prediction_type, sigma) + up * NOISE
+        rows.append(Row(t, x, denoised(prediction_type, sigma), in_scale=in_scale(sigma)))
+    return rows
+
+
+def lms(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, order: int = 4
+) -> list[Row]:
+    """Linear multistep (k-diffusion, sample_lms): Adams-Bashforth on uneven sigmas."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        d = derivative(prediction_type, sigma)
+        weights = [_lagrange_integral(sigmas, i, k, min(i + 1, order)) for k in range(order)]
+        x = X + sum(w * form for w, form in zip(weights, (P, M1, M2, M3)))
+        rows.append(Row(t, x, d, (P, M1, M2), in_scale(sigma)))
+    return rows
+
+
+def _lagrange_integral(sigmas: np.ndarray, i: int, k: int, order: int) -> float:
+    """The integral over the step of the Lagrange polynomial that is one at sigma[i - k]."""
+    if k >= order:
+        return 0.0
+    nodes, weights = np.polynomial.legendre.leggauss(4)
+    low, high = sigmas[i], sigmas[i + 1]
+    tau = (high - low) / 2 * nodes + (high + low) / 2
+    values = np.ones_like(tau)
+    for j in range(order):
+        if j != k:
+            values *= (tau - sigmas[i - j]) / (sigmas[i - k] - sigmas[i - j])
+    return float((high - low) / 2 * (weights * values).sum())
+
+
+def heun(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, clip: float
+) -> list[Row]:
+    """Algorithm 2 of Karras et al. 2022 with the second-order correction; Euler in the last step.
+
+    Slots: m1 the x before the step, m2 its denoised sample.
+    """
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        dt = target - sigma
+        x = X + dt * (X - P) / sigma
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, x, prediction, (X, P), in_scale(sigma), clip))
+        if target > 0:
+            d = ((M1 - M2) / sigma + (X - P) / target) / 2
+            prediction = denoised(prediction_type, target)
+            scale = in_scale(target)
+            rows.append(Row(timesteps[i + 1], M1 + dt * d, prediction, (), scale, clip))
+    return rows
+
+
+def kdpm2(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """DPM-Solver-2 as in k-diffusion's sample_dpm_2: a midpoint in log sigma. Slot m1: x before."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        middle = np.sqrt(sigma * target)
+        first = X + (middle - sigma) * derivative(prediction_type, sigma)
+        rows.append(Row(t, first, denoised(prediction_type, sigma), (X,), in_scale=in_scale(sigma)))
+        if target > 0:
+            rows.append(
+                _midpoint_row(middle, M1, target - sigma, prediction_type, every, noise=0.0)
+            )
+    return rows
+
+
+def kdpm2_ancestral(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """k-diffusion's sample_dpm_2_ancestral. Slot m1: x before."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        down, up = ancestral_split(sigma, sigmas[i + 1])
+        middle = np.sqrt(sigma * down)
+        first = X + (middle - sigma) * derivative(prediction_type, sigma)
+        rows.append(Row(t, first, denoised(prediction_type, sigma), (X,), in_scale=in_scale(sigma)))
+        if sigmas[i + 1] > 0:
+            rows.append(_midpoint_row(middle, M1, down - sigma, prediction_type, every, noise=up))
+    return rows
+
+
+def _midpoint_row(
+    sigma: float,
+    x: np.ndarray,
+    dt: float,
+    prediction_type: str,
+    every: np.ndarray,
+    *,
+    noise: float,
+) -> Row:
+    t = float(sigmas_to_timesteps(np.float64(sigma), every))
+    x = x + dt * derivative(prediction_type, sigma) + noise * NOISE
+    return Row(t, x, denoised(prediction_type, sigma), in_scale=in_scale(sigma))

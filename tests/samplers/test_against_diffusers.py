@@ -1,0 +1,268 @@
+"""Every sampler against diffusers' scheduler, each intermediate x, on a model that is not linear."""
+
+import json
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from diffusax import samplers
+
+SHAPE = (1, 4, 6, 6)
+SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+STEPS = (1, 2, 4, 7, 20, 50)
+TOLERANCE = 1e-5
+# The state is float32: where one step takes a large x to a small one, what the large one was
+# rounded to stays.
+ROUNDING = 1e-6
+# Heun's second evaluation divides by the next sigma: a single step from 14.6 to 0.03 magnifies
+# that rounding 250 times.
+HEUN_IN_TWO = 1e-4
+
+CASES = [
+    ("DDPMScheduler", {**SD, "clip_sample": False}),
+    ("DDPMScheduler", {"clip_sample_range": 1.5, "variance_type": "fixed_large"}),
+    ("DDPMScheduler", {**SD, "prediction_type": "v_prediction", "timestep_spacing": "trailing"}),
+    ("DDPMScheduler", {**SD, "prediction_type": "sample", "variance_type": "fixed_small_log"}),
+    ("DDIMScheduler", {**SD, "clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}),
+    ("DDIMScheduler", {"clip_sample_range": 1.5, "timestep_spacing": "linspace"}),
+    (
+        "DDIMScheduler",
+        {
+            **SD,
+            "clip_sample": False,
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+            "timestep_spacing": "trailing",
+        },
+    ),
+    ("DDIMScheduler", {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "sample"}),
+    ("PNDMScheduler", {**SD, "skip_prk_steps": True, "steps_offset": 1}),
+    ("PNDMScheduler", {**SD, "skip_prk_steps": True, "prediction_type": "v_prediction"}),
+    ("PNDMScheduler", {**SD, "skip_prk_steps": False, "set_alpha_to_one": True}),
+    ("PNDMScheduler", {**SD, "prediction_type": "v_prediction", "timestep_spacing": "trailing"}),
+    ("LCMScheduler", {}),
+    ("LCMScheduler", {"clip_sample": True, "prediction_type": "v_prediction"}),
+    ("TCDScheduler", {}),
+    ("EulerDiscreteScheduler", SD),
+    ("EulerDiscreteScheduler", {**SD, "use_karras_sigmas": True, "timestep_spacing": "leading"}),
+    ("EulerDiscreteScheduler", {**SD, "use_exponential_sigmas": True, "steps_offset": 1}),
+    ("EulerDiscreteScheduler", {**SD, "use_beta_sigmas": True, "prediction_type": "sample"}),
+    ("EulerDiscreteScheduler", {**SD, "interpolation_type": "log_linear"}),
+    (
+        "EulerDiscreteScheduler",
+        {
+            **SD,
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+            "timestep_spacing": "trailing",
+            "final_sigmas_type": "sigma_min",
+        },
+    ),
+    ("EulerAncestralDiscreteScheduler", SD),
+    ("EulerAncestralDiscreteScheduler", {**SD, "prediction_type": "v_prediction"}),
+    ("LMSDiscreteScheduler", SD),
+    ("LMSDiscreteScheduler", {**SD, "use_karras_sigmas": True, "prediction_type": "v_prediction"}),
+    ("HeunDiscreteScheduler", SD),
+    ("HeunDiscreteScheduler", {**SD, "use_karras_sigmas": True, "clip_sample": True}),
+    ("HeunDiscreteScheduler", {"prediction_type": "v_prediction", "timestep_spacing": "trailing"}),
+    ("KDPM2DiscreteScheduler", SD),
+    ("KDPM2DiscreteScheduler", {**SD, "use_karras_sigmas": True}),
+    ("KDPM2AncestralDiscreteScheduler", {**SD, "timestep_spacing": "leading"}),
+    ("KDPM2AncestralDiscreteScheduler", {**SD, "prediction_type": "v_prediction"}),
+    ("DPMSolverMultistepScheduler", SD),
+    ("DPMSolverMultistepScheduler", {**SD, "use_karras_sigmas": True}),
+    ("DPMSolverMultistepScheduler", {**SD, "use_lu_lambdas": True, "solver_type": "heun"}),
+    ("DPMSolverMultistepScheduler", {**SD, "use_exponential_sigmas": True, "euler_at_final": True}),
+    (
+        "DPMSolverMultistepScheduler",
+        {**SD, "solver_order": 3, "final_sigmas_type": "sigma_min", "timestep_spacing": "leading"},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {"beta_schedule": "squaredcos_cap_v2", "lambda_min_clipped": -5.1},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {**SD, "algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {
+            **SD,
+            "algorithm_type": "dpmsolver",
+            "final_sigmas_type": "sigma_min",
+            "solver_order": 3,
+            "prediction_type": "v_prediction",
+        },
+    ),
+    ("DPMSolverMultistepScheduler", {**SD, "algorithm_type": "sde-dpmsolver++"}),
+    (
+        "DPMSolverMultistepScheduler",
+        {**SD, "algorithm_type": "sde-dpmsolver++", "solver_type": "heun"},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {**SD, "algorithm_type": "sde-dpmsolver++", "solver_order": 3},
+    ),
+    (
+        "DPMSolverMultistepScheduler",
+        {
+            **SD,
+            "algorithm_type": "sde-dpmsolver",
+            "final_sigmas_type": "sigma_min",
+            "prediction_type": "sample",
+        },
+    ),
+    ("DPMSolverSinglestepScheduler", SD),
+    ("DPMSolverSinglestepScheduler", {**SD, "solver_order": 3, "use_karras_sigmas": True}),
+    (
+        "DPMSolverSinglestepScheduler",
+        {**SD, "solver_order": 3, "final_sigmas_type": "sigma_min", "solver_type": "heun"},
+    ),
+    (
+        "DPMSolverSinglestepScheduler",
+        {**SD, "algorithm_type": "sde-dpmsolver++", "prediction_type": "v_prediction"},
+    ),
+    (
+        "DPMSolverSinglestepScheduler",
+        {**SD, "algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"},
+    ),
+    ("UniPCMultistepScheduler", SD),
+    ("UniPCMultistepScheduler", {**SD, "solver_order": 3, "use_karras_sigmas": True}),
+    (
+        "UniPCMultistepScheduler",
+        {
+            **SD,
+            "solver_type": "bh1",
+            "disable_corrector": [0, 2],
+            "final_sigmas_type": "sigma_min",
+        },
+    ),
+    (
+        "UniPCMultistepScheduler",
+        {
+            **SD,
+            "predict_x0": False,
+            "final_sigmas_type": "sigma_min",
+            "prediction_type": "v_prediction",
+            "timestep_spacing": "trailing",
+        },
+    ),
+]
+
+
+def config_of(scheduler):
+    return json.loads(scheduler.to_json_string())
+
+
+def model(x, t, xp):
+    """Some function of x and t that is bounded, and linear in neither."""
+    mixed = x + 0.5 * xp.flip(x, (2,)) + 0.25 * xp.flip(x, (3,))
+    return xp.tanh(mixed) + 0.1 * xp.cos(3 * x + t / 100.0)
+
+
+def reference(scheduler, x, noises, eta=None):
+    """Every x of a diffusers run, the initial one included; the noise comes from `noises`."""
+    xs, drawn = [x], iter(noises)
+    module = __import__(scheduler.__module__, fromlist=["randn_tensor"])
+    original = getattr(module, "randn_tensor", None)
+    module.randn_tensor = lambda *_, **__: next(drawn)
+    options = {} if eta is None else {"eta": eta}
+    try:
+        for t in scheduler.timesteps:
+            scaled = scheduler.scale_model_input(x, t)
+            x = scheduler.step(model(scaled, t.float(), torch), t, x, **options).prev_sample
+            xs.append(x)
+    finally:
+        if original is not None:
+            module.randn_tensor = original
+    return np.stack([x.numpy() for x in xs])
+
+
+@jax.jit
+def one_row(state, table, i, noise):
+    def apply(x, t):
+        return model(x, t, jnp)
+
+    return samplers.run(apply, state, table, i, i + 1, lambda _: noise)
+
+
+def ours(schedule, x, noises):
+    state, table, drawn = samplers.init_state(jnp.asarray(x)), schedule.table(), iter(noises)
+    xs = [x]
+    for i, draws in enumerate(schedule.draws_noise):
+        noise = next(drawn).numpy() if draws else np.zeros_like(x)
+        state = one_row(state, table, i, noise)
+        xs.append(np.asarray(state[0]))
+    return np.stack(xs)
+
+
+def compare(schedule, scheduler, eta=None, rounding=ROUNDING):
+    generator = torch.Generator().manual_seed(3)
+    noises = [torch.randn(SHAPE, generator=generator) for _ in range(len(schedule))]
+    x = torch.randn(SHAPE, generator=generator) * float(scheduler.init_noise_sigma)
+    # In float64, so that the reference does not lose digits where a large x becomes a small one.
+    expected = reference(scheduler, x.double(), noises, eta)
+    actual = ours(schedule, x.numpy(), noises)
+    np.testing.assert_allclose(schedule.timesteps, scheduler.timesteps, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(
+        schedule.init_noise_sigma, float(scheduler.init_noise_sigma), rtol=1e-6
+    )
+    largest = 0.0
+    for a, b in zip(actual, expected, strict=True):
+        largest = max(largest, np.abs(b).max())
+        assert np.abs(a - b).max() <= TOLERANCE * np.abs(b).max() + rounding * largest
+
+
+@pytest.mark.parametrize(("name", "config"), CASES)
+def test_every_step_equals_diffusers(name, config):
+    for steps in STEPS:
+        scheduler = getattr(diffusers, name)(**config)
+        if name == "PNDMScheduler" and not config.get("skip_prk_steps") and steps < 4:
+            continue
+        scheduler.set_timesteps(steps)
+        eta = 0.3 if name == "TCDScheduler" else None
+        ours = samplers.scheduler_from_config({**config_of(scheduler), **config})
+        if name == "KDPM2AncestralDiscreteScheduler" and steps == 2:
+            # sigma_down is a difference of squares of which float32 leaves diffusers two digits.
+            continue
+        rounding = HEUN_IN_TWO if name == "HeunDiscreteScheduler" and steps == 2 else ROUNDING
+        compare(ours.schedule(steps, eta=eta or 0.0), scheduler, eta, rounding)
+
+
+@pytest.mark.parametrize("eta", [0.5, 1.0])
+def test_ddim_with_eta_equals_diffusers(eta):
+    scheduler = diffusers.DDIMScheduler(**SD, clip_sample=False)
+    scheduler.set_timesteps(9)
+    ours = samplers.DDIMScheduler.from_config(config_of(scheduler))
+    compare(ours.schedule(9, eta=eta), scheduler, eta)
+
+
+@pytest.mark.parametrize(
+    ("name", "timesteps"),
+    [
+        ("DDPMScheduler", [900, 500, 20]),
+        ("EulerDiscreteScheduler", [999, 845, 730, 587, 13]),
+        ("HeunDiscreteScheduler", [999, 400, 100]),
+        ("DPMSolverMultistepScheduler", [999, 845, 730, 587, 443, 310, 193, 116, 53, 13]),
+        ("DPMSolverSinglestepScheduler", [999, 500, 100, 10]),
+        ("LCMScheduler", [999, 759, 499, 259]),
+    ],
+)
+def test_custom_timesteps_equal_diffusers(name, timesteps):
+    scheduler = getattr(diffusers, name)(**SD)
+    scheduler.set_timesteps(timesteps=timesteps)
+    ours = samplers.scheduler_from_config(config_of(scheduler))
+    compare(ours.schedule(timesteps=timesteps), scheduler)
+
+
+def test_custom_sigmas_equal_diffusers():
+    sigmas = [14.6, 6.0, 2.5, 1.1, 0.3, 0.0]
+    scheduler = diffusers.EulerDiscreteScheduler(**SD)
+    scheduler.set_timesteps(sigmas=sigmas)
+    ours = samplers.EulerDiscreteScheduler.from_config(config_of(scheduler))
+    compare(ours.schedule(sigmas=sigmas), scheduler)

@@ -1,0 +1,136 @@
+import json
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from diffusax import samplers
+from diffusax.samplers import schedules
+
+SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+X = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
+
+
+def drift(x, t):
+    return jnp.tanh(x) + jnp.cos(t / 100)
+
+
+def fixed_noise(row):
+    return jax.random.normal(jax.random.fold_in(jax.random.key(0), row), X.shape)
+
+
+def test_one_program_serves_all_samplers_and_step_counts():
+    traces = []
+
+    @jax.jit
+    def run(x, table, start, stop):
+        traces.append(1)
+        return samplers.run(drift, samplers.init_state(x), table, start, stop, fixed_noise)[0]
+
+    results = []
+    for name in samplers.SAMPLER_NAMES:
+        for steps in (4, 9, 30):
+            schedule = samplers.scheduler_from_name(name, SD).schedule(steps)
+            results.append(run(X, schedule.table(), np.int32(0), np.int32(len(schedule))))
+    assert len(traces) == 1
+    assert np.isfinite(results).all()
+
+
+@pytest.mark.parametrize("name", ["unipc", "heun", "dpm++2m_sde"])
+def test_rows_in_pieces_equal_one_go(name):
+    schedule = samplers.scheduler_from_name(name, SD).schedule(6)
+    table, n = schedule.table(), len(schedule)
+
+    def run(state, start, stop):
+        return samplers.run(drift, state, table, start, stop, fixed_noise)
+
+    state = samplers.init_state(jnp.asarray(X))
+    whole = run(state, 0, n)
+    for k in range(n):
+        state = run(state, k, k + 1)
+    np.testing.assert_array_equal(state, whole)
+
+
+@pytest.mark.parametrize("name", sorted(samplers.SCHEDULERS))
+def test_config_goes_to_diffusers_and_back(name):
+    overrides = {"final_sigmas_type": "sigma_min"} if "DPMSolver" in name else {}
+    scheduler = samplers.SCHEDULERS[name].from_config({**SD, **overrides})
+    upstream = getattr(diffusers, name).from_config(scheduler.to_config())
+    config = json.loads(upstream.to_json_string())
+    for key, value in scheduler.to_config().items():
+        if key != "lambda_min_clipped":
+            assert config[key] == value, key
+    assert samplers.scheduler_from_config(config) == scheduler
+
+
+def test_config_of_stable_diffusion_1_is_read_with_the_options_that_pndm_lacks():
+    config = {
+        "_class_name": "PNDMScheduler",
+        "_diffusers_version": "0.6.0",
+        **SD,
+        "num_train_timesteps": 1000,
+        "set_alpha_to_one": False,
+        "skip_prk_steps": True,
+        "steps_offset": 1,
+        "trained_betas": None,
+        "clip_sample": False,
+    }
+    scheduler = samplers.scheduler_from_config(config)
+    assert scheduler.steps_offset == 1
+    swapped = samplers.EulerDiscreteScheduler.from_config(scheduler)
+    assert (swapped.steps_offset, swapped.beta_schedule) == (1, "scaled_linear")
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "named"),
+    [
+        ("DDIMScheduler", {"thresholding": True}, "thresholding"),
+        ("DDPMScheduler", {"variance_type": "learned_range"}, "variance_type"),
+        ("DPMSolverMultistepScheduler", {"use_flow_sigmas": True}, "use_flow_sigmas"),
+        ("EulerDiscreteScheduler", {"beta_schedule": "sigmoid"}, "beta_schedule"),
+        ("EulerDiscreteScheduler", {"timestep_type": "continuous"}, "timestep_type"),
+        ("EulerDiscreteScheduler", {"made_up": 1}, "made_up"),
+        ("PNDMScheduler", {"prediction_type": "sample"}, "prediction_type"),
+        ("DDIMScheduler", {"timestep_spacing": "even"}, "timestep_spacing"),
+        ("EulerDiscreteScheduler", {"use_karras_sigmas": True, "use_beta_sigmas": True}, "only"),
+        ("DEISMultistepScheduler", {}, "DEISMultistepScheduler"),
+    ],
+)
+def test_unsupported_options_are_errors_that_name_them(cls, options, named):
+    with pytest.raises(ValueError, match=named):
+        samplers.scheduler_from_config({"_class_name": cls, **options})
+
+
+def test_bad_runs_are_errors():
+    ddim, euler = samplers.DDIMScheduler(), samplers.EulerDiscreteScheduler()
+    with pytest.raises(ValueError, match="at least 1"):
+        ddim.schedule(0)
+    with pytest.raises(ValueError, match="at most"):
+        ddim.schedule(1001)
+    with pytest.raises(ValueError, match="does not take custom timesteps"):
+        ddim.schedule(timesteps=[3, 2])
+    with pytest.raises(ValueError, match="descending"):
+        euler.schedule(timesteps=[2, 3])
+    with pytest.raises(ValueError, match="only one"):
+        euler.schedule(timesteps=[3, 2], sigmas=[3.0, 2.0, 0.0])
+    with pytest.raises(ValueError, match="unknown sampler"):
+        samplers.scheduler_from_name("eulr")
+
+
+def test_beta_quantile_equals_scipy():
+    q = np.linspace(0, 1, 41)
+    expected = scipy.stats.beta.ppf(q, 0.6, 0.6)
+    np.testing.assert_allclose(schedules.beta_quantile(q, 0.6), expected, atol=1e-12)
+
+
+def test_noise_scales_equal_diffusers_add_noise():
+    import torch
+
+    t = np.array([0, 500, 999])
+    signal, noise = samplers.DDIMScheduler(**SD).noise_scales(t)
+    x, eps = torch.ones(3, 1), torch.full((3, 1), 2.0)
+    expected = diffusers.DDIMScheduler(**SD).add_noise(x, eps, torch.tensor(t))
+    np.testing.assert_allclose(signal + 2 * noise, expected[:, 0], rtol=1e-6)
