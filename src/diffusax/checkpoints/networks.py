@@ -63,7 +63,7 @@ def save_network(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", _config(network))
+    write_json(folder / "config.json", _config(network))
     stem = STEMS[1] if network.class_name in _TRANSFORMERS else STEMS[0]
     stem = f"{stem}.{variant}" if variant else stem
     tensors = params_to_tensors(network.params)
@@ -80,7 +80,7 @@ def save_network(
     index = f"{stem.removesuffix(f'.{variant}')}.safetensors.index"
     index += f".{variant}.json" if variant else ".json"
     total = {"total_size": sum(sizes.values())}
-    _write_json(folder / index, {"metadata": total, "weight_map": weight_map})
+    write_json(folder / index, {"metadata": total, "weight_map": weight_map})
 
 
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
@@ -105,7 +105,14 @@ def write_model_index(
     """Writes model_index.json; a component of None is one the pipeline runs without."""
     listed = {name: list(value or (None, None)) for name, value in components.items()}
     data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
-    _write_json(Path(folder) / "model_index.json", data)
+    write_json(Path(folder) / "model_index.json", data)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Writes a JSON file; it appears only when whole."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
 
 
 def parse_dtype(dtype: Any) -> np.dtype:
@@ -154,9 +161,3 @@ def _config(network: Network) -> dict[str, Any]:
     del data["_class_name"]
     dtype = str(network.dtype)
     return {"architectures": [network.class_name], **data, "torch_dtype": dtype}
-
-
-def _write_json(path: Path, data: dict[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)

@@ -1,0 +1,25 @@
+"""Counting compilations, to show that a knob compiles nothing."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def count_compilations() -> Iterator[list[str]]:
+    """Within the context, every program that XLA compiles appends to the list that this yields."""
+    compiled: list[str] = []
+    active = True
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        if active and event == _EVENT:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        active = False
