@@ -1,0 +1,168 @@
+"""What a checkpoint's tokenizer folder says: vocabulary, merges, special and added tokens."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers.models import BPE
+
+from diffusax.checkpoints.files import load_json
+
+MODEL_MAX_LENGTH = 77
+DEFAULTS = {
+    "bos_token": "<|startoftext|>",
+    "eos_token": "<|endoftext|>",
+    "unk_token": "<|endoftext|>",
+    "pad_token": "<|endoftext|>",
+}
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+# In the order in which transformers adds them; of two with the same content the later one wins.
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerFiles:
+    """`special` maps bos_token, eos_token, unk_token and pad_token to tokens; `source` is the file
+    to name if vocabulary and merges do not fit together; `added` are in the order to add them.
+    """
+
+    vocab: dict[str, int]
+    merges: list[Any]
+    source: Path
+    special: dict[str, str]
+    added: list[AddedToken]
+    model_max_length: int
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Reads tokenizer.json, or vocab.json and merges.txt, and the config files beside them.
+
+    Follows `from_pretrained` of transformers 5 (tokenization_utils_base.py): where
+    tokenizer_config.json has an added_tokens_decoder, special_tokens_map.json and added_tokens.json
+    do not count.
+
+    Raises:
+        ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
+    """
+    config = _read_config(folder)
+    vocab, merges, source = _read_vocabulary(folder)
+    try:
+        special, added = _special_tokens(folder, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has special tokens in no known form ({error!r}): tokenizer_config.json, "
+            "special_tokens_map.json or added_tokens.json is broken; download them again"
+        ) from None
+    return TokenizerFiles(vocab, merges, source, special, added, _model_max_length(folder, config))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json with the defaults and special_tokens_map.json merged in."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
+    path = folder / "tokenizer_config.json"
+    config = DEFAULTS | _present(_load_optional(path))
+    if (name := config.get("tokenizer_class")) not in (None, "CLIPTokenizer", "CLIPTokenizerFast"):
+        raise ValueError(f"{path}: tokenizer_class={name!r} is not supported (only CLIPTokenizer)")
+    for key in ("padding_side", "truncation_side"):
+        if config.get(key) not in (None, "right"):
+            raise ValueError(f"{path}: {key}={config[key]!r} is not supported (only 'right')")
+    if "added_tokens_decoder" not in config:
+        config |= _present(_load_optional(folder / "special_tokens_map.json"))
+    return config
+
+
+def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[Any], Path]:
+    """Vocabulary, merges, and the file to name if they do not fit together."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        model = load_json(path).get("model")
+        if not isinstance(model, dict) or not {"vocab", "merges"} <= model.keys():
+            raise ValueError(
+                f"{path} holds no byte-pair model (vocab and merges); download it again"
+            )
+        return _checked_vocabulary(model["vocab"], path), model["merges"], path
+    vocab_path, merges_path = folder / "vocab.json", folder / "merges.txt"
+    vocab = _checked_vocabulary(load_json(vocab_path), vocab_path)
+    if not merges_path.is_file():
+        raise ValueError(f"{merges_path} is missing; is this a diffusers checkpoint?")
+    try:
+        _, merges = BPE.read_file(str(vocab_path), str(merges_path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ValueError(
+            f"{merges_path} is not a list of merges ({error}); download it again"
+        ) from None
+    return vocab, merges, merges_path
+
+
+def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
+    if isinstance(vocab, dict) and all(isinstance(i, int) and i >= 0 for i in vocab.values()):
+        return vocab
+    raise ValueError(f"{path} must map each token of the vocabulary to its id; download it again")
+
+
+def _special_tokens(
+    folder: Path, config: dict[str, Any]
+) -> tuple[dict[str, str], list[AddedToken]]:
+    """The special tokens by name, and all tokens to add to the pipeline in transformers' order."""
+    special = {key: _token(config[key]) for key in _SPECIAL if config.get(key) is not None}
+    extra = [_token(token) for token in _extra_tokens(config)]
+    contents = {token.content for token in (*special.values(), *extra)}
+    added = _added_tokens(folder, config, contents)
+    by_content = {token.content: token for token in added}
+    special = {key: by_content.get(token.content, token) for key, token in special.items()}
+    new = [t for t in (*special.values(), *extra) if t.content not in by_content]
+    return {key: special[key].content for key in DEFAULTS}, added + new
+
+
+def _added_tokens(folder: Path, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
+    """The tokens that the files list with an id, by id."""
+    if "added_tokens_decoder" in config:
+        by_id = {int(i): _token(token) for i, token in config["added_tokens_decoder"].items()}
+    else:
+        added = _load_optional(folder / "added_tokens.json")
+        by_id = {i: AddedToken(t, special=t in special) for t, i in added.items()}
+        tokens = _load_optional(folder / "tokenizer.json").get("added_tokens", [])
+        by_id |= {token["id"]: _token(token) for token in tokens}
+    return [by_id[i] for i in sorted(by_id)]
+
+
+def _extra_tokens(config: dict[str, Any]) -> list[Any]:
+    return config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+
+
+def _token(value: Any) -> AddedToken:
+    """A special token, from a string or from a dict as save_pretrained writes it."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    flags = {key: value[key] for key in FLAGS if key in value}
+    return AddedToken(value["content"], special=value.get("special", True), **flags)
+
+
+def _model_max_length(folder: Path, config: dict[str, Any]) -> int:
+    length = config.get("model_max_length", MODEL_MAX_LENGTH)
+    if not isinstance(length, int) or length < 3:
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: model_max_length must be an integer of at least 3 "
+            f"(got {length!r})"
+        )
+    # transformers writes 1e30 where the length is not known.
+    return MODEL_MAX_LENGTH if length > 1_000_000 else length
+
+
+def _present(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _load_optional(path: Path) -> dict[str, Any]:
+    return load_json(path) if path.is_file() else {}

@@ -1,0 +1,400 @@
+"""CLIPTokenizer against the live transformers CLIPTokenizer, with CLIP's real vocabulary."""
+
+import json
+import random
+import shutil
+import unicodedata
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from clip_vocabulary import write_clip_vocabulary
+
+from diffusax.text.tokenizer import CLIPTokenizer
+
+PADS = {"sd1": "<|endoftext|>", "sd2": "!"}
+
+TRICKY = [
+    *("", " ", "  \n\t ", "a", "A", "a photo of a cat", "A Photo, of a CAT.", "cat  dog", " cat "),
+    *(
+        "Été à la plage",
+        "E\u0301te\u0301",
+        "e\u0301\u0323",
+        "ＦＵＬＬ　ｗｉｄｔｈ",
+        "ﬁancé ﬀ",
+        "naïve Ångström Å",
+    ),
+    *("İstanbul", "ΣΊΣΥΦΟΣ ς", "ẞ straße", "ǅ ǆ", "DŽ", "Ⅷ ⅷ ² ½ ①", "𝒳𝓎𝔷", "١٢٣ 一二三"),
+    *("😀", "👩‍👩‍👧‍👦 family", "🏳️‍🌈🇫🇷", "a😀b", "☃️❄", "👍🏽!!"),
+    *(
+        "中文字符",
+        "猫の絵",
+        "고양이 그림",
+        "한국어테스트 中文 mixed",
+        "ภาษาไทย",
+        "עברית",
+        "العربية",
+        "हिन्दी क्षत्रिय",
+    ),
+    *(
+        "don't",
+        "DON'T CAN'T",
+        "I'm you're we've they'll he'd it's",
+        "'s",
+        "''s",
+        "rock'n'roll",
+        "it’s",
+    ),
+    *("'S 'T", "o'sullivan", "'''", "'sx", "x'ds"),
+    *("1234", "3.14", "1,000,000", "2nd", "4k 8K hdr10", "a1b2c3", "v1.5-pruned"),
+    *("hello!!!", "!", "!!", "! !", "wow!cat", "?!", "...", "a.b.c", "e-mail@x.com", "C++ C# F*"),
+    *("<|startoftext|>", "<|endoftext|>", "a <|endoftext|> b", "x<|endoftext|>y", "<|ENDOFTEXT|>"),
+    *(
+        "<|StartOfText|> a",
+        "<|endoftext|><|endoftext|>",
+        "<|endoftext",
+        "|endoftext|>",
+        "<| endoftext |>",
+    ),
+    *("</w>", "a</w>", "cat</w> dog", "<w>", "w</w", "</W>"),
+    *("tab\tnew\nline\r\n", "a\u00a0b", "a\u2003b", "a\u200bb", "a\u2028b", "a\x85b", "\ufeffbom"),
+    *("\x00", "a\x00b", "a\x01\x1fb", "\x7f", "\u0080\u009f", "\ufffd", "\ufffe", "\U0010ffff"),
+    *("(word:1.3)", "[a]", "{a|b}", "a\\(b\\)", "a_b __c__", "$100 & 50%", "~`^|", '"quoted" “q”'),
+    *(
+        "supercalifragilisticexpialidocious",
+        "x" * 300,
+        "asdfghjklqwertyuiop",
+        "http://a.b/c?d=e&f=g#h",
+    ),
+    *("trending on artstation, 8k, octane render", "masterpiece,best quality,1girl", "a:b;c"),
+    *(
+        "\u0130",
+        "\u0345",
+        "\u1e9e",
+        "\u03a3",
+        "a\u0308\u0304",
+        "\u1100\u1161\u11a8",
+        "\u0958",
+        "\u2126",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["sd1", "sd2"])
+def style(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(style, tmp_path_factory):
+    return write_clip_vocabulary(tmp_path_factory.mktemp(style), pad=PADS[style])
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return transformers.CLIPTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return CLIPTokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def copy(tmp_path, folder):
+    return Path(shutil.copytree(folder, tmp_path / "tokenizer"))
+
+
+def random_texts(count: int) -> list[str]:
+    """Strings from mixed Unicode ranges, some with words and special tokens between."""
+    rng = random.Random(0)
+    ranges = [
+        *(
+            (0x20, 0x7E),
+            (0x00, 0x24F),
+            (0x250, 0x3FF),
+            (0x400, 0x6FF),
+            (0x900, 0xE7F),
+            (0x1100, 0x11FF),
+        ),
+        *((0x1E00, 0x1FFF), (0x2000, 0x2BFF), (0x3000, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3)),
+        *((0xF900, 0xFFFF), (0x1D400, 0x1D7FF), (0x1F300, 0x1FAFF), (0x0, 0x10FFFF)),
+    ]
+    pieces = [
+        "cat",
+        "Dog's",
+        "<|endoftext|>",
+        "<|startoftext|>",
+        "</w>",
+        " ",
+        "\t",
+        "!",
+        "'LL",
+        "12",
+    ]
+    texts = []
+    for _ in range(count):
+        parts = []
+        for _ in range(rng.randint(1, 12)):
+            if rng.random() < 0.3:
+                parts.append(rng.choice(pieces))
+            else:
+                code = rng.randint(*rng.choice(ranges))
+                parts.append("" if 0xD800 <= code < 0xE000 else chr(code) * rng.randint(1, 2))
+        texts.append("".join(parts))
+    return texts
+
+
+def padded(tokenizer, texts):
+    ids = tokenizer(texts, padding="max_length", max_length=77, truncation=True).input_ids
+    return np.array(ids, np.int32)
+
+
+def assert_same_ids(ours, theirs, texts):
+    for text in texts:
+        expected = theirs(text, add_special_tokens=False).input_ids
+        assert ours.tokenize(text) == expected, repr(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        actual = ours(texts)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, padded(theirs, texts))
+
+
+def test_special_ids(ours, theirs):
+    assert ours.bos_token_id == theirs.bos_token_id == 49406
+    assert ours.eos_token_id == theirs.eos_token_id == 49407
+    assert ours.pad_token_id == theirs.pad_token_id
+    assert ours.model_max_length == theirs.model_max_length == 77
+
+
+def test_pads_of_sd1_and_sd2(ours, style):
+    assert ours("").tolist() == [[49406, 49407] + [{"sd1": 49407, "sd2": 0}[style]] * 75]
+
+
+def test_tricky_texts(ours, theirs):
+    assert_same_ids(ours, theirs, TRICKY)
+
+
+def test_every_assigned_character_of_the_basic_plane(ours, theirs):
+    characters = (chr(c) for c in range(0x10000))
+    text = [c for c in characters if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
+    for i in range(0, len(text), 50):
+        chunk = " x".join(text[i : i + 50])
+        assert ours.tokenize(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(
+            chunk
+        )
+
+
+def test_random_unicode(ours, theirs):
+    assert_same_ids(ours, theirs, random_texts(1500))
+
+
+def test_decode(ours, theirs):
+    for text in TRICKY:
+        ids = theirs(text).input_ids
+        assert ours.decode(ids) == theirs.decode(ids), repr(text)
+        shown = ours.decode(np.array(ids), skip_special_tokens=True)
+        assert shown == theirs.decode(ids, skip_special_tokens=True), repr(text)
+
+
+def test_a_text_of_75_tokens_is_not_cut(ours, theirs, recwarn):
+    text = " ".join(["cat"] * 75)
+    np.testing.assert_array_equal(ours(text), padded(theirs, [text]))
+    assert not recwarn
+
+
+def test_truncation_names_the_part_cut_off(ours, theirs):
+    text = "cat " * 74 + "Cafe\u0301 Old HOUSES, and More"
+    with pytest.warns(UserWarning, match=r"75 tokens; .* cut off: 'Old HOUSES, and More'"):
+        ids = ours([text])
+    np.testing.assert_array_equal(ids, padded(theirs, [text]))
+    assert ids[0, -1] == ours.eos_token_id
+
+
+def test_truncation_inside_a_word_names_its_rest(ours):
+    text = "cat " * 74 + "supercalifragilistic"
+    first, *_ = ours.tokenize("supercalifragilistic")
+    rest = "supercalifragilistic"[len(ours.decode([first])) :]
+    with pytest.warns(UserWarning, match=f"cut off: '{rest}'"):
+        ours(text)
+
+
+@pytest.mark.parametrize("written_by", ["transformers", "diffusax"])
+def test_round_trip_through_files(ours, theirs, written_by, tmp_path):
+    if written_by == "transformers":
+        theirs.save_pretrained(tmp_path)
+    else:
+        ours.save(tmp_path)
+    for source in (tmp_path, _without(tmp_path, "tokenizer.json", tmp_path / "legacy")):
+        if not (source / "tokenizer.json").exists() and not (source / "vocab.json").exists():
+            continue  # transformers 5 writes tokenizer.json only
+        reopened = CLIPTokenizer.from_folder(source)
+        assert_same_ids(reopened, theirs, TRICKY)
+        by_transformers = transformers.CLIPTokenizer.from_pretrained(source)
+        assert_same_ids(reopened, by_transformers, TRICKY)
+        assert by_transformers.pad_token_id == ours.pad_token_id
+        assert by_transformers.model_max_length == 77
+        np.testing.assert_array_equal(padded(by_transformers, TRICKY), padded(theirs, TRICKY))
+
+
+def _without(folder: Path, name: str, copy: Path) -> Path:
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(name, copy.name))
+    return copy
+
+
+def test_saved_files_have_the_vocabulary_and_merges_they_came_from(ours, folder, tmp_path):
+    ours.save(tmp_path)
+    for name in ("vocab.json", "merges.txt"):
+        saved, original = ((f / name).read_text("utf-8") for f in (tmp_path, folder))
+        if name == "vocab.json":
+            assert json.loads(saved) == json.loads(original)
+        else:
+            assert saved.split() == original.split()
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_added_tokens(copy, tmp_path, legacy):
+    """Textual inversion adds tokens; old files list them in added_tokens.json."""
+    if legacy:
+        (copy / "added_tokens.json").write_text(json.dumps({"<cat-toy>": 49408, "SKS": 49409}))
+    else:
+        tokenizer = transformers.CLIPTokenizer.from_pretrained(copy)
+        tokenizer.add_tokens(["<cat-toy>", "SKS"])
+        shutil.rmtree(copy)
+        tokenizer.save_pretrained(copy)
+    ours = CLIPTokenizer.from_folder(copy)
+    theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    texts = ["a <cat-toy> in Paris", "SKS dog", "sks dog", "a<CAT-TOY>b", "xSKSx"]
+    assert 49408 in ours.tokenize(texts[0])
+    assert_same_ids(ours, theirs, texts)
+    ours.save(tmp_path / "saved")
+    assert_same_ids(CLIPTokenizer.from_folder(tmp_path / "saved"), theirs, texts)
+    assert_same_ids(ours, transformers.CLIPTokenizer.from_pretrained(tmp_path / "saved"), texts)
+
+
+def test_additional_special_tokens(copy):
+    path = copy / "special_tokens_map.json"
+    data = json.loads(path.read_text()) | {"additional_special_tokens": ["<style>"]}
+    path.write_text(json.dumps(data))
+    ours = CLIPTokenizer.from_folder(copy)
+    theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    assert_same_ids(ours, theirs, ["a <style> house", "<STYLE>"])
+    assert 49408 in ours.tokenize("<style>")
+
+
+def test_without_config_files_the_defaults_are_sd1s(copy):
+    (copy / "special_tokens_map.json").unlink()
+    (copy / "tokenizer_config.json").unlink()
+    ours = CLIPTokenizer.from_folder(copy)
+    theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    assert ours.model_max_length == 77  # transformers does not know
+    assert_same_ids(ours, theirs, TRICKY)
+
+
+def test_an_added_tokens_decoder_counts_before_the_special_tokens_map(copy):
+    """Written by transformers 4.34 and later; its flags decide how special tokens are found."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
+    added = {
+        str(i): {"content": token, "special": True, **flags}
+        for i, token in ((49406, "<|startoftext|>"), (49407, "<|endoftext|>"), (49408, "<s1>"))
+    }
+    _edit(copy / "tokenizer_config.json", added_tokens_decoder=added)
+    ours = CLIPTokenizer.from_folder(copy)
+    theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    assert_same_ids(ours, theirs, [*TRICKY, "a <s1> b"])
+    assert ours.tokenize("<|ENDOFTEXT|>") == [49407]
+
+
+def test_special_tokens_from_tokenizer_config_alone(copy):
+    (copy / "special_tokens_map.json").unlink()
+    ours = CLIPTokenizer.from_folder(copy)
+    assert_same_ids(ours, transformers.CLIPTokenizer.from_pretrained(copy), TRICKY)
+
+
+def test_a_model_max_length_that_transformers_does_not_know_is_77(copy):
+    _edit(copy / "tokenizer_config.json", model_max_length=int(1e30))
+    assert CLIPTokenizer.from_folder(copy).model_max_length == 77
+
+
+def test_model_max_length_is_read(copy):
+    _edit(copy / "tokenizer_config.json", model_max_length=12)
+    assert CLIPTokenizer.from_folder(copy)("a cat").shape == (1, 12)
+
+
+def _edit(path: Path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        CLIPTokenizer.from_folder(copy)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        CLIPTokenizer.from_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("vocab.json", b'{"a": ', "vocab.json is not valid JSON"),
+        ("vocab.json", b"[]", "vocab.json must hold a JSON object"),
+        ("vocab.json", b'{"a": 0}', "merges.txt does not fit the vocabulary"),
+        ("vocab.json", b'{"a": "x"}', "vocab.json must map each token"),
+        ("merges.txt", b"#version: 0.2\na b c\n", "merges.txt is not a list of merges"),
+        ("merges.txt", b"\xff\xfe\x00", "merges.txt is not a list of merges"),
+        ("merges.txt", b"#version: 0.2\nqqqqqqq zzzzzzz\n", "merges.txt does not fit"),
+        ("tokenizer.json", b"{", "tokenizer.json is not valid JSON"),
+        ("tokenizer.json", b"{}", "tokenizer.json holds no byte-pair model"),
+        (
+            "tokenizer.json",
+            b'{"model": {"vocab": {}, "merges": ["a b"]}}',
+            "tokenizer.json does not",
+        ),
+        (
+            "tokenizer.json",
+            b'{"model": {"vocab": {}, "merges": [5]}}',
+            "tokenizer.json does not fit",
+        ),
+        ("tokenizer_config.json", b"{", "tokenizer_config.json is not valid JSON"),
+        (
+            "tokenizer_config.json",
+            b'{"added_tokens_decoder": [1]}',
+            "special tokens in no known form",
+        ),
+        ("special_tokens_map.json", b'{"bos_token": 5}', "special tokens in no known form"),
+        ("special_tokens_map.json", b'{"bos_token": {}}', "special tokens in no known form"),
+        ("added_tokens.json", b'{"a": "b", "c": 1}', "special tokens in no known form"),
+        ("special_tokens_map.json", b"", "special_tokens_map.json is not valid JSON"),
+        ("tokenizer_config.json", b'{"tokenizer_class": "T5Tokenizer"}', "tokenizer_class='T5Tok"),
+        ("tokenizer_config.json", b'{"model_max_length": "77"}', "must be an integer .*got '77'"),
+        ("tokenizer_config.json", b'{"padding_side": "left"}', "padding_side='left' is not supp"),
+    ],
+)
+def test_a_broken_file_is_named(copy, name, content, message):
+    (copy / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        CLIPTokenizer.from_folder(copy)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (3, "prompt must be a string or a list of strings, not int"),
+        (None, "not NoneType"),
+        (b"cat", "not bytes"),
+        (["cat", 3], "number 1 is of type int"),
+        ([["cat"]], "number 0 is of type list"),
+        ([], "prompt must not be an empty list"),
+        ("a\ud800b", "half a surrogate pair at position 1"),
+    ],
+)
+def test_a_wrong_prompt_is_one_sentence(ours, prompt, message):
+    with pytest.raises(ValueError, match=message):
+        ours(prompt)
