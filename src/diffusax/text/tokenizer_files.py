@@ -153,7 +153,7 @@ def _model_max_length(folder: Path, config: dict[str, Any]) -> int:
     length = config.get("model_max_length", MODEL_MAX_LENGTH)
     if not isinstance(length, int) or length < 3:
         raise ValueError(
-            f"{folder / 'tokenizer_config.json'}: model_max_length must be an integer of at least 3 "
+            f"{folder / 'tokenizer_config.json'}: model_max_length must be an integer from 3 up "
             f"(got {length!r})"
         )
     # transformers writes 1e30 where the length is not known.
