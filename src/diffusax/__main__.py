@@ -1,0 +1,5 @@
+"""`python -m diffusax`."""
+
+from diffusax.cli import main
+
+main()
