@@ -259,16 +259,19 @@ def test_saved_files_have_the_vocabulary_and_merges_they_came_from(ours, folder,
 def test_added_tokens(copy, tmp_path, legacy):
     """Textual inversion adds tokens; old files list them in added_tokens.json."""
     if legacy:
-        (copy / "added_tokens.json").write_text(json.dumps({"<cat-toy>": 49408, "SKS": 49409}))
+        (copy / "added_tokens.json").write_text(
+            json.dumps({"<cat-toy>": 49408, "SKS": 49409, "two words": 49410})
+        )
     else:
         tokenizer = transformers.CLIPTokenizer.from_pretrained(copy)
-        tokenizer.add_tokens(["<cat-toy>", "SKS"])
+        tokenizer.add_tokens(["<cat-toy>", "SKS", "two words"])
         shutil.rmtree(copy)
         tokenizer.save_pretrained(copy)
     ours = CLIPTokenizer.from_folder(copy)
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
-    texts = ["a <cat-toy> in Paris", "SKS dog", "sks dog", "a<CAT-TOY>b", "xSKSx"]
+    texts = ["a <cat-toy> in Paris", "SKS dog", "sks dog", "a<CAT-TOY>b", "xSKSx", "Two \n words"]
     assert 49408 in ours.tokenize(texts[0])
+    assert ours.tokenize(texts[-1]) == [49410]
     assert_same_ids(ours, theirs, texts)
     ours.save(tmp_path / "saved")
     assert_same_ids(CLIPTokenizer.from_folder(tmp_path / "saved"), theirs, texts)
@@ -302,8 +305,10 @@ def test_an_added_tokens_decoder_counts_before_the_special_tokens_map(copy):
         for i, token in ((49406, "<|startoftext|>"), (49407, "<|endoftext|>"), (49408, "<s1>"))
     }
     _edit(copy / "tokenizer_config.json", added_tokens_decoder=added)
+    _edit(copy / "special_tokens_map.json", pad_token="cat</w>")
     ours = CLIPTokenizer.from_folder(copy)
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    assert ours.pad_token_id == theirs.pad_token_id != 2368
     assert_same_ids(ours, theirs, [*TRICKY, "a <s1> b"])
     assert ours.tokenize("<|ENDOFTEXT|>") == [49407]
 

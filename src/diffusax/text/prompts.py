@@ -150,7 +150,7 @@ def _weighted_ids(
     for text, weight in parts:
         tokens = tokenizer.tokenize(text)
         left = len(tokens) if room is None else room - len(ids)
-        if cut_off or not left:
+        if not left:
             cut_off += text
         elif len(tokens) > left:
             cut_off = tokenizer.rest_of(text, left)
