@@ -65,7 +65,9 @@ def prompt_context(
     else:
         prompts = checks.as_list("prompt", prompt)
         n = len(prompts)
-    negatives = checks.as_list("negative_prompt", "" if negative_prompt is None else negative_prompt)
+    negatives = checks.as_list(
+        "negative_prompt", "" if negative_prompt is None else negative_prompt
+    )
     negatives = checks.match_length("negative_prompt", negatives, n)
 
     if not guided:

@@ -88,9 +88,7 @@ def load_pipeline(
             raise ValueError(f"{folder / 'model_index.json'} has no {name}")
     if scheduler is None:
         config = load_json(folder / "scheduler" / "scheduler_config.json")
-        scheduler = scheduler_from_config(
-            {"_class_name": components["scheduler"][1], **config}
-        )
+        scheduler = scheduler_from_config({"_class_name": components["scheduler"][1], **config})
     if vae is None:
         vae = load_network(
             folder / "vae",
