@@ -179,7 +179,6 @@ class CLIPTextModel(nnx.Module):
     def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.text_model = CLIPTextTransformer(config, rngs=rngs)
-        self.text_projection: Linear | None = None
 
     def __call__(self, input_ids: jax.Array) -> CLIPTextOutput:
         """input_ids: b t."""
@@ -188,8 +187,10 @@ class CLIPTextModel(nnx.Module):
         eos = self.config.eos_token_id
         position = (input_ids if eos == 2 else input_ids == eos).argmax(-1)
         pooled = last[jnp.arange(last.shape[0]), position]
-        embeds = None if self.text_projection is None else self.text_projection(pooled)
-        return CLIPTextOutput(last, hidden_states, pooled, embeds)
+        return CLIPTextOutput(last, hidden_states, pooled, self._project(pooled))
+
+    def _project(self, pooled: jax.Array) -> jax.Array | None:
+        return None
 
     def encode(self, input_ids: jax.Array, *, clip_skip: int | None = None) -> jax.Array:
         """What Stable Diffusion 1.x and 2.x condition on. input_ids: b t -> b t d.
@@ -211,6 +212,9 @@ class CLIPTextModelWithProjection(CLIPTextModel):
         self.text_projection = Linear(
             config.hidden_size, config.projection_dim, bias=False, rngs=rngs
         )
+
+    def _project(self, pooled: jax.Array) -> jax.Array:
+        return self.text_projection(pooled)
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:

@@ -48,10 +48,10 @@ class Programs:
         n, w, t = input_ids.shape
         hidden = self.text_encoder.apply(
             params, input_ids.reshape(n * w, t), method="encode", clip_skip=clip_skip
-        ).reshape(n, w * t, -1)
+        )
         if weights is not None:
-            hidden = apply_weights(hidden, weights.reshape(n, w * t))
-        return jnp.repeat(hidden, repeats, axis=0)
+            hidden = apply_weights(hidden, weights.reshape(n * w, t))
+        return jnp.repeat(hidden.reshape(n, w * t, -1), repeats, axis=0)
 
     def begin(self, noise: jax.Array, scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The sampler's state before the first row.
