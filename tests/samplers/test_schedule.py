@@ -82,6 +82,25 @@ def test_config_of_stable_diffusion_1_is_read_with_the_options_that_pndm_lacks()
     assert scheduler.steps_offset == 1
     swapped = samplers.EulerDiscreteScheduler.from_config(scheduler)
     assert (swapped.steps_offset, swapped.beta_schedule) == (1, "scaled_linear")
+    # PNDM's default "leading" was never given, so Euler's own default holds; and back again.
+    assert swapped.timestep_spacing == "linspace"
+    assert samplers.PNDMScheduler.from_config(swapped) == scheduler
+
+
+@pytest.mark.parametrize("first", sorted(samplers.SCHEDULERS))
+def test_swapping_gives_the_options_that_it_gives_in_diffusers(first):
+    given = {**SD, "steps_offset": 1, "prediction_type": "v_prediction"}
+    if first.startswith("DPMSolver"):
+        given["final_sigmas_type"] = "sigma_min"
+    ours = samplers.SCHEDULERS[first].from_config(given)
+    theirs = getattr(diffusers, first).from_config(given)
+    for second in sorted(samplers.SCHEDULERS):
+        swapped = samplers.SCHEDULERS[second].from_config(ours).to_config()
+        upstream = getattr(diffusers, second).from_config(theirs.config).config
+        for key, value in swapped.items():
+            # DPMSolverSinglestep has no timestep spacing in diffusers.
+            if key in upstream and key not in ("_class_name", "lambda_min_clipped"):
+                assert upstream[key] == value, (second, key)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
     if not names:
         return f"{folder} is missing or empty; is this a diffusers checkpoint?"
     variants = sorted(
-        name.split(".")[1]
+        name.split(".")[1].split("-")[0]
         for name in names
         for stem in STEMS
         if name.startswith(f"{stem}.") and name.endswith(".safetensors")

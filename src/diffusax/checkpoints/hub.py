@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 from diffusax.checkpoints.files import choose_weights, load_json, shard_names
 
@@ -35,7 +35,7 @@ def resolve(
         raise ValueError(f"there is no folder {path_or_repo}")
     repo = path_or_repo
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-    local_files_only = local_files_only or huggingface_hub.constants.HF_HUB_OFFLINE
+    local_files_only = local_files_only or constants.HF_HUB_OFFLINE
     try:
         if local_files_only:
             return Path(huggingface_hub.snapshot_download(repo, local_files_only=True, **options))

@@ -50,12 +50,13 @@ class Scheduler:
     def from_config(cls, config: "dict[str, Any] | Scheduler", **overrides: Any) -> Self:
         """This sampler with the options of a config, also of another sampler's, as in diffusers.
 
-        Options that only other samplers have are dropped.
+        Options that only other samplers have do nothing here, but are kept for the next swap. Options
+        that another sampler was never given take the defaults of this one, not its own.
 
         Raises:
             ValueError: an option that no sampler has, or a value that this one does not support.
         """
-        data = config.to_config() if isinstance(config, Scheduler) else dict(config)
+        data = config.given if isinstance(config, Scheduler) else dict(config)
         names = {field.name for field in dataclasses.fields(cls)}
         same = data.get("_class_name", cls.class_name) == cls.class_name
         values = {}
@@ -68,7 +69,20 @@ class Scheduler:
                 _check_fixed(cls, key, value)
             elif key in overrides or not (_known(key) or not same):
                 raise ValueError(f"{cls.class_name} has no option {key!r} in diffusax")
-        return cls(**values)
+        scheduler = cls(**values)
+        kept = {k: v for k, v in {**data, **overrides}.items() if not k.startswith("_")}
+        object.__setattr__(scheduler, "_given", {**kept, "_class_name": cls.class_name})
+        return scheduler
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that a config or the caller gave, those of other samplers too."""
+        changed = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return getattr(self, "_given", {**changed, "_class_name": self.class_name})
 
     def to_config(self) -> dict[str, Any]:
         """scheduler_config.json, as diffusers reads it."""
@@ -273,10 +287,11 @@ def require_one_of(scheduler: Scheduler, name: str, allowed: tuple[Any, ...]) ->
 
 
 def _check_fixed(cls: type[Scheduler], key: str, value: Any) -> None:
-    if value != cls.fixed[key]:
+    allowed = cls.fixed[key] if isinstance(cls.fixed[key], tuple) else (cls.fixed[key],)
+    if value not in allowed:
         raise ValueError(
             f"{key}={value!r} is not supported by diffusax's {cls.class_name} "
-            f"(only {cls.fixed[key]!r})"
+            f"(only {', '.join(map(repr, allowed))})"
         )
 
 

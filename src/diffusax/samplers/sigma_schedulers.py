@@ -16,6 +16,9 @@ from diffusax.samplers.schedulers import (
 
 _SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 _NO_FLOW = {"use_flow_sigmas": False, "use_dynamic_shifting": False}
+# DDPM's fixed variances mean nothing to these methods; learned ones would be a second output.
+_FIXED = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
+_VARIANCE = {"variance_type": (None, *_FIXED)}
 _FLOW_DETAILS = frozenset({"flow_shift", "time_shift_type"})
 
 
@@ -154,7 +157,7 @@ class DPMSolverSinglestepScheduler(_LogSNRScheduler):
     """DPM-Solver++ 2S and 3S (Lu et al. 2022)."""
 
     class_name = "DPMSolverSinglestepScheduler"
-    fixed: ClassVar[dict[str, Any]] = {**NO_THRESHOLDING, **_NO_FLOW, "variance_type": None}
+    fixed: ClassVar[dict[str, Any]] = {**NO_THRESHOLDING, **_NO_FLOW, **_VARIANCE}
     ignored = THRESHOLDING_DETAILS | _FLOW_DETAILS
 
     algorithm_type: str = "dpmsolver++"
@@ -180,7 +183,7 @@ class DPMSolverMultistepScheduler(_LogSNRScheduler):
     """DPM-Solver and DPM-Solver++ 2M and 3M, and their SDE forms (Lu et al. 2022)."""
 
     class_name = "DPMSolverMultistepScheduler"
-    fixed: ClassVar[dict[str, Any]] = {**NO_THRESHOLDING, **_NO_FLOW, "variance_type": None}
+    fixed: ClassVar[dict[str, Any]] = {**NO_THRESHOLDING, **_NO_FLOW, **_VARIANCE}
     ignored = THRESHOLDING_DETAILS | _FLOW_DETAILS
     zero_snr_floor = True
 

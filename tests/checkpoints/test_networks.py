@@ -1,0 +1,209 @@
+import json
+import subprocess
+import sys
+import textwrap
+
+import diffusers
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import UNET, build_stable_diffusion, randomize
+
+import diffusax
+from diffusax.checkpoints import load_network, save_network
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    randomize(diffusers.UNet2DConditionModel(**UNET["sd1"])).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_load_and_save_gives_the_same_bytes_and_opens_in_diffusers(folder, dtype):
+    before = {k: v.to(dtype) for k, v in load_file(folder / WEIGHTS).items()}
+    save_file(before, folder / WEIGHTS)
+    save_network(load_network(folder), folder / "out")
+    after = load_file(folder / "out" / WEIGHTS)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) and after[k].dtype == dtype for k in before)
+    upstream = diffusers.UNet2DConditionModel.from_pretrained(folder / "out", torch_dtype=dtype)
+    assert all(torch.equal(upstream.state_dict()[k], before[k]) for k in before)
+
+
+def test_network_made_here_opens_in_diffusers(tmp_path):
+    network = initialize(UNet2DConditionModel, UNet2DConditionConfig(**UNET["sd2"]))
+    save_network(network, tmp_path)
+    upstream, report = diffusers.UNet2DConditionModel.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert upstream.config.block_out_channels == [32, 64]
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_shards_and_variants_are_written_and_read(folder, variant):
+    network = load_network(folder)
+    out = folder / "out"
+    save_network(network, out, variant=variant, max_shard_size=2**20)
+    assert len(list(out.glob("*.safetensors"))) > 2
+    assert_same(load_network(out, variant=variant), network)
+    upstream = diffusers.UNet2DConditionModel.from_pretrained(out, variant=variant)
+    expected = load_file(folder / WEIGHTS)
+    assert all(torch.equal(upstream.state_dict()[k], expected[k]) for k in expected)
+
+
+def test_shards_of_diffusers_are_read(folder):
+    unet = diffusers.UNet2DConditionModel.from_pretrained(folder)
+    unet.save_pretrained(folder / "out", max_shard_size="1MB", variant="fp16")
+    assert_same(load_network(folder / "out", variant="fp16"), load_network(folder))
+    with pytest.raises(ValueError, match="variant='fp16'"):
+        load_network(folder / "out")
+
+
+def test_dtype_is_a_name_or_a_dtype(folder):
+    for dtype in ("bfloat16", jax.numpy.bfloat16, ml_dtypes.bfloat16):
+        assert load_network(folder, dtype=dtype).dtype == jax.numpy.bfloat16
+    for wrong in ("float31", "int8", 3):
+        with pytest.raises(ValueError, match="dtype must be a floating-point type"):
+            load_network(folder, dtype=wrong)
+
+
+def test_all_keys_that_do_not_fit_are_in_one_error(folder):
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["conv_in.bias"], tensors["conv_out.weight"]
+    tensors["conv_in.weight"] = torch.zeros(32, 9, 3, 3)
+    tensors["extra.weight"] = torch.zeros(1)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=WEIGHTS) as error:
+        load_network(folder)
+    for part in (
+        "2 missing: conv_in.bias, conv_out.weight",
+        "1 unexpected: extra.weight",
+        "1 misshapen: conv_in.weight (has (32, 9, 3, 3), the config asks for (32, 4, 3, 3))",
+    ):
+        assert part in str(error.value)
+
+
+def broken(folder, what):
+    weights, config = folder / WEIGHTS, folder / "config.json"
+    match what:
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:-100])
+        case "corrupt":
+            weights.write_bytes(b"\xff" * 64 + weights.read_bytes()[64:])
+        case "empty":
+            weights.write_bytes(b"")
+        case "no weights":
+            weights.unlink()
+        case "pickle":
+            weights.rename(folder / "diffusion_pytorch_model.bin")
+        case "no config":
+            config.unlink()
+        case "bad config":
+            config.write_text("{")
+        case "unknown class":
+            config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": "X3"}))
+        case "missing shard":
+            index = {"weight_map": {"conv_in.weight": "shard-1.safetensors"}}
+            weights.unlink()
+            (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("truncated", f"{WEIGHTS} is not a whole safetensors file"),
+        ("corrupt", f"{WEIGHTS} is not a whole safetensors file"),
+        ("empty", f"{WEIGHTS} is not a whole safetensors file"),
+        ("no weights", "has no safetensors file"),
+        ("pickle", "safe_serialization=True"),
+        ("no config", "config.json is missing"),
+        ("bad config", "config.json is not valid JSON"),
+        ("unknown class", "asks for X3"),
+        ("missing shard", r"names shard-1.safetensors, which is missing"),
+    ],
+)
+def test_broken_folders_are_one_clear_sentence(folder, what, message):
+    broken(folder, what)
+    with pytest.raises(ValueError, match=message) as error:
+        load_network(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("stored", "loaded"),
+    [("float32", "float32"), ("float16", "float32"), ("float32", "bfloat16")],
+)
+def test_peak_memory_while_loading_is_little_more_than_the_parameters(tmp_path, stored, loaded):
+    config = UNet2DConditionConfig(
+        block_out_channels=(320, 640),
+        cross_attention_dim=768,
+        layers_per_block=4,
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+    )
+    save_network(initialize(UNet2DConditionModel, config, dtype=stored), tmp_path)
+    program = f"""
+        import threading, time
+        import jax, jax.numpy as jnp
+        from diffusax.checkpoints import load_network
+        jax.block_until_ready(jnp.ones(3) + 1)
+
+        def resident():
+            for line in open("/proc/self/status"):
+                if line.startswith("VmRSS"):
+                    return int(line.split()[1]) * 1024
+
+        peak = before = resident()
+        done = False
+
+        def watch():
+            global peak
+            while not done:
+                peak = max(peak, resident())
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        network = load_network({str(tmp_path)!r}, dtype={loaded!r})
+        jax.block_until_ready(network.params)
+        done = True
+        thread.join()
+        size = sum(x.nbytes for x in jax.tree.leaves(network.params))
+        print((peak - before) / size, size / 2**20)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    ratio, mebibytes = map(float, done.stdout.split())
+    assert mebibytes > 200
+    assert ratio < 1.15
+
+
+def test_pipeline_folder_that_is_not_ours_is_one_clear_sentence(tmp_path):
+    build_stable_diffusion(tmp_path / "m")
+    index = tmp_path / "m" / "model_index.json"
+    data = json.loads(index.read_text())
+    index.write_text(json.dumps({**data, "_class_name": "FluxPipeline"}))
+    with pytest.raises(ValueError, match="asks for FluxPipeline"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+    index.write_text(json.dumps({k: v for k, v in data.items() if k != "vae"}))
+    with pytest.raises(ValueError, match="has no vae"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+    index.unlink()
+    with pytest.raises(ValueError, match=r"model_index.json is missing"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+    assert a.config == b.config
