@@ -8,7 +8,7 @@ import secrets
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tyro
@@ -193,7 +193,7 @@ def _parse(args: list[str] | None) -> Generate | Info:
         _fail(" ".join(plain.split()).removeprefix("Parsing error "))
 
 
-def _fail(message: str) -> Any:
+def _fail(message: str) -> NoReturn:
     print(f"diffusax: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 

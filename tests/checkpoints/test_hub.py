@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -29,12 +30,12 @@ FILES = {
     ).encode(),
     "text_encoder/model-00001-of-00001.safetensors": b"shard",
     "text_encoder/model-00009-of-00009.safetensors": b"stray",
-    "tokenizer/merges.txt": b"",
+    "tokenizer/merges.txt": b"#version: 0.2",
 }
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    requested: list[str] = []
+    requested: ClassVar[list[str]] = []
 
     def do_HEAD(self):
         self.answer(body=False)

@@ -1,4 +1,4 @@
-"""Every sampler against diffusers' scheduler, each intermediate x, on a model that is not linear."""
+"""Every sampler against diffusers' scheduler, each intermediate x, on a non-linear model."""
 
 import json
 

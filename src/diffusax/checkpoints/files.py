@@ -29,8 +29,8 @@ def load_json(path: Path) -> dict[str, Any]:
 def choose_weights(names: Iterable[str], variant: str | None = None) -> str | None:
     """The one of a folder's file names to load: a safetensors file or an index of several.
 
-    Falls back to the files without a variant where the folder has none of this variant, as diffusers
-    does. None if there is nothing to load.
+    Falls back to the files without a variant where the folder has none of this variant, as
+    diffusers does. None if there is nothing to load.
     """
     names = set(names)
     for suffix in (variant, None) if variant else (None,):
@@ -96,4 +96,4 @@ def _nothing_to_load(folder: Path, names: list[str]) -> str:
             "convert it where PyTorch is installed: DiffusionPipeline.from_pretrained(...)"
             ".save_pretrained(folder, safe_serialization=True)"
         )
-    return f"{folder} has no safetensors file; expected {STEMS[0]}.safetensors or {STEMS[1]}.safetensors"
+    return f"{folder} has no safetensors file; expected {' or '.join(STEMS)}.safetensors"

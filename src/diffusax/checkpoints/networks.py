@@ -72,7 +72,7 @@ def save_network(
     if len(groups) == 1:
         write_tensors(folder / f"{stem}.safetensors", tensors)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, group in enumerate(groups):
         name = f"{stem}-{i + 1:05}-of-{len(groups):05}.safetensors"
         write_tensors(folder / name, {key: tensors[key] for key in group})

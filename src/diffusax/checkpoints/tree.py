@@ -144,5 +144,5 @@ def _check(
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A 1x1 convolution's shape as a linear layer's; files old and new have either for the other."""
+    """A 1x1 convolution's shape as a linear layer's; old files have one for the other."""
     return shape[:2] if len(shape) == 4 and shape[2:] == (1, 1) else shape

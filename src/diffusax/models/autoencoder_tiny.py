@@ -46,7 +46,7 @@ class Block(nnx.Module):
     def __init__(self, c: int, *, rngs: nnx.Rngs):
         # The checkpoint numbers the convolutions 0, 2 and 4, with activations between them.
         conv = [Conv2d(c, c, 3, rngs=rngs) for _ in range(3)]
-        self.conv = nnx.List([conv[0], None, conv[1], None, conv[2]])
+        self.conv: Any = nnx.List([conv[0], None, conv[1], None, conv[2]])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h = nnx.relu(self.conv[0](x))
@@ -95,7 +95,7 @@ class DecoderTiny(nnx.Module):
                 layers += [None, Conv2d(c, c, 3, bias=False, rngs=rngs)]
             else:
                 layers.append(Conv2d(c, config.out_channels, 3, rngs=rngs))
-        self.layers = nnx.List(layers)
+        self.layers: Any = nnx.List(layers)
 
     def __call__(self, z: jax.Array) -> jax.Array:
         x = nnx.relu(self.layers[0](3 * jnp.tanh(z / 3)))

@@ -4,6 +4,8 @@ Every layer computes in the dtype of its parameters, so the dtype of a network i
 parameter tree. Images are channels last, `b h w c`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -62,8 +64,7 @@ class GroupNorm(nnx.GroupNorm):
         mean = grouped.mean((1, 3), keepdims=True)
         var = jnp.square(grouped - mean).mean((1, 3), keepdims=True)
         y = ((grouped - mean) * jax.lax.rsqrt(var + self.epsilon)).reshape(x.shape)
-        scale, bias = self.scale[...], self.bias[...]
-        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)
+        return _affine(self, y)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -77,8 +78,7 @@ class LayerNorm(nnx.LayerNorm):
         mean = x32.mean(-1, keepdims=True)
         var = jnp.square(x32 - mean).mean(-1, keepdims=True)
         y = (x32 - mean) * jax.lax.rsqrt(var + self.epsilon)
-        scale, bias = self.scale[...], self.bias[...]
-        return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)
+        return _affine(self, y)
 
 
 class Embedding(nnx.Embed):
@@ -89,3 +89,8 @@ class Embedding(nnx.Embed):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         return self.embedding[...][ids]
+
+
+def _affine(norm: Any, y: jax.Array) -> jax.Array:
+    scale, bias = norm.scale[...], norm.bias[...]
+    return (y * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(scale.dtype)

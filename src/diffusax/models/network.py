@@ -36,7 +36,7 @@ class Network:
         return jax.tree.leaves(self.params)[0].dtype
 
 
-def abstract(module_class: type[nnx.Module], config: Any) -> tuple[Callable[..., Any], Params]:
+def abstract(module_class: Any, config: Any) -> tuple[Callable[..., Any], Params]:
     """The pure function of a network and the shapes of its parameters; computes nothing."""
     module = nnx.eval_shape(lambda: module_class(config, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(module)

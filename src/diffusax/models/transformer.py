@@ -1,5 +1,7 @@
 """The spatial transformer of Stable Diffusion's UNet."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -53,7 +55,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, c: int, *, rngs: nnx.Rngs):
         # The checkpoint numbers the layers 0 and 2; 1 is a dropout without parameters.
-        self.net = nnx.List([GEGLU(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)])
+        self.net: Any = nnx.List([GEGLU(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.net[2](self.net[0](x))
@@ -135,7 +137,7 @@ class Transformer2DModel(nnx.Module):
         self.proj_out = _projection(heads * head_dim, c, use_linear_projection, rngs)
 
     def __call__(self, x: jax.Array, context: jax.Array) -> jax.Array:
-        b, height, width, c = x.shape
+        b, height, width, _ = x.shape
         # A 1x1 convolution and a linear layer over channels are the same product in this layout.
         h = self.proj_in(self.norm(x)).reshape(b, height * width, -1)
         for block in self.transformer_blocks:

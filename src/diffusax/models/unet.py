@@ -224,7 +224,9 @@ class UNet2DConditionModel(nnx.Module):
         )
         self.class_embedding = _class_embedding(config, time_dim, rngs)
         self.add_embedding = (
-            TimestepEmbedding(config.projection_class_embeddings_input_dim, time_dim, rngs=rngs)
+            TimestepEmbedding(
+                config.projection_class_embeddings_input_dim or 0, time_dim, rngs=rngs
+            )
             if config.addition_embed_type == "text_time"
             else None
         )

@@ -66,7 +66,7 @@ def check_embeds(name: str, embeds: Any, dim: int) -> np.ndarray:
     return embeds
 
 
-def check_latents(latents: Any, shape: tuple[int, int, int, int]) -> np.ndarray:
+def check_latents(latents: Any, shape: tuple[int, ...]) -> np.ndarray:
     """The latents in float32, b c h w.
 
     Raises:
@@ -80,7 +80,7 @@ def check_latents(latents: Any, shape: tuple[int, int, int, int]) -> np.ndarray:
     return np.asarray(latents, np.float32)
 
 
-def check_seeds(seed: int | Sequence[int] | None, n: int, limit: int) -> list[int] | int | None:
+def check_seeds(seed: Any, n: int, limit: int) -> list[int] | int | None:
     """The seed, or one for each of n images.
 
     Raises:
@@ -95,8 +95,8 @@ def check_seeds(seed: int | Sequence[int] | None, n: int, limit: int) -> list[in
     if isinstance(seed, list | tuple):
         if len(seeds) != n:
             raise ValueError(f"seed has {len(seeds)} entries for {n} images; give one or {n}")
-        return [int(value) for value in seeds]
-    return int(seeds[0])
+        return [int(value) for value in seed]
+    return int(seed)
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:

@@ -57,10 +57,8 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> JaxNoise | 
         seeds = seed if isinstance(seed, list) else [seed]
         return TorchNoise(tuple(TorchGenerator(s) for s in seeds))
     if isinstance(seed, list):
-        seeds, indices = np.array(seed, np.uint32), np.zeros(n, np.uint32)
-    else:
-        seeds, indices = np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)
-    return JaxNoise(_image_keys(seeds, indices))
+        return JaxNoise(_image_keys(np.array(seed, np.uint32), np.zeros(n, np.uint32)))
+    return JaxNoise(_image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
 
 
 @functools.lru_cache(2)

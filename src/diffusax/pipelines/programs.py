@@ -19,8 +19,8 @@ from diffusax.text.prompts import apply_weights
 class Guidance(NamedTuple):
     """Classifier-free guidance: scale (Ho and Salimans 2022), rescale (Lin et al. 2024, eq. 15)."""
 
-    scale: jax.Array
-    rescale: jax.Array
+    scale: Any
+    rescale: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Programs:
         state: jax.Array,
         context: jax.Array,
         table: Table,
-        start: jax.Array,
-        stop: jax.Array,
+        start: jax.Array | int,
+        stop: jax.Array | int,
         noise: jax.Array,
         guidance: Guidance,
     ) -> jax.Array:

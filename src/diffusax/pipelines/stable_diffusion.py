@@ -121,7 +121,7 @@ class StableDiffusionPipeline:
         self.vae_tiling = False
 
     def set_progress_bar_config(self, **options: Any) -> None:
-        """Options of the tqdm bar, such as `disable=True`; by default it shows in terminals only."""
+        """Options of the tqdm bar, such as `disable=True`; it shows in terminals by default."""
         self._progress_bar = options
 
     def __call__(
@@ -272,7 +272,7 @@ class StableDiffusionPipeline:
     def _latent_shape(
         self, b: int, height: int | None, width: int | None
     ) -> tuple[int, int, int, int]:
-        """b h w c of the latents."""
+        """B h w c of the latents."""
         factor = self.vae.config.downsampling
         size = self.unet.config.sample_size or 64
         rows, columns = size if isinstance(size, tuple) else (size, size)

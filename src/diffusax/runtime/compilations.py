@@ -14,7 +14,7 @@ def count_compilations() -> Iterator[list[str]]:
     compiled: list[str] = []
     active = True
 
-    def listen(event: str, duration: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if active and event == _EVENT:
             compiled.append(event)
 

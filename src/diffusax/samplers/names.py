@@ -84,8 +84,9 @@ def scheduler_from_name(name: str, config: dict[str, Any] | Scheduler | None = N
     Raises:
         ValueError: an unknown name.
     """
+    options: dict[str, Any] = {}
     if name in SCHEDULERS:
-        cls, options = SCHEDULERS[name], {}
+        cls = SCHEDULERS[name]
     elif name in _NAMES:
         cls, options = _NAMES[name]
     else:

@@ -35,7 +35,7 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One model evaluation. `memory` gives m1, m2 ... after it; slots not named keep their value."""
+    """One model evaluation. `memory` gives m1, m2 ... after it; the other slots keep theirs."""
 
     timestep: float
     x: np.ndarray

@@ -50,8 +50,8 @@ class Scheduler:
     def from_config(cls, config: "dict[str, Any] | Scheduler", **overrides: Any) -> Self:
         """This sampler with the options of a config, also of another sampler's, as in diffusers.
 
-        Options that only other samplers have do nothing here, but are kept for the next swap. Options
-        that another sampler was never given take the defaults of this one, not its own.
+        Options that only other samplers have do nothing here, but are kept for the next swap.
+        Options that another sampler was never given take this one's defaults, not its own.
 
         Raises:
             ValueError: an option that no sampler has, or a value that this one does not support.
@@ -59,7 +59,7 @@ class Scheduler:
         data = config.given if isinstance(config, Scheduler) else dict(config)
         names = {field.name for field in dataclasses.fields(cls)}
         same = data.get("_class_name", cls.class_name) == cls.class_name
-        values = {}
+        values: dict[str, Any] = {}
         for key, value in {**data, **overrides}.items():
             if key.startswith("_") or key in cls.ignored:
                 continue
@@ -310,9 +310,9 @@ def _check_custom(scheduler: Scheduler, name: str, values: np.ndarray) -> None:
 
 def _known(key: str) -> bool:
     """Whether some sampler of diffusers has this option."""
+    classes: list[type[Scheduler]] = [Scheduler, *_subclasses(Scheduler)]
     return any(
-        key in cls.fixed or key in cls.ignored or key in cls.__dataclass_fields__
-        for cls in (Scheduler, *_subclasses(Scheduler))
+        key in cls.fixed or key in cls.ignored or key in cls.__dataclass_fields__ for cls in classes
     )
 
 

@@ -60,7 +60,7 @@ def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarra
 
 
 def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int) -> np.ndarray:
-    """As `spaced_timesteps`, for solvers that count the end at t=0 as a step of its own, rounded."""
+    """As `spaced_timesteps`, rounded, for solvers that count the end at t=0 as a step too."""
     if spacing == "linspace":
         return np.linspace(0, last - 1, n + 1).round()[::-1][:-1]
     if spacing == "leading":

@@ -138,7 +138,7 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
 class _LogSNRScheduler(Scheduler):
     """What the exponential integrators share."""
 
-    custom = ("timesteps",)
+    custom: ClassVar[tuple[str, ...]] = ("timesteps",)
 
     solver_order: int = 2
     use_karras_sigmas: bool = False
@@ -280,7 +280,7 @@ def _last_timestep(scheduler: Any) -> int:
 
 
 def _run_sigmas(
-    s: Any, n: int, *, timesteps: np.ndarray | None = None, sigmas: np.ndarray | None = None
+    s: Any, n: int, *, timesteps: Any = None, sigmas: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The timesteps and the sigmas, one more, of a run in the variance-exploding form."""
     every = schedules.all_sigmas(s.alphas_cumprod)
@@ -297,7 +297,8 @@ def _run_sigmas(
         sigmas = np.interp(timesteps, np.arange(len(every)), every)
     respaced = _respaced(s, n, sigmas)
     if respaced is not None:
-        sigmas, timesteps = respaced, schedules.sigmas_to_timesteps(respaced, every)
+        sigmas = respaced
+        timesteps = schedules.sigmas_to_timesteps(respaced, every)
     last = every[0] if getattr(s, "final_sigmas_type", "zero") == "sigma_min" else 0.0
     return timesteps, np.append(sigmas, last)
 
@@ -320,7 +321,7 @@ def _log_snr_sigmas(
     return timesteps, np.append(sigmas, last if s.final_sigmas_type == "sigma_min" else 0.0)
 
 
-def _respaced(s: Any, n: int, sigmas: np.ndarray) -> np.ndarray | None:
+def _respaced(s: Any, n: int, sigmas: np.ndarray) -> Any:
     """N sigmas between the ends of `sigmas`, as the options ask; None where they ask nothing."""
     chosen = [name for name in _SPACINGS if getattr(s, name, False)]
     if not chosen:

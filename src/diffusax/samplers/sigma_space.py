@@ -147,6 +147,6 @@ def _midpoint_row(
     *,
     noise: float,
 ) -> Row:
-    t = float(sigmas_to_timesteps(np.float64(sigma), every))
+    t = float(sigmas_to_timesteps(np.array(sigma), every))
     x = x + dt * derivative(prediction_type, sigma) + noise * NOISE
     return Row(t, x, denoised(prediction_type, sigma), in_scale=in_scale(sigma))

@@ -20,8 +20,8 @@ def run(
     model: Callable[[jax.Array, jax.Array], jax.Array],
     state: jax.Array,
     table: Table,
-    start: jax.Array,
-    stop: jax.Array,
+    start: jax.Array | int,
+    stop: jax.Array | int,
     noise: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
     """Rows start..stop of the table; both may be traced, so that one program serves any run.
