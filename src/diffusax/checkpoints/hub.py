@@ -38,7 +38,7 @@ def resolve(
     local_files_only = local_files_only or constants.HF_HUB_OFFLINE
     try:
         if local_files_only:
-            return Path(huggingface_hub.snapshot_download(repo, local_files_only=True, **options))
+            return _cached(repo, revision, cache_dir)
         return _download(repo, variant, options)
     except errors.HFValidationError:
         raise ValueError(
@@ -56,11 +56,6 @@ def resolve(
             f"there is no folder {repo!r} here and no such repository on the Hub (a private one "
             "needs token=... or `hf auth login`)"
         ) from None
-    except errors.LocalEntryNotFoundError:
-        raise ValueError(
-            f"{repo!r} is not in the local cache and the Hub is not reachable (or switched off by "
-            "HF_HUB_OFFLINE or local_files_only)"
-        ) from None
     except (errors.HfHubHTTPError, OSError) as error:
         first_line = str(error).strip().splitlines()[:1]
         raise ValueError(f"{repo!r} could not be fetched from the Hub: {first_line}") from None
@@ -73,8 +68,8 @@ def _download(repo: str, variant: str | None, options: dict[str, Any]) -> Path:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
         raise
     except Exception:
-        # Without a connection a copy in the cache serves; snapshot_download looks there itself.
-        return Path(huggingface_hub.snapshot_download(repo, local_files_only=True, **options))
+        # Without a connection a copy in the cache serves.
+        return _cached(repo, revision, options["cache_dir"])
 
     wanted = []
     for folder, files in _by_folder(names).items():
@@ -89,6 +84,18 @@ def _download(repo: str, variant: str | None, options: dict[str, Any]) -> Path:
         elif chosen is not None:
             wanted.append(prefix + chosen)
     return Path(huggingface_hub.snapshot_download(repo, allow_patterns=wanted, **options))
+
+
+def _cached(repo: str, revision: str | None, cache_dir: str | Path | None) -> Path:
+    """The folder of an earlier download, which has only those files that were used."""
+    for name in ("model_index.json", "config.json"):
+        found = huggingface_hub.try_to_load_from_cache(repo, name, cache_dir, revision)
+        if isinstance(found, str):
+            return Path(found).parent
+    raise ValueError(
+        f"{repo!r} is not in the local cache and the Hub is not reachable (or switched off by "
+        "HF_HUB_OFFLINE or local_files_only)"
+    )
 
 
 def _by_folder(names: list[str]) -> dict[str, list[str]]:
