@@ -16,8 +16,9 @@ def describe(*packages: str) -> str:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
             versions.append(f"{package} not installed")
-    return f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, " + ", ".join(
-        versions
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        + ", ".join(versions)
     )
 
 

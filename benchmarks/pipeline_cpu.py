@@ -38,9 +38,7 @@ def main() -> None:
     print(describe("torch", "diffusers"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny"
-        reference = build_stable_diffusion(
-            path, unet=SMALL["unet"], vae={**SMALL["vae"], **LEVELS}
-        )
+        reference = build_stable_diffusion(path, unet=SMALL["unet"], vae={**SMALL["vae"], **LEVELS})
         pipe = diffusax.DiffusionPipeline.from_pretrained(path)
     pipe.set_progress_bar_config(disable=True)
     for n in (1, 4):
