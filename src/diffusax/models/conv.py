@@ -1,19 +1,214 @@
 """2-D convolution, channels last, lowered to what is fastest on the platform at that shape."""
 
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.matmul import matmul
+
 Padding = tuple[tuple[int, int], tuple[int, int]]
+Lowering = Literal["direct", "pointwise", "patches", "winograd"]
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
     """x: b h w c, kernel: kh kw c d -> b h' w' d, in x's dtype, accumulated in float32."""
-    y = jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        preferred_element_type=jnp.float32 if x.dtype != jnp.float16 else None,
+    platform = jax.default_backend()
+    name = choose_lowering(platform, x.shape, kernel.shape, stride, padding)
+    if platform == "cpu" and name in ("direct", "winograd"):
+        return _with_product_gradient(x, kernel, name, stride, padding)
+    return LOWERINGS[name](x, kernel, stride, padding)
+
+
+def choose_lowering(
+    platform: str,
+    x_shape: Sequence[int],
+    kernel_shape: Sequence[int],
+    stride: int,
+    padding: Padding,
+) -> Lowering:
+    """The lowering of a convolution: the fastest of those that benchmarks/lowerings_cpu.py times.
+
+    GPU and TPU have convolution units, or libraries that try these forms themselves. XLA's own
+    convolution on CPU does a half to an eighth of the machine's matrix product rate.
+    """
+    kh, kw, c, d = kernel_shape
+    if (kh, kw, stride, padding) == (1, 1, 1, ((0, 0), (0, 0))):
+        return "pointwise"
+    if platform != "cpu" or min(c, d) < _MIN_CHANNELS:
+        return "direct"
+    height, width = _output_size(x_shape, kernel_shape, stride, padding)
+    tiles = x_shape[0] * math.ceil(height / 2) * math.ceil(width / 2)
+    if (kh, kw, stride) == (3, 3, 1) and tiles >= _MIN_TILES:
+        return "winograd"
+    patches = x_shape[0] * height * width
+    return "patches" if patches <= _MAX_PATCHES else "direct"
+
+
+# With fewer channels the products are too thin for the matrix unit to gain from them.
+_MIN_CHANNELS = 128
+# With fewer tiles, transforming the kernel costs more than the products that it saves.
+_MIN_TILES = 128
+# Every patch repeats its pixels kh kw times, so large maps must not be cut into patches at once.
+_MAX_PATCHES = 2048
+# Larger maps go through Winograd's algorithm in bands of rows.
+_MAX_TEMPORARY_BYTES = 256 * 2**20
+
+
+def _direct(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """XLA's convolution. Every backend accumulates it in float32, whatever type it returns."""
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    return y.astype(x.dtype)
+
+
+def _pointwise(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """A 1x1 convolution: one product over the channels."""
+    return matmul(x, kernel[0, 0])
+
+
+def _patches(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """One product of all patches of the map with the kernel as a matrix ("im2col")."""
+    patches = jnp.concatenate(_tap_pixels(x, kernel.shape, stride, padding), axis=-1)
+    return matmul(patches, kernel.reshape(-1, kernel.shape[-1]))
+
+
+# F(2x2, 3x3): y = A^T [(G k G^T) * (B^T x B)] A for 2x2 outputs of 4x4 inputs.
+_B_T = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_A_T = ((1, 1, 1, 0), (0, 1, -1, -1))
+
+
+def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """A 3x3 convolution with 16 multiplications per 2x2 outputs instead of 36.
+
+    Lavin and Gray 2016, "Fast algorithms for convolutional neural networks", section 4.1. In the
+    larger F(4x4, 3x3) the transforms' coefficients cost bfloat16 all its digits.
+    """
+    height, width = _output_size(x.shape, kernel.shape, stride, padding)
+    rows, columns = math.ceil(height / 2), math.ceil(width / 2)
+    band = _rows_per_band(x, kernel, rows, columns)
+    bands = math.ceil(rows / band)
+
+    (top, _), (left, _) = padding
+    below = 2 * bands * band + 2 - top - x.shape[1]
+    right = 2 * columns + 2 - left - x.shape[2]
+    x = jnp.pad(x, ((0, 0), (top, below), (left, right), (0, 0)))
+    if bands == 1:
+        return _winograd_band(x, kernel)[:, :height, :width]
+
+    x = jnp.stack([x[:, 2 * band * i : 2 * band * (i + 1) + 2] for i in range(bands)])
+    y = jax.lax.map(lambda x: _winograd_band(x, kernel), x)
+    y = jnp.moveaxis(y, 0, 1).reshape(y.shape[1], -1, *y.shape[3:])
+    return y[:, :height, :width]
+
+
+def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int) -> int:
+    """Rows of tiles to take at once; as equal as possible."""
+    row_bytes = x.shape[0] * columns * 16 * kernel.shape[3] * 4
+    bands = math.ceil(rows / max(1, _MAX_TEMPORARY_BYTES // row_bytes))
+    return math.ceil(rows / bands)
+
+
+def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x: b 2r+2 2s+2 c -> b 2r 2s d."""
+    b, r, s, c = x.shape[0], x.shape[1] // 2 - 1, x.shape[2] // 2 - 1, x.shape[3]
+
+    def product(i: int, j: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        x32, k32 = x.astype(jnp.float32), kernel.astype(jnp.float32)
+        rows = [x32[:, n : n + 2 * r - 1 : 2] for n in range(4)]
+        row = _combine(_B_T[i], rows)
+        v = _combine(_B_T[j], [row[:, :, n : n + 2 * s - 1 : 2] for n in range(4)])
+        u = _combine(_G[j], _combine(_G[i], k32))
+        v, u = v.astype(x.dtype).reshape(b * r * s, c), u.astype(kernel.dtype)
+        return jnp.matmul(v, u, preferred_element_type=jnp.float32)
+
+    # One product at a time keeps only one transformed map and kernel in memory.
+    products = [partial(product, i, j) for i in range(4) for j in range(4)]
+    m = jax.lax.map(lambda n: jax.lax.switch(n, products, x, kernel), jnp.arange(16))
+    m = m.reshape(4, 4, *m.shape[1:])
+    y = [
+        [_combine(_A_T[p], [_combine(_A_T[q], row) for row in m]) for q in range(2)]
+        for p in range(2)
+    ]
+    tiles = jnp.stack([jnp.stack(row, axis=1) for row in y], axis=1)
+    tiles = tiles.astype(x.dtype).reshape(b, r, s, 2, 2, -1)
+    return tiles.transpose(0, 1, 3, 2, 4, 5).reshape(b, 2 * r, 2 * s, -1)
+
+
+def _combine(weights: Sequence[float], terms: Iterable[jax.Array]) -> jax.Array:
+    """The weighted sum, without the terms whose weight is 0."""
+    weighted = [w * t for w, t in zip(weights, terms, strict=True) if w]
+    return sum(weighted[1:], weighted[0])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _with_product_gradient(
+    x: jax.Array, kernel: jax.Array, name: Lowering, stride: int, padding: Padding
+) -> jax.Array:
+    """A lowering whose gradient is the transpose of plain matrix products.
+
+    XLA's CPU backend computes the gradient of its own convolution fifty times slower.
+    """
+    return LOWERINGS[name](x, kernel, stride, padding)
+
+
+@_with_product_gradient.defjvp
+def _product_tangent(
+    name: Lowering,
+    stride: int,
+    padding: Padding,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    dy = _taps(dx, kernel, stride, padding) + _taps(x, dkernel, stride, padding)
+    return _with_product_gradient(x, kernel, name, stride, padding), dy.astype(x.dtype)
+
+
+def _taps(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """The convolution as a sum over the kernel's taps of products over channels, in float32."""
+    terms = [
+        jnp.matmul(pixels, tap, preferred_element_type=jnp.float32)
+        for pixels, tap in zip(
+            _tap_pixels(x, kernel.shape, stride, padding),
+            kernel.reshape(-1, *kernel.shape[2:]),
+            strict=True,
+        )
+    ]
+    return sum(terms[1:], terms[0])
+
+
+def _tap_pixels(
+    x: jax.Array, kernel_shape: Sequence[int], stride: int, padding: Padding
+) -> list[jax.Array]:
+    """For each tap of the kernel the pixels that it multiplies, b h' w' c."""
+    height, width = _output_size(x.shape, kernel_shape, stride, padding)
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    return [
+        x[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
+        for i in range(kernel_shape[0])
+        for j in range(kernel_shape[1])
+    ]
+
+
+def _output_size(
+    x_shape: Sequence[int], kernel_shape: Sequence[int], stride: int, padding: Padding
+) -> tuple[int, int]:
+    height, width = (
+        (size + sum(pad) - k) // stride + 1
+        for size, k, pad in zip(x_shape[1:3], kernel_shape[:2], padding, strict=True)
+    )
+    return height, width
+
+
+LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, Padding], jax.Array]] = {
+    "direct": _direct,
+    "pointwise": _pointwise,
+    "patches": _patches,
+    "winograd": _winograd,
+}
+"""Each takes x, kernel, stride and padding."""

@@ -1,0 +1,166 @@
+"""Each lowering of convolution and attention against a plain float64 one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffusax.models import attention as attention_module
+from diffusax.models import conv as conv_module
+from diffusax.models.attention import attention
+from diffusax.models.conv import conv2d
+
+RNG = np.random.default_rng(0)
+SAME = ((1, 1), (1, 1))
+
+
+def reference_conv(x, kernel, stride, padding):
+    """Direct sums in float64."""
+    kh, kw, _, d = kernel.shape
+    x = np.pad(np.float64(x), ((0, 0), *padding, (0, 0)))
+    h, w = (x.shape[1] - kh) // stride + 1, (x.shape[2] - kw) // stride + 1
+    y = np.zeros((x.shape[0], h, w, d))
+    for i in range(kh):
+        for j in range(kw):
+            taken = x[:, i : i + stride * (h - 1) + 1 : stride]
+            taken = taken[:, :, j : j + stride * (w - 1) + 1 : stride]
+            y += taken @ np.float64(kernel[i, j])
+    return y
+
+
+def arrays(x_shape, kernel_shape):
+    x = RNG.standard_normal(x_shape, np.float32)
+    return x, RNG.standard_normal(kernel_shape, np.float32) / np.prod(kernel_shape[:3]) ** 0.5
+
+
+CONVOLUTIONS = [
+    ("direct", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
+    ("direct", (1, 8, 9, 1), (3, 3, 1, 2), 2, ((0, 1), (0, 1))),
+    ("pointwise", (2, 5, 3, 6), (1, 1, 6, 4), 1, ((0, 0), (0, 0))),
+    ("patches", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
+    ("patches", (1, 9, 8, 2), (3, 3, 2, 3), 2, ((0, 1), (0, 1))),
+    ("winograd", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
+    ("winograd", (1, 6, 8, 1), (3, 3, 1, 2), 1, ((0, 2), (2, 0))),
+]
+
+
+@pytest.mark.parametrize(("name", "x_shape", "kernel_shape", "stride", "padding"), CONVOLUTIONS)
+def test_every_convolution_equals_direct_sums(name, x_shape, kernel_shape, stride, padding):
+    x, kernel = arrays(x_shape, kernel_shape)
+    actual = conv_module.LOWERINGS[name](jnp.asarray(x), jnp.asarray(kernel), stride, padding)
+    np.testing.assert_allclose(actual, reference_conv(x, kernel, stride, padding), atol=1e-5)
+
+
+def test_winograd_in_bands_equals_one_piece(monkeypatch):
+    x, kernel = arrays((2, 13, 10, 4), (3, 3, 4, 5))
+    monkeypatch.setattr(conv_module, "_MAX_TEMPORARY_BYTES", 1)
+    actual = conv_module.LOWERINGS["winograd"](jnp.asarray(x), jnp.asarray(kernel), 1, SAME)
+    np.testing.assert_allclose(actual, reference_conv(x, kernel, 1, SAME), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "kernel_shape", "stride", "name"),
+    [
+        ((2, 6, 5, 3), (3, 3, 3, 4), 1, "direct"),
+        ((2, 6, 6, 3), (3, 3, 3, 4), 2, "direct"),
+        ((2, 16, 16, 128), (3, 3, 128, 128), 1, "winograd"),
+        ((1, 4, 4, 128), (3, 3, 128, 128), 1, "patches"),
+    ],
+)
+def test_gradients_equal_those_of_direct_sums(x_shape, kernel_shape, stride, name):
+    x, kernel = arrays(x_shape, kernel_shape)
+    assert conv_module.choose_lowering("cpu", x_shape, kernel_shape, stride, SAME) == name
+
+    def ours(x, kernel):
+        return jnp.sin(conv2d(x, kernel, stride=stride, padding=SAME)).sum()
+
+    def plain(x, kernel):
+        return jnp.sin(conv_module._direct(x, kernel, stride, SAME)).sum()
+
+    for a, b in zip(jax.grad(ours, (0, 1))(x, kernel), jax.grad(plain, (0, 1))(x, kernel)):
+        np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+    batched = jax.vmap(lambda x: conv2d(x, kernel, stride=stride, padding=SAME))(x[:, None])
+    np.testing.assert_allclose(
+        batched[:, 0], conv2d(x, kernel, stride=stride, padding=SAME), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 16, 128), (1, 8, 8, 128), (1, 64, 64, 128)])
+def test_bfloat16_convolutions_round_only_their_operands(shape):
+    x, kernel = arrays(shape, (3, 3, 128, 128))
+    actual = conv2d(jnp.bfloat16(x), jnp.bfloat16(kernel), stride=1, padding=SAME)
+    assert actual.dtype == jnp.bfloat16
+    expected = reference_conv(x, kernel, 1, SAME)
+    error = np.linalg.norm(np.float64(actual) - expected) / np.linalg.norm(expected)
+    assert error < 0.01
+
+
+def reference_attention(q, k, v, *, causal):
+    scores = np.einsum("bthd,bshd->bhts", np.float64(q), np.float64(k)) * q.shape[-1] ** -0.5
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhts,bshd->bthd", p / p.sum(-1, keepdims=True), np.float64(v))
+
+
+def qkv(t, s, d=8):
+    return [RNG.standard_normal((2, n, 3, d), np.float32) for n in (t, s, s)]
+
+
+@pytest.mark.parametrize("name", ["whole", "chunks", "xla"])
+@pytest.mark.parametrize(("t", "s", "causal"), [(7, 7, True), (33, 5, False), (1, 1, False)])
+def test_every_attention_equals_the_plain_one(monkeypatch, name, t, s, causal):
+    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 10 * s)
+    q, k, v = map(jnp.asarray, qkv(t, s))
+    actual = attention_module.LOWERINGS[name](q, k, v, 8**-0.5, causal)
+    np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=causal), atol=1e-5)
+
+
+def test_gradients_of_chunked_attention_equal_those_of_the_whole(monkeypatch):
+    q, k, v = map(jnp.asarray, qkv(33, 20))
+
+    def loss(name):
+        return lambda *args: jnp.sin(attention_module.LOWERINGS[name](*args, 0.4, False)).sum()
+
+    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 200)
+    expected = jax.grad(loss("whole"), (0, 1, 2))(q, k, v)
+    for a, b in zip(jax.grad(loss("chunks"), (0, 1, 2))(q, k, v), expected):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_memory_of_attention_does_not_grow_with_the_square():
+    t, h = 4096, 5
+    shape = jax.ShapeDtypeStruct((2, t, h, 64), jnp.float32)
+
+    def loss(q, k, v):
+        return attention(q, k, v).sum()
+
+    scores = 2 * h * t * t * 4
+    for f in (attention, jax.grad(loss, (0, 1, 2))):
+        analysis = jax.jit(f).lower(shape, shape, shape).compile().memory_analysis()
+        assert analysis.temp_size_in_bytes < scores / 8
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "t", "d", "name"),
+    [
+        ("cpu", "float32", 64, 64, "whole"),
+        ("cpu", "bfloat16", 4096, 64, "chunks"),
+        ("cuda", "bfloat16", 4096, 64, "cudnn"),
+        ("gpu", "float16", 77, 40, "cudnn"),
+        ("cuda", "bfloat16", 4096, 160, "xla"),
+        ("cuda", "float32", 4096, 64, "xla"),
+        ("tpu", "bfloat16", 4096, 64, "flash"),
+        ("tpu", "bfloat16", 77, 64, "xla"),
+        ("tpu", "bfloat16", 1100, 64, "xla"),
+    ],
+)
+def test_choice_of_attention(platform, dtype, t, d, name):
+    shape = (2, t, 8, d)
+    assert attention_module.choose_lowering(platform, jnp.dtype(dtype), shape, shape) == name
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_accelerators_convolve_directly(platform):
+    choice = conv_module.choose_lowering(platform, (2, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
+    assert choice == "direct"
