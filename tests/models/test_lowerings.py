@@ -1,5 +1,7 @@
 """Each lowering of convolution and attention against a plain float64 one."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
+from diffusax.models.matmul import matmul
 
 RNG = np.random.default_rng(0)
 SAME = ((1, 1), (1, 1))
@@ -164,3 +167,63 @@ def test_choice_of_attention(platform, dtype, t, d, name):
 def test_accelerators_convolve_directly(platform):
     choice = conv_module.choose_lowering(platform, (2, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
     assert choice == "direct"
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "kernel_shape", "stride", "name"),
+    [
+        ((2, 64, 64, 320), (3, 3, 320, 320), 1, "winograd"),
+        ((2, 16, 16, 2560), (3, 3, 2560, 1280), 1, "winograd"),
+        ((2, 8, 8, 1280), (3, 3, 1280, 1280), 1, "patches"),
+        ((2, 64, 64, 320), (3, 3, 320, 320), 2, "patches"),
+        ((1, 512, 512, 256), (3, 3, 256, 256), 2, "direct"),
+        ((2, 64, 64, 4), (3, 3, 4, 320), 1, "direct"),
+        ((1, 512, 512, 64), (3, 3, 64, 64), 1, "direct"),
+    ],
+)
+def test_choice_of_convolution_on_cpu(x_shape, kernel_shape, stride, name):
+    assert conv_module.choose_lowering("cpu", x_shape, kernel_shape, stride, SAME) == name
+
+
+@pytest.mark.parametrize(("platform", "name"), [("cuda", "cudnn"), ("tpu", "flash")])
+def test_attention_lowers_for_accelerators(monkeypatch, platform, name):
+    # cuDNN's path asks for the library's version, which only a GPU machine has.
+    monkeypatch.setattr(
+        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
+        lambda: 99999,
+        raising=False,
+    )
+    shape = jax.ShapeDtypeStruct((2, 4096, 5, 64), jnp.bfloat16)
+    traced = jax.jit(lambda *qkv: attention_module.LOWERINGS[name](*qkv, 0.125, False)).trace
+    text = traced(shape, shape, shape).lower(lowering_platforms=(platform,)).as_text()
+    assert {"cudnn": "__cudnn$fmha", "flash": "tpu_custom_call"}[name] in text
+
+
+def test_forward_derivative_of_a_convolution_is_linear_in_both():
+    x, kernel = arrays((2, 16, 16, 128), (3, 3, 128, 128))
+    dx, dkernel = arrays((2, 16, 16, 128), (3, 3, 128, 128))
+    conv = partial(conv2d, stride=1, padding=SAME)
+    _, tangent = jax.jvp(conv, (x, kernel), (dx, dkernel))
+    expected = reference_conv(dx, kernel, 1, SAME) + reference_conv(x, dkernel, 1, SAME)
+    np.testing.assert_allclose(tangent, expected, atol=1e-4)
+
+
+def test_memory_of_a_large_convolution_is_a_few_maps():
+    size, c = 512, 128
+    x = jax.ShapeDtypeStruct((1, size, size, c), jnp.float32)
+    kernel = jax.ShapeDtypeStruct((3, 3, c, c), jnp.float32)
+    conv = jax.jit(lambda x, kernel: conv2d(x, kernel, stride=1, padding=SAME))
+    analysis = conv.lower(x, kernel).compile().memory_analysis()
+    # The padded map, its bands, their results, and 256 MiB of products within a band.
+    assert analysis.temp_size_in_bytes < 4 * size * size * c * 4 + 256 * 2**20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_matmul_accumulates_and_adds_the_bias_in_float32(dtype):
+    x, kernel = (jnp.asarray(a, dtype) for a in arrays((2, 3, 512), (1, 1, 512, 6)))
+    bias = jnp.asarray(RNG.standard_normal(6), dtype)
+    expected = np.float64(x) @ np.float64(kernel[0, 0]) + np.float64(bias)
+    actual = matmul(x, kernel[0, 0], bias)
+    assert actual.dtype == dtype
+    # Half of a last place: the one rounding is that of the result.
+    np.testing.assert_allclose(np.float64(actual), expected, rtol=2**-8, atol=1e-5)

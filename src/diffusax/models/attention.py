@@ -113,12 +113,12 @@ def _scores_times_values(
     q: jax.Array, k: jax.Array, v: jax.Array, *, first: jax.Array, scale: float, causal: bool
 ) -> jax.Array:
     """One head; `first` is the position of the first query. q: t d, k and v: s d -> t d."""
-    scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32)
+    scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
     if causal:
         seen = jnp.arange(k.shape[0]) <= first + jnp.arange(q.shape[0])[:, None]
         scores = jnp.where(seen, scores, -jnp.inf)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    p = jnp.exp((scores - top) * scale).astype(v.dtype)
+    p = jnp.exp(scores - top).astype(v.dtype)
     # Without the barrier XLA computes the exponentials once for the sum and again for the product.
     p = jax.lax.optimization_barrier(p)
     total = p.astype(jnp.float32).sum(-1, keepdims=True)

@@ -22,8 +22,8 @@ class Linear(nnx.Linear):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
-        y = matmul(x.astype(kernel.dtype), kernel)
-        return y if self.bias is None else y + self.bias[...]
+        bias = None if self.bias is None else self.bias[...]
+        return matmul(x.astype(kernel.dtype), kernel, bias)
 
 
 class Conv2d(nnx.Conv):
@@ -59,12 +59,19 @@ class GroupNorm(nnx.GroupNorm):
         super().__init__(c, num_groups=groups, epsilon=eps, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        b, c = x.shape[0], x.shape[-1]
-        grouped = x.astype(jnp.float32).reshape(b, -1, self.num_groups, c // self.num_groups)
-        mean = grouped.mean((1, 3), keepdims=True)
-        var = jnp.square(grouped - mean).mean((1, 3), keepdims=True)
-        y = ((grouped - mean) * jax.lax.rsqrt(var + self.epsilon)).reshape(x.shape)
-        return _affine(self, y)
+        # Means over pixels, then over the channels of a group: XLA's CPU backend takes twice as
+        # long over maps that are cut into groups.
+        b, pixels, width = x.shape[0], tuple(range(1, x.ndim - 1)), x.shape[-1] // self.num_groups
+
+        def per_group(y: jax.Array) -> jax.Array:
+            means = y.mean(pixels, keepdims=True)
+            groups = means.reshape(b, *(1,) * len(pixels), self.num_groups, width).mean(-1)
+            return jnp.repeat(groups, width, axis=-1)
+
+        x32 = x.astype(jnp.float32)
+        centred = x32 - per_group(x32)
+        gain = jax.lax.rsqrt(per_group(jnp.square(centred)) + self.epsilon)
+        return _affine(self, centred * gain)
 
 
 class LayerNorm(nnx.LayerNorm):

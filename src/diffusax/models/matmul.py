@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 
 
-def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x: ... c, kernel: c d -> ... d, in x's dtype.
+def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
 
     The product is asked for in float32: bfloat16 sums lose digits on every platform, and XLA's CPU
-    backend has its fast bfloat16 kernel only in that form. It also merges a layer norm into the
-    product of a tensor with batch dimensions, which halves the speed of both: hence two dimensions.
+    backend has its fast bfloat16 kernel only in that form. That backend also merges a norm before
+    and a bias after into the product, badly unless all are two-dimensional.
     """
     rows = materialize(x.reshape(-1, x.shape[-1]))
     y = jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
-    return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
+    if bias is not None:
+        y = y + bias.astype(jnp.float32)
+    return y.astype(x.dtype).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def materialize(x: jax.Array) -> jax.Array:
