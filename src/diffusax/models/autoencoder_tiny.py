@@ -34,6 +34,21 @@ class AutoencoderTinyConfig:
     scaling_factor: float = 1.0
     shift_factor: float = 0.0
 
+    def __post_init__(self) -> None:
+        for side in ("encoder", "decoder"):
+            widths = getattr(self, f"{side}_block_out_channels")
+            counts = getattr(self, f"num_{side}_blocks")
+            if len(widths) != len(counts):
+                raise ValueError(
+                    f"num_{side}_blocks must have one entry per level of {side}_block_out_channels "
+                    f"(got {len(counts)} for {len(widths)} levels)"
+                )
+            if len(set(widths)) != 1:
+                raise ValueError(
+                    f"{side}_block_out_channels must all be equal (got {widths}): AutoencoderTiny "
+                    "has no layer that changes the width"
+                )
+
     @property
     def downsampling(self) -> int:
         """Pixels per latent, in each direction."""
@@ -60,7 +75,7 @@ class EncoderTiny(nnx.Module):
     def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
         layers: list[nnx.Module] = []
         for i, (c, count) in enumerate(
-            zip(config.encoder_block_out_channels, config.num_encoder_blocks, strict=True)
+            zip(config.encoder_block_out_channels, config.num_encoder_blocks)
         ):
             if i == 0:
                 layers.append(Conv2d(config.in_channels, c, 3, rngs=rngs))
@@ -89,7 +104,7 @@ class DecoderTiny(nnx.Module):
             Conv2d(config.latent_channels, widths[0], 3, rngs=rngs),
             None,
         ]
-        for i, (c, count) in enumerate(zip(widths, counts, strict=True)):
+        for i, (c, count) in enumerate(zip(widths, counts)):
             layers += [Block(c, rngs=rngs) for _ in range(count)]
             if i < last:
                 layers += [None, Conv2d(c, c, 3, bias=False, rngs=rngs)]
@@ -117,6 +132,7 @@ class AutoencoderTiny(nnx.Module):
     config_class = AutoencoderTinyConfig
 
     def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
+        self.config = config
         self.encoder = EncoderTiny(config, rngs=rngs)
         self.decoder = DecoderTiny(config, rngs=rngs)
 
@@ -128,6 +144,15 @@ class AutoencoderTiny(nnx.Module):
         """z: b h w z -> b H W 3."""
         return self.decoder(z)
 
+    def scale_latents(self, z: jax.Array) -> jax.Array:
+        """Latents to [0, 1], cut off there, for storing them as a picture. z: b h w z."""
+        return jnp.clip(z / (2 * self.config.latent_magnitude) + self.config.latent_shift, 0, 1)
+
+    def unscale_latents(self, z: jax.Array) -> jax.Array:
+        """The inverse of `scale_latents`. z: b h w z."""
+        return (z - self.config.latent_shift) * (2 * self.config.latent_magnitude)
+
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The reconstruction. x: b H W 3 -> b H W 3."""
-        return self.decode(self.encode(x))
+        """The reconstruction from latents rounded to bytes, as upstream. x: b H W 3 -> b H W 3."""
+        stored = jnp.round(self.scale_latents(self.encode(x)) * 255)
+        return self.decode(self.unscale_latents(stored / 255))

@@ -20,11 +20,12 @@ class CLIPTextConfig:
     """
 
     class_name: ClassVar[str] = "CLIPTextModel"
-    fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip"), "dropout": 0.0}
+    fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip")}
     ignored: ClassVar[frozenset[str]] = frozenset(
         [
             "architectures",
             "attention_dropout",
+            "dropout",
             "bos_token_id",
             "pad_token_id",
             "dtype",
@@ -67,6 +68,16 @@ class CLIPTextConfig:
             raise ValueError(
                 f"hidden_act={self.hidden_act!r} is not supported by diffusax's CLIPTextModel "
                 f"(only {' or '.join(_ACTIVATIONS)})"
+            )
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be divisible by num_attention_heads="
+                f"{self.num_attention_heads}"
+            )
+        if not isinstance(self.eos_token_id, int):
+            raise ValueError(
+                f"eos_token_id={self.eos_token_id!r} is not supported by diffusax's CLIPTextModel "
+                "(only a single id)"
             )
 
 
@@ -181,7 +192,18 @@ class CLIPTextModel(nnx.Module):
         self.text_model = CLIPTextTransformer(config, rngs=rngs)
 
     def __call__(self, input_ids: jax.Array) -> CLIPTextOutput:
-        """input_ids: b t."""
+        """input_ids: b t.
+
+        Raises:
+            ValueError: more tokens than the model has positions.
+        """
+        limit = self.config.max_position_embeddings
+        # An index past the end of a table is no error in JAX.
+        if input_ids.shape[-1] > limit:
+            raise ValueError(
+                f"input_ids has {input_ids.shape[-1]} tokens for max_position_embeddings={limit}; "
+                f"cut the text into windows of at most {limit}"
+            )
         hidden_states = self.text_model.encoder(self.text_model.embeddings(input_ids))
         last = self.text_model.final_layer_norm(hidden_states[-1])
         eos = self.config.eos_token_id
@@ -197,7 +219,13 @@ class CLIPTextModel(nnx.Module):
 
         clip_skip=n leaves out the last n layers and still applies the final norm (diffusers'
         pipeline_stable_diffusion.py, encode_prompt).
+
+        Raises:
+            ValueError: clip_skip is negative or more than the model has layers.
         """
+        layers = self.config.num_hidden_layers
+        if clip_skip is not None and not 0 <= clip_skip <= layers:
+            raise ValueError(f"clip_skip must be from 0 to {layers} (got {clip_skip})")
         output = self(input_ids)
         if not clip_skip:
             return output.last_hidden_state

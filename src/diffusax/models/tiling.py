@@ -5,6 +5,7 @@ The tiles and their blending are those of diffusers' `vae.enable_tiling()`
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,40 +18,60 @@ def tiled_decode(
 ) -> np.ndarray:
     """z: b h w z -> b H W 3 with `decode` called on tiles of at most `tile` latents a side.
 
-    `decode` should be compiled: it sees at most four shapes, one but for the borders. `factor` is
-    the number of pixels per latent.
+    All tiles have one shape but for those at the bottom and the right, which are cut off and so
+    differ: at most three heights and three widths, so a compiled `decode` compiles nine times at
+    most. Besides the result, one row of tiles is held. `factor` is the number of pixels per latent.
+
+    Raises:
+        ValueError: tile is less than one latent.
     """
-    step = int(tile * (1 - OVERLAP))
-    return _tiled(decode, np.asarray(z), tile, step, tile * factor)
+    return _tiled(decode, np.asarray(z), tile, scale=1, out_scale=factor)
 
 
 def tiled_encode(
     encode: Callable[[np.ndarray], jax.Array], x: np.ndarray, *, tile: int, factor: int
 ) -> np.ndarray:
-    """x: b H W 3 -> b h w c with `encode` called on tiles of at most `tile` pixels a side."""
-    step = int(tile * (1 - OVERLAP))
-    return _tiled(encode, np.asarray(x), tile, step, tile // factor)
+    """x: b H W 3 -> b h w c with `encode` called on tiles of at most `tile` pixels a side.
+
+    Otherwise as `tiled_decode`. `encode` may give the mean, or mean and log variance side by side.
+    """
+    return _tiled(encode, np.asarray(x), tile // factor, scale=factor, out_scale=1)
 
 
 def _tiled(
-    apply: Callable[[np.ndarray], jax.Array], x: np.ndarray, tile: int, step: int, out_tile: int
+    apply: Callable[[np.ndarray], jax.Array], x: np.ndarray, tile: int, scale: int, out_scale: int
 ) -> np.ndarray:
-    extent = int(out_tile * OVERLAP)
-    keep = out_tile - extent
-    rows: list[np.ndarray] = []
+    """`tile` is in latents; `scale` and `out_scale` are what one latent is in x and the result."""
+    if tile < 1:
+        raise ValueError(f"tile must be at least one latent (got {tile}); use a larger tile")
+    if max(x.shape[1:3]) <= tile * scale:
+        return np.array(apply(x))
+    height, width = x.shape[1] // scale, x.shape[2] // scale
+    # The overlap is rounded in latents, for input and result alike. diffusers rounds each by
+    # itself and gives a picture of another size where a quarter of a tile is not whole.
+    step = max(1, int(tile * (1 - OVERLAP)))
+    extent, keep = (tile - step) * out_scale, step * out_scale
+
+    result: Any = None
     above: list[np.ndarray] = []
-    for i in range(0, x.shape[1], step):
+    for i in range(0, height, step):
         row: list[np.ndarray] = []
-        for k, j in enumerate(range(0, x.shape[2], step)):
-            y = np.array(apply(x[:, i : i + tile, j : j + tile]))
+        for k, j in enumerate(range(0, width, step)):
+            source = (slice(i * scale, (i + tile) * scale), slice(j * scale, (j + tile) * scale))
+            y = np.array(apply(x[:, *source]))
             if above:
                 _blend(above[k], y, extent, axis=1)
             if row:
                 _blend(row[-1], y, extent, axis=2)
             row.append(y)
-        rows.append(np.concatenate([y[:, :keep, :keep] for y in row], axis=2))
+            if result is None:
+                shape = (y.shape[0], height * out_scale, width * out_scale, y.shape[3])
+                result = np.empty(shape, y.dtype)
+            top, left = i * out_scale, j * out_scale
+            kept = result[:, top : top + keep, left : left + keep]
+            kept[...] = y[:, : kept.shape[1], : kept.shape[2]]
         above = row
-    return np.concatenate(rows, axis=1)
+    return result
 
 
 def _blend(before: np.ndarray, after: np.ndarray, extent: int, axis: int) -> None:

@@ -45,6 +45,11 @@ class AutoencoderKLConfig:
             ("down_block_types", "DownEncoderBlock2D"),
             ("up_block_types", "UpDecoderBlock2D"),
         ):
+            if len(getattr(self, name)) != len(self.block_out_channels):
+                raise ValueError(
+                    f"{name} must have one entry per level of block_out_channels "
+                    f"(got {len(getattr(self, name))} for {len(self.block_out_channels)} levels)"
+                )
             for value in getattr(self, name):
                 if value != allowed:
                     raise ValueError(
