@@ -1,9 +1,6 @@
 """The command line: one dataclass per command."""
 
-import contextlib
 import dataclasses
-import io
-import re
 import secrets
 import sys
 import warnings
@@ -11,13 +8,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import tyro
 from tyro.conf import Positional
 
 import diffusax
+from diffusax.arguments import parse_arguments
 from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.files import load_json, weight_files
 from diffusax.checkpoints.tensors import read_entries
+from diffusax.extras import require_extra
 from diffusax.pipelines.images import contact_sheet, png_parameters
 from diffusax.samplers import SAMPLER_NAMES, scheduler_from_name
 
@@ -84,10 +82,14 @@ def main(args: list[str] | None = None) -> None:
     A mistake ends with one line on stderr and exit code 2.
     """
     warnings.showwarning = _show_warning
-    command = _parse(args)
+    args = sys.argv[1:] if args is None else args
     try:
+        if args[:1] in (["train"], ["cache-latents"]):
+            _train(args)
+            return
+        command = parse_arguments(Generate | Info, args, prog="diffusax")
         generate(command) if isinstance(command, Generate) else info(command)
-    except (ValueError, FloatingPointError, OSError) as error:
+    except (ValueError, FloatingPointError, OSError, ImportError) as error:
         _fail(str(error))
 
 
@@ -147,6 +149,15 @@ def info(command: Info) -> None:
     print(f"samplers: {', '.join(SAMPLER_NAMES)}")
 
 
+def _train(args: list[str]) -> None:
+    # Its dependencies are an extra.
+    require_extra("optax", "train")
+    from diffusax.training.command import cache_command, train_command
+
+    run = train_command if args[0] == "train" else cache_command
+    run(args[1:])
+
+
 def _size(folder: Path, variant: str | None) -> str:
     if not (folder / "config.json").is_file():
         return ""
@@ -178,19 +189,6 @@ def _parameters(command: Generate, sampler: str, seed: int, size: tuple[int, int
     }
     lines.append(", ".join(f"{k}: {v}" for k, v in settings.items() if v is not None))
     return "\n".join(lines)
-
-
-def _parse(args: list[str] | None) -> Generate | Info:
-    """Tyro's parsing, its usage errors in one line."""
-    shown = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(shown):
-            return tyro.cli(Generate | Info, args=args, prog="diffusax")  # type: ignore[call-overload]
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        plain = re.sub(r"\x1b\[[0-9;]*m|[╭╮╰╯│─]+", " ", shown.getvalue())
-        _fail(" ".join(plain.split()).removeprefix("Parsing error "))
 
 
 def _fail(message: str) -> NoReturn:

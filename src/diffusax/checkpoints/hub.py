@@ -1,6 +1,8 @@
 """A checkpoint's folder, from this machine or from the Hugging Face Hub."""
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,10 +38,17 @@ def resolve(
     repo = path_or_repo
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
     local_files_only = local_files_only or constants.HF_HUB_OFFLINE
-    try:
+    with hub_errors(repo, revision):
         if local_files_only:
             return _cached(repo, revision, cache_dir)
         return _download(repo, variant, options)
+
+
+@contextlib.contextmanager
+def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Turns the Hub client's exceptions into a ValueError that says what to do."""
+    try:
+        yield
     except errors.HFValidationError:
         raise ValueError(
             f"{repo!r} is neither a folder here nor a Hub repository id ('owner/name')"

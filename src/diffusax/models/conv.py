@@ -16,10 +16,7 @@ Lowering = Literal["direct", "pointwise", "patches", "winograd"]
 
 def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
     """x: b h w c, kernel: kh kw c d -> b h' w' d, in x's dtype, accumulated in float32."""
-    platform = jax.default_backend()
-    name = choose_lowering(platform, x.shape, kernel.shape, stride, padding)
-    if platform == "cpu" and name in ("direct", "winograd"):
-        return _with_product_gradient(x, kernel, name, stride, padding)
+    name = choose_lowering(jax.default_backend(), x.shape, kernel.shape, stride, padding)
     return LOWERINGS[name](x, kernel, stride, padding)
 
 
@@ -82,6 +79,7 @@ _G = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 _A_T = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """A 3x3 convolution with 16 multiplications per 2x2 outputs instead of 36.
 
@@ -104,6 +102,19 @@ def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) ->
     y = jax.lax.map(lambda x: _winograd_band(x, kernel), x)
     y = jnp.moveaxis(y, 0, 1).reshape(y.shape[1], -1, *y.shape[3:])
     return y[:, :height, :width]
+
+
+@_winograd.defjvp
+def _winograd_tangent(
+    stride: int,
+    padding: Padding,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """The direct convolution's, whose transpose is convolutions again."""
+    (x, kernel), (dx, dkernel) = primals, tangents
+    dy = _direct(dx, kernel, stride, padding) + _direct(x, dkernel, stride, padding)
+    return _winograd(x, kernel, stride, padding), dy
 
 
 def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int) -> int:
@@ -143,43 +154,6 @@ def _combine(weights: Sequence[float], terms: Iterable[jax.Array]) -> jax.Array:
     """The weighted sum, without the terms whose weight is 0."""
     weighted = [w * t for w, t in zip(weights, terms, strict=True) if w]
     return sum(weighted[1:], weighted[0])
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _with_product_gradient(
-    x: jax.Array, kernel: jax.Array, name: Lowering, stride: int, padding: Padding
-) -> jax.Array:
-    """A lowering whose gradient is the transpose of plain matrix products.
-
-    XLA's CPU backend computes the gradient of its own convolution fifty times slower.
-    """
-    return LOWERINGS[name](x, kernel, stride, padding)
-
-
-@_with_product_gradient.defjvp
-def _product_tangent(
-    name: Lowering,
-    stride: int,
-    padding: Padding,
-    primals: tuple[jax.Array, jax.Array],
-    tangents: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    (x, kernel), (dx, dkernel) = primals, tangents
-    dy = _taps(dx, kernel, stride, padding) + _taps(x, dkernel, stride, padding)
-    return _with_product_gradient(x, kernel, name, stride, padding), dy.astype(x.dtype)
-
-
-def _taps(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """The convolution as a sum over the kernel's taps of products over channels, in float32."""
-    terms = [
-        jnp.matmul(pixels, tap, preferred_element_type=jnp.float32)
-        for pixels, tap in zip(
-            _tap_pixels(x, kernel.shape, stride, padding),
-            kernel.reshape(-1, *kernel.shape[2:]),
-            strict=True,
-        )
-    ]
-    return sum(terms[1:], terms[0])
 
 
 def _tap_pixels(

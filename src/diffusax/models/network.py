@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -50,20 +50,35 @@ def abstract(module_class: Any, config: Any) -> tuple[Callable[..., Any], Params
 def initialize(
     module_class: type[nnx.Module], config: Any, *, seed: int = 0, dtype: Any = np.float32
 ) -> Network:
-    """A network with freshly drawn parameters.
+    """A network with freshly drawn parameters, see `initialize_params`."""
+    apply, shapes = abstract(module_class, config)
+    params = initialize_params(shapes, seed=seed, dtype=dtype)
+    return Network(config, apply, params, module_class.__name__)
+
+
+def initialize_params(
+    shapes: Params, *, seed: int = 0, dtype: Any = np.float32, zero: Collection[str] = ()
+) -> Params:
+    """Freshly drawn parameters for a tree of arrays or shapes.
 
     Kernels are normal with variance 1 / fan-in (LeCun et al. 1998), embeddings with deviation 0.02,
     norms one, biases zero. On the host: compiling each layer's initialiser would take far longer.
+
+    Args:
+        shapes: a tree whose leaves have a shape.
+        seed: of NumPy's generator.
+        dtype: of the result.
+        zero: names of layers whose kernels start at zero, as those that end residual branches do.
     """
-    apply, shapes = abstract(module_class, config)
     rng = np.random.default_rng(seed)
 
-    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
         kind = path[-1].key
         if kind in ("scale", "bias"):
             return jnp.full(leaf.shape, kind == "scale", dtype)
         deviation = 0.02 if kind == "embedding" else math.prod(leaf.shape[:-1]) ** -0.5
+        if path[-2].key in zero:
+            deviation = 0.0
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)
 
-    params = jax.tree_util.tree_map_with_path(draw, shapes)
-    return Network(config, apply, params, module_class.__name__)
+    return jax.tree_util.tree_map_with_path(draw, shapes)

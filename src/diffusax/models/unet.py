@@ -1,6 +1,7 @@
 """The conditional UNet of Stable Diffusion 1.x, 2.x and SDXL."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,8 +12,7 @@ from flax import nnx
 from diffusax.config import per_level
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers import Conv2d, Embedding, GroupNorm, Linear
-from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
-from diffusax.models.transformer import Transformer2DModel
+from diffusax.models.unet_blocks import DownBlock, MidBlock, UpBlock, rematerialized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,98 +114,6 @@ def _require(config: UNet2DConditionConfig, name: str) -> None:
         raise ValueError(f"{name} must be given with this class_embed_type or addition_embed_type")
 
 
-class DownBlock(nnx.Module):
-    """Resnets, each followed by a transformer where the level has attention, then a downsampler.
-
-    x: b h w c -> (b h/2 w/2 d, the skip connections in order).
-    """
-
-    def __init__(
-        self,
-        channels: Sequence[tuple[int, int]],
-        transformers: Sequence[dict[str, Any]],
-        resnet: dict[str, Any],
-        *,
-        downsample_padding: int | None,
-        rngs: nnx.Rngs,
-    ):
-        d = channels[-1][1]
-        self.resnets = nnx.List([ResnetBlock2D(*cd, **resnet, rngs=rngs) for cd in channels])
-        self.attentions = _transformers(d, transformers, rngs)
-        self.downsamplers = (
-            nnx.List([Downsample2D(d, padding=downsample_padding, rngs=rngs)])
-            if downsample_padding is not None
-            else None
-        )
-
-    def __call__(
-        self, x: jax.Array, temb: jax.Array, context: jax.Array
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        skips = []
-        for i, resnet in enumerate(self.resnets):
-            x = resnet(x, temb)
-            if self.attentions is not None:
-                x = self.attentions[i](x, context)
-            skips.append(x)
-        if self.downsamplers is not None:
-            x = self.downsamplers[0](x)
-            skips.append(x)
-        return x, skips
-
-
-class MidBlock(nnx.Module):
-    """A resnet, then a transformer and a resnet where there is attention. x: b h w c -> b h w c."""
-
-    def __init__(
-        self,
-        c: int,
-        transformers: Sequence[dict[str, Any]],
-        resnet: dict[str, Any],
-        *,
-        rngs: nnx.Rngs,
-    ):
-        count = 1 + len(transformers)
-        self.resnets = nnx.List([ResnetBlock2D(c, c, **resnet, rngs=rngs) for _ in range(count)])
-        self.attentions = _transformers(c, transformers, rngs)
-
-    def __call__(self, x: jax.Array, temb: jax.Array, context: jax.Array) -> jax.Array:
-        x = self.resnets[0](x, temb)
-        if self.attentions is not None:
-            x = self.resnets[1](self.attentions[0](x, context), temb)
-        return x
-
-
-class UpBlock(nnx.Module):
-    """As DownBlock, with one skip connection joined before every resnet, then an upsampler."""
-
-    def __init__(
-        self,
-        channels: Sequence[tuple[int, int]],
-        transformers: Sequence[dict[str, Any]],
-        resnet: dict[str, Any],
-        *,
-        upsample: bool,
-        rngs: nnx.Rngs,
-    ):
-        d = channels[-1][1]
-        self.resnets = nnx.List([ResnetBlock2D(*cd, **resnet, rngs=rngs) for cd in channels])
-        self.attentions = _transformers(d, transformers, rngs)
-        self.upsamplers = nnx.List([Upsample2D(d, rngs=rngs)]) if upsample else None
-
-    def __call__(
-        self, x: jax.Array, skips: list[jax.Array], temb: jax.Array, context: jax.Array
-    ) -> jax.Array:
-        """Takes its skip connections off the end of `skips`."""
-        for i, resnet in enumerate(self.resnets):
-            x = resnet(jnp.concatenate([x, skips.pop()], axis=-1), temb)
-            if self.attentions is not None:
-                x = self.attentions[i](x, context)
-        if self.upsamplers is not None:
-            _, h, w, _ = skips[-1].shape
-            x = self.upsamplers[0](x, (h, w))
-        return x
-
-
 class UNet2DConditionModel(nnx.Module):
     """Predicts the noise (or v, or the sample) in latents (Rombach et al. 2022).
 
@@ -250,6 +158,7 @@ class UNet2DConditionModel(nnx.Module):
         added_cond: dict[str, jax.Array] | None = None,
         down_block_additional_residuals: Sequence[jax.Array] | None = None,
         mid_block_additional_residual: jax.Array | None = None,
+        gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """The prediction, b h w out_channels, in the dtype of the parameters.
 
@@ -262,6 +171,9 @@ class UNet2DConditionModel(nnx.Module):
             added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
             down_block_additional_residuals: a ControlNet's, one for each skip connection.
             mid_block_additional_residual: a ControlNet's, added after the middle block.
+            gradient_checkpointing: what the gradient computes again instead of keeping: "none",
+                "blocks" (each resnet and transformer), or "full" (each level as a whole, and in it
+                each resnet and transformer; the least memory).
 
         Raises:
             ValueError: a condition that the config asks for is missing.
@@ -275,19 +187,25 @@ class UNet2DConditionModel(nnx.Module):
 
         x = self.conv_in(sample)
         skips = [x]
+        inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
         for down in self.down_blocks:
-            x, outputs = down(x, temb, context)
+            run_down = functools.partial(down, remat=inner)
+            x, outputs = rematerialized(run_down, whole)(x, temb, context)
             skips += outputs
         if down_block_additional_residuals is not None:
             skips = [s + r for s, r in zip(skips, down_block_additional_residuals, strict=True)]
 
         if self.mid_block is not None:
-            x = self.mid_block(x, temb, context)
+            run_mid = functools.partial(self.mid_block, remat=inner)
+            x = rematerialized(run_mid, whole)(x, temb, context)
         if mid_block_additional_residual is not None:
             x = x + mid_block_additional_residual
 
         for up in self.up_blocks:
-            x = up(x, skips, temb, context)
+            taken = [skips.pop() for _ in up.resnets]
+            size = (skips[-1].shape[1], skips[-1].shape[2]) if skips else None
+            run_up = functools.partial(up, size=size, remat=inner)
+            x = rematerialized(run_up, whole)(x, taken, temb, context)
         return self.conv_out(nnx.silu(self.conv_norm_out(x)))
 
     def _embed(
@@ -341,11 +259,6 @@ def _class_embedding(config: UNet2DConditionConfig, d: int, rngs: nnx.Rngs) -> A
         case "simple_projection":
             return Linear(c, d, rngs=rngs)
     return Embedding(config.num_class_embeds, d, rngs=rngs) if config.num_class_embeds else None
-
-
-def _transformers(c: int, options: Sequence[dict[str, Any]], rngs: nnx.Rngs) -> Any:
-    transformers = [Transformer2DModel(c, **o, rngs=rngs) for o in options]
-    return nnx.List(transformers) if transformers else None
 
 
 def _resnet_options(config: UNet2DConditionConfig, temb_dim: int) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""The down, middle and up blocks of the UNet."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
+from diffusax.models.transformer import Transformer2DModel
+
+
+def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
+    """The module; where `on`, with activations computed again for the gradient instead of kept."""
+    return jax.checkpoint(lambda *args: module(*args)) if on else module
+
+
+class DownBlock(nnx.Module):
+    """Resnets, each followed by a transformer where the level has attention, then a downsampler.
+
+    x: b h w c -> (b h/2 w/2 d, the skip connections in order).
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[tuple[int, int]],
+        transformers: Sequence[dict[str, Any]],
+        resnet: dict[str, Any],
+        *,
+        downsample_padding: int | None,
+        rngs: nnx.Rngs,
+    ):
+        d = channels[-1][1]
+        self.resnets = nnx.List([ResnetBlock2D(*cd, **resnet, rngs=rngs) for cd in channels])
+        self.attentions = _transformers(d, transformers, rngs)
+        self.downsamplers = (
+            nnx.List([Downsample2D(d, padding=downsample_padding, rngs=rngs)])
+            if downsample_padding is not None
+            else None
+        )
+
+    def __call__(
+        self, x: jax.Array, temb: jax.Array, context: jax.Array, remat: bool = False
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        skips = []
+        for i, resnet in enumerate(self.resnets):
+            x = rematerialized(resnet, remat)(x, temb)
+            if self.attentions is not None:
+                x = rematerialized(self.attentions[i], remat)(x, context)
+            skips.append(x)
+        if self.downsamplers is not None:
+            x = self.downsamplers[0](x)
+            skips.append(x)
+        return x, skips
+
+
+class MidBlock(nnx.Module):
+    """A resnet, then a transformer and a resnet where there is attention. x: b h w c -> b h w c."""
+
+    def __init__(
+        self,
+        c: int,
+        transformers: Sequence[dict[str, Any]],
+        resnet: dict[str, Any],
+        *,
+        rngs: nnx.Rngs,
+    ):
+        count = 1 + len(transformers)
+        self.resnets = nnx.List([ResnetBlock2D(c, c, **resnet, rngs=rngs) for _ in range(count)])
+        self.attentions = _transformers(c, transformers, rngs)
+
+    def __call__(
+        self, x: jax.Array, temb: jax.Array, context: jax.Array, remat: bool = False
+    ) -> jax.Array:
+        x = rematerialized(self.resnets[0], remat)(x, temb)
+        if self.attentions is not None:
+            x = rematerialized(self.attentions[0], remat)(x, context)
+            x = rematerialized(self.resnets[1], remat)(x, temb)
+        return x
+
+
+class UpBlock(nnx.Module):
+    """As DownBlock, with one skip connection joined before every resnet, then an upsampler."""
+
+    def __init__(
+        self,
+        channels: Sequence[tuple[int, int]],
+        transformers: Sequence[dict[str, Any]],
+        resnet: dict[str, Any],
+        *,
+        upsample: bool,
+        rngs: nnx.Rngs,
+    ):
+        d = channels[-1][1]
+        self.resnets = nnx.List([ResnetBlock2D(*cd, **resnet, rngs=rngs) for cd in channels])
+        self.attentions = _transformers(d, transformers, rngs)
+        self.upsamplers = nnx.List([Upsample2D(d, rngs=rngs)]) if upsample else None
+
+    def __call__(
+        self,
+        x: jax.Array,
+        skips: Sequence[jax.Array],
+        temb: jax.Array,
+        context: jax.Array,
+        size: tuple[int, int] | None = None,
+        remat: bool = False,
+    ) -> jax.Array:
+        """skips: as many as there are resnets, the last one first. size: h w after upsampling."""
+        for i, (resnet, skip) in enumerate(zip(self.resnets, skips, strict=True)):
+            x = rematerialized(resnet, remat)(jnp.concatenate([x, skip], axis=-1), temb)
+            if self.attentions is not None:
+                x = rematerialized(self.attentions[i], remat)(x, context)
+        return x if self.upsamplers is None else self.upsamplers[0](x, size)
+
+
+def _transformers(c: int, options: Sequence[dict[str, Any]], rngs: nnx.Rngs) -> Any:
+    transformers = [Transformer2DModel(c, **o, rngs=rngs) for o in options]
+    return nnx.List(transformers) if transformers else None

@@ -1,0 +1,209 @@
+"""Latents and text embeddings computed once, so that training needs neither network for them."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm.auto import tqdm
+
+from diffusax.checkpoints.networks import write_json
+from diffusax.extras import require_extra
+from diffusax.models.network import Network
+from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
+from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
+from diffusax.training.data import DataConfig, Element, choose_caption, load_image, prepare_image
+from diffusax.training.sources import ArrowSource, Source, open_source
+
+_INDEX = "cache.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig(DataConfig):
+    """Encode a data set once; `train text-to-image --data OUTPUT` then uses the result."""
+
+    model: str = ""
+    """The checkpoint whose autoencoder and text encoder are used."""
+    output: str = "out/cache"
+    """The folder to write."""
+    text_embeddings: bool = False
+    """Store what the text encoder makes of the captions, not only their tokens."""
+    copies: int = 1
+    """How often to store each picture, each time cropped and mirrored anew."""
+    batch_size: int = 16
+    """Pictures encoded at a time."""
+    seed: int = 0
+    """Of crops, mirroring and the choice among several captions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSource:
+    """Rows as arrays: moments (h w 2z, mean and log variance) and what stands for the caption."""
+
+    rows: ArrowSource
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+    @classmethod
+    def open(cls, folder: str, *, vae: Network) -> "CachedSource":
+        """The cache in a folder.
+
+        Raises:
+            ValueError: it was made with another autoencoder, or is not whole.
+        """
+        index = json.loads((Path(folder) / _INDEX).read_text("utf-8"))
+        if index["vae"] != fingerprint(vae):
+            raise ValueError(
+                f"the latents in {folder} are of another autoencoder than the checkpoint's; write "
+                "them again with cache-latents"
+            )
+        files = tuple(str(Path(folder) / name) for name in index["files"])
+        missing = [file for file in files if not Path(file).is_file()]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing; write the cache again with cache-latents")
+        shapes = {name: tuple(shape) for name, shape in index["shapes"].items()}
+        return cls(ArrowSource(files, files), shapes, index["dtypes"])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            name: np.frombuffer(value, self.dtypes[name]).reshape(self.shapes[name])
+            for name, value in self.rows[index].items()
+        }
+
+    def name(self, index: int) -> str:
+        """The file and the row in it."""
+        return self.rows.name(index)
+
+
+def is_cache(path: str) -> bool:
+    """Whether `cache_latents` wrote this folder."""
+    return (Path(path) / _INDEX).is_file()
+
+
+def as_is(row: dict[str, Any], rng: np.random.Generator) -> Element:
+    """A cached row is an example already."""
+    return row
+
+
+def fingerprint(network: Network) -> str:
+    """A digest of the parameters, rounded to float16, so that their dtype does not matter."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(network.params):
+        digest.update(np.asarray(leaf).astype(np.float16).tobytes())
+    return digest.hexdigest()
+
+
+def cache_latents(config: CacheConfig) -> int:
+    """Writes the cache, this process's part of it, and returns its number of rows.
+
+    Broken rows are left out, with a warning.
+
+    Raises:
+        ValueError: the checkpoint or the data set cannot be used; says why.
+    """
+    pyarrow = require_extra("pyarrow", "train")
+    pipe = DiffusionPipeline.from_pretrained(config.model, dtype="float32")
+    source = open_source(config.data, (config.image_column, config.caption_column))
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    encode = _encoder(pipe, config.text_embeddings)
+    count, writer, specs = 0, None, {}
+    file = _part(jax.process_index())
+    for batch in _batches(source, pipe, config):
+        arrays = encode(batch)
+        if writer is None:
+            specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
+            schema = pyarrow.schema([(name, pyarrow.binary()) for name in arrays])
+            writer = pyarrow.ipc.new_file(str(folder / file), schema)
+        columns = [[row.tobytes() for row in arrays[name]] for name in arrays]
+        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+        count += len(columns[0])
+    if writer is None:
+        raise ValueError(f"{config.data} has no row that can be used")
+    writer.close()
+    if jax.process_index() == 0:
+        index = {
+            "files": [_part(i) for i in range(jax.process_count())],
+            "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
+            "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
+            "vae": fingerprint(pipe.vae),
+        }
+        write_json(folder / _INDEX, index)
+    return count
+
+
+def _part(process: int) -> str:
+    return f"part-{process:05}.arrow"
+
+
+def _batches(
+    source: Source, pipe: StableDiffusionPipeline, config: CacheConfig
+) -> Iterator[dict[str, np.ndarray]]:
+    """Pictures and tokens of this process's rows, in order."""
+
+    def prepare(job: int) -> Element | None:
+        copy, index = divmod(job, len(source))
+        rng = np.random.default_rng((config.seed, copy, index))
+        try:
+            row = source[index]
+            pixels = prepare_image(
+                load_image(row[config.image_column]),
+                rng,
+                resolution=config.resolution,
+                center_crop=config.center_crop,
+                random_flip=config.random_flip,
+            )
+            caption = choose_caption(row[config.caption_column], rng)
+        except Exception as error:
+            tqdm.write(f"skipped {source.name(index)}: {error}")
+            return None
+        return {"pixel_values": pixels, "input_ids": pipe.tokenizer(caption)[0]}
+
+    jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
+    with ThreadPoolExecutor(config.threads) as pool:
+        for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
+            chunk = jobs[start : start + config.batch_size]
+            elements = [e for e in pool.map(prepare, chunk) if e is not None]
+            if elements:
+                yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+
+def _encoder(pipe: StableDiffusionPipeline, text_embeddings: bool) -> Any:
+    """The networks over this process's devices; the last batch is filled up to the same shape."""
+    mesh = make_mesh(devices=jax.local_devices())
+    params = jax.device_put(
+        {name: pipe.params[name] for name in ("vae", "text_encoder")}, replicated(mesh)
+    )
+
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
+    def run(params: Any, pixels: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
+        x = pixels.astype(jnp.float32) / 127.5 - 1
+        mean, logvar = pipe.vae.apply(params["vae"], x, method="encode")
+        moments = jnp.concatenate([mean, logvar], axis=-1)
+        if not text_embeddings:
+            return {"moments": moments, "input_ids": ids}
+        hidden = pipe.text_encoder.apply(params["text_encoder"], ids, method="encode")
+        return {"moments": moments, "encoder_hidden_states": hidden}
+
+    size = 0
+
+    def encode(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal size
+        n = len(batch["pixel_values"])
+        size = max(size, n + -n % mesh.size)
+        padded = {k: np.concatenate([v, np.repeat(v[:1], size - n, 0)]) for k, v in batch.items()}
+        put = jax.device_put(padded, batch_sharding(mesh))
+        result = run(params, put["pixel_values"], put["input_ids"])
+        return {name: np.asarray(value)[:n] for name, value in result.items()}
+
+    return encode

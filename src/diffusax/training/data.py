@@ -1,0 +1,227 @@
+"""From rows to batches, with Grain: shuffled, split over hosts, prefetched, resumable."""
+
+import dataclasses
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from diffusax.extras import require_extra
+from diffusax.training.sources import Source
+
+log = logging.getLogger(__name__)
+
+MAX_BROKEN = 0.01
+"""The share of broken rows that stops a run."""
+BROKEN_WINDOW = 1000
+"""Rows before which the share is of this many (or of the whole data set), not of those seen."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where examples come from and how pictures are prepared."""
+
+    data: str = ""
+    """A folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a folder that
+    cache-latents wrote."""
+    image_column: str = "image"
+    """The column with the pictures: bytes, or {bytes, path} as `datasets` writes them."""
+    caption_column: str = "text"
+    """The column with the captions: a text, or a list of which one is drawn each time."""
+    resolution: int = 512
+    """Pixels a side."""
+    center_crop: bool = False
+    """Crop in the middle instead of anywhere."""
+    random_flip: bool = False
+    """Mirror half of the pictures."""
+    workers: int = 0
+    """Processes that decode pictures; 0 decodes in threads of this one."""
+    threads: int = 4
+    """Threads that read rows, in each process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A row that could not be used."""
+
+    name: str
+    reason: str
+
+
+Element = dict[str, np.ndarray]
+Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
+
+
+def load_image(value: Any) -> Image.Image:
+    """The picture in a cell, RGB, upright.
+
+    Raises:
+        ValueError: the cell holds no picture that Pillow can read.
+    """
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str):
+        value = Path(value).read_bytes()
+    if not isinstance(value, bytes):
+        raise ValueError(f"no image bytes, but {type(value).__name__}")
+    return ImageOps.exif_transpose(Image.open(io.BytesIO(value))).convert("RGB")
+
+
+def prepare_image(
+    image: Image.Image,
+    rng: np.random.Generator,
+    *,
+    resolution: int,
+    center_crop: bool,
+    random_flip: bool,
+) -> np.ndarray:
+    """The shorter side resized to `resolution`, a square cut out of it. h w 3 uint8."""
+    width, height = image.size
+    scale = resolution / min(width, height)
+    size = max(resolution, round(width * scale)), max(resolution, round(height * scale))
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    spare = size[0] - resolution, size[1] - resolution
+    left, top = (
+        (round(n / 2) for n in spare) if center_crop else (int(rng.integers(n + 1)) for n in spare)
+    )
+    image = image.crop((left, top, left + resolution, top + resolution))
+    if random_flip and rng.random() < 0.5:
+        image = ImageOps.mirror(image)
+    return np.asarray(image)
+
+
+def choose_caption(value: Any, rng: np.random.Generator) -> str:
+    """The caption in a cell, one of them where there are several.
+
+    Raises:
+        ValueError: it holds no text.
+    """
+    if isinstance(value, list) and value:
+        value = value[rng.integers(len(value))]
+    if not isinstance(value, str):
+        raise ValueError(f"the caption is not a text but {type(value).__name__}")
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """A source as Grain reads it: reading and preparing a row never raises."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return index, self.source[index]
+        except Exception as error:
+            return index, Broken(self.source.name(index), str(error))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    source: Source
+    prepare: Prepare
+
+    def __call__(self, row: Any, rng: np.random.Generator) -> Element | Broken:
+        index, values = row
+        if isinstance(values, Broken):
+            return values
+        try:
+            return self.prepare(values, rng)
+        except Exception as error:
+            return Broken(self.source.name(index), f"{type(error).__name__}: {error}")
+
+
+class Batches:
+    """An endless iterator of batches, whose position can be saved and restored.
+
+    The order depends on the seed, the batch size of a process and the number of processes alone.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        prepare: Prepare,
+        *,
+        batch_size: int,
+        seed: int,
+        workers: int = 0,
+        threads: int = 4,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        """batch_size: of this process. prepare: makes an element of a row; may raise.
+
+        Raises:
+            ValueError: there are fewer rows than processes.
+        """
+        grain = require_extra("grain", "train")
+        if len(source) < process_count:
+            raise ValueError(f"{len(source)} rows are not enough for {process_count} processes")
+        self.batch_size, self.rows = batch_size, len(source)
+        self.seen = self.broken = 0
+        self._named: set[str] = set()
+        dataset = (
+            grain.MapDataset.source(_Rows(source))
+            .seed(seed)
+            .shuffle()[process_index::process_count]
+            .repeat()
+            .random_map(_Prepared(source, prepare))
+            .to_iter_dataset(
+                grain.ReadOptions(
+                    num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
+                )
+            )
+        )
+        if workers:
+            options = grain.MultiprocessingOptions(
+                num_workers=workers, per_worker_buffer_size=2 * batch_size
+            )
+            dataset = dataset.mp_prefetch(options)
+        self._elements = iter(dataset)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Element:
+        """The next batch; each array has batch_size rows.
+
+        Raises:
+            ValueError: more than one row in a hundred is broken.
+        """
+        elements: list[Element] = []
+        while len(elements) < self.batch_size:
+            element = next(self._elements)
+            self.seen += 1
+            if isinstance(element, Broken):
+                self._note(element)
+            else:
+                elements.append(element)
+        return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+    def get_state(self) -> dict[str, Any]:
+        """The position, as JSON values."""
+        return {"grain": self._elements.get_state(), "seen": self.seen, "broken": self.broken}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a position from `get_state`."""
+        self._elements.set_state(state["grain"])
+        self.seen, self.broken = state["seen"], state["broken"]
+
+    def _note(self, row: Broken) -> None:
+        self.broken += 1
+        if row.name not in self._named:
+            self._named.add(row.name)
+            log.warning("skipped %s: %s", row.name, row.reason)
+        if self.broken > MAX_BROKEN * max(self.seen, min(BROKEN_WINDOW, self.rows)):
+            raise ValueError(
+                f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
+                f"last is {row.name}: {row.reason}"
+            )

@@ -1,0 +1,269 @@
+"""The training loop: one compiled step, over and over, so that it can be stopped at any moment."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from diffusax.models.network import Params
+from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
+from diffusax.training.checkpoints import Checkpoints
+from diffusax.training.config import TrainConfig, write_config
+from diffusax.training.data import Batches
+from diffusax.training.ema import begin_ema
+from diffusax.training.export import export
+from diffusax.training.flops import count_flops
+from diffusax.training.optimizers import learning_rate, make_optimizer
+from diffusax.training.recipe import Recipe
+from diffusax.training.reports import Reports, peak_flops
+from diffusax.training.step import TrainState, init_state, make_train_step
+
+log = logging.getLogger(__name__)
+
+
+class Preempted(Exception):
+    """SIGTERM came; the state has been saved."""
+
+
+def train(recipe: Recipe, config: TrainConfig) -> TrainState:
+    """Trains until `config.steps`, from the last checkpoint in the output folder if there is one.
+
+    A run that was killed and started again gives the same parameters, bit for bit, as one that was
+    not. At the end the output folder holds `model`, and `model_ema` where there is an average.
+
+    Raises:
+        ValueError: the batch cannot be split over the devices; too many rows are broken.
+        OSError: the disk is full.
+        Preempted: after SIGTERM, once the state is saved.
+    """
+    run = _Run.start(recipe, config)
+    with _sigterm() as stopping:
+        try:
+            while run.step < config.steps:
+                run.advance()
+                if stopping.is_set():
+                    run.save()
+                    raise Preempted(f"stopped by SIGTERM; saved at step {run.step}")
+            run.save()
+            export(recipe, config, **run.results())
+        finally:
+            run.close()
+    return run.state
+
+
+@dataclasses.dataclass
+class _Run:
+    recipe: Recipe
+    config: TrainConfig
+    mesh: jax.sharding.Mesh
+    state: TrainState
+    frozen: Params
+    batches: Batches
+    checkpoints: Checkpoints
+    reports: Reports
+    meter: "_Meter"
+    optimizer: optax.GradientTransformation
+    step: int
+    saved: int | None
+
+    @classmethod
+    def start(cls, recipe: Recipe, config: TrainConfig) -> "_Run":
+        mesh = make_mesh(config.fsdp)
+        if config.batch_size % (mesh.size * config.accumulate):
+            raise ValueError(
+                f"batch_size={config.batch_size} must be divisible by {mesh.size} devices times "
+                f"accumulate={config.accumulate}"
+            )
+        output = Path(config.output)
+        output.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() == 0:
+            write_config(config, output / "config.yaml")
+        batches = Batches(
+            recipe.source,
+            recipe.prepare,
+            batch_size=config.batch_size // jax.process_count(),
+            seed=config.seed,
+            workers=config.workers,
+            threads=config.threads,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        optimizer = make_optimizer(config, config.steps)
+        checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
+        latest = checkpoints.latest() if config.resume else None
+        create = functools.partial(init_state, optimizer=optimizer, seed=config.seed)
+        if latest is None:
+            params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
+            shardings = tree_sharding(mesh, jax.eval_shape(create, params))
+            state = jax.jit(create, out_shardings=shardings)(params)
+        else:
+            like = _abstract_state(create, recipe.params, config, latest, mesh)
+            state, position = checkpoints.restore(latest, like)
+            batches.set_state(position)
+            log.info("continuing from step %d", latest)
+        step = latest or 0
+        return cls(
+            recipe,
+            config,
+            mesh,
+            state,
+            jax.device_put(recipe.frozen, replicated(mesh)),
+            batches,
+            checkpoints,
+            Reports(config, name=recipe.name, start=step),
+            _Meter(config, step),
+            optimizer,
+            step,
+            latest,
+        )
+
+    def advance(self) -> None:
+        """One step, and what is due after it."""
+        config = self.config
+        if self.step == config.start_step(config.steps) and self.state.ema is None:
+            ema = jax.jit(begin_ema)(self.state.params)
+            self.state = self.state._replace(ema=ema)
+        batch = put_batch(self.mesh, next(self.batches))
+        if self.meter.flops is None:
+            self.meter.flops = self._count_flops(batch)
+        self.state, metrics = self._train_step(self.state, self.frozen, batch)
+        self.step += 1
+        self.meter.add(metrics)
+        self.reports.advance(self.step)
+        if self.step % config.log_every == 0 or self.step == config.steps:
+            rate = learning_rate(config, config.steps)(self.step - 1)
+            self.reports.scalars(self.step, self.meter.read(self.step) | {"lr": float(rate)})
+        if config.validate_every and self.step % config.validate_every == 0:
+            self.validate()
+        if self.step % config.checkpoint_every == 0:
+            self.save()
+
+    def validate(self) -> None:
+        """Draws the recipe's pictures, with averaged parameters where there are any."""
+        if self.recipe.validate is None:
+            return
+        params = gather(self.mesh, (self.state.ema or self.state).params)
+        if jax.process_index() == 0:
+            self.reports.images(self.step, self.recipe.validate(params))
+        self.meter.restart(self.step)
+
+    def save(self) -> None:
+        """Writes a checkpoint of this step, unless there is one."""
+        if self.saved != self.step:
+            self.checkpoints.save(self.step, self.state, self.batches.get_state())
+            self.saved = self.step
+
+    def results(self) -> dict[str, Params | None]:
+        """The parameters and their average, on the host."""
+        ema = self.state.ema
+        return {
+            "params": gather(self.mesh, self.state.params),
+            "ema": None if ema is None else gather(self.mesh, ema.params),
+        }
+
+    def close(self) -> None:
+        """Waits for the checkpoint being written."""
+        self.reports.close()
+        self.checkpoints.finish()
+
+    @functools.cached_property
+    def _train_step(self) -> Callable[..., Any]:
+        step = make_train_step(
+            self.recipe.loss,
+            self.optimizer,
+            accumulate=self.config.accumulate,
+            ema=self.config,
+            ema_start=self.config.start_step(self.config.steps) or 0,
+        )
+
+        def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
+            state, metrics = step(state, frozen, batch)
+            shardings = tree_sharding(self.mesh, state)
+            return jax.lax.with_sharding_constraint(state, shardings), metrics
+
+        return jax.jit(sharded, donate_argnums=0)
+
+    def _count_flops(self, batch: Any) -> int:
+        """Of a step: the forward pass three times, whatever is computed again for the gradient."""
+        keys = jax.vmap(jax.random.key)(jnp.arange(self.config.batch_size))
+        return 3 * count_flops(self.recipe.loss, self.state.params, self.frozen, batch, keys)
+
+
+class _Meter:
+    """Losses and speed since the last reading."""
+
+    def __init__(self, config: TrainConfig, step: int):
+        self.config = config
+        self.flops: int | None = None
+        self.peak = peak_flops(config)
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self.metrics: list[dict[str, jax.Array]] = []
+        self.step, self.time = step, time.perf_counter()
+
+    def add(self, metrics: dict[str, jax.Array]) -> None:
+        self.metrics.append(metrics)
+
+    def read(self, step: int) -> dict[str, float]:
+        """Means over the steps since the last reading; waits for the last of them."""
+        finite = jax.device_get(self.metrics)
+        losses = [float(m["loss"]) for m in finite if jnp.isfinite(m["loss"])]
+        values = {
+            "loss": sum(losses) / max(len(losses), 1),
+            "grad_norm": float(finite[-1]["grad_norm"]) if finite else 0.0,
+            "skipped": int(finite[-1]["skipped"]) if finite else 0,
+        }
+        steps = step - self.step
+        seconds = time.perf_counter() - self.time
+        values["images_per_s"] = steps * self.config.batch_size / seconds
+        if self.flops:
+            rate = self.flops * steps / seconds
+            values["tflops"] = rate / 1e12
+            if self.peak:
+                values["mfu"] = rate / self.peak
+        self.restart(step)
+        return values
+
+
+def _abstract_state(
+    create: Callable[[Params], TrainState],
+    params: Params,
+    config: TrainConfig,
+    step: int,
+    mesh: jax.sharding.Mesh,
+) -> TrainState:
+    """Shapes and shardings of the state after `step`."""
+    shapes = jax.eval_shape(create, params)
+    start = config.start_step(config.steps)
+    if start is not None and step > start:
+        shapes = shapes._replace(ema=jax.eval_shape(begin_ema, shapes.params))
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes,
+        tree_sharding(mesh, shapes),
+    )
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, in the main thread; elsewhere signals are not ours to take."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGTERM, before)

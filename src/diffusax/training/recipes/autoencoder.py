@@ -1,0 +1,168 @@
+"""The autoencoder from scratch: absolute error, image gradients, structure, and a little KL.
+
+The terms of Rombach et al. 2022, appendix G, without the learned perceptual and adversarial ones,
+whose networks would have to be had first.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+
+from diffusax.checkpoints import load_network, save_network
+from diffusax.models.network import Network, Params, initialize_params
+from diffusax.pipelines.images import to_pil
+from diffusax.training.config import TrainConfig
+from diffusax.training.data import Element, load_image, prepare_image
+from diffusax.training.losses import (
+    gradient_difference,
+    kl_divergence,
+    structural_dissimilarity,
+)
+from diffusax.training.recipe import Recipe
+from diffusax.training.sources import Source, open_source
+from diffusax.training.step import Batch, cast_floating
+
+_SAMPLES = 64
+"""Pictures from which the scale of the latents is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderConfig(TrainConfig):
+    """Train an autoencoder on pictures."""
+
+    model: str = ""
+    """The autoencoder to start from: a folder with config.json and weights."""
+    from_scratch: bool = False
+    """Draw the parameters afresh."""
+    gradient_weight: float = 1.0
+    """Of the difference of image gradients."""
+    ssim_weight: float = 0.1
+    """Of (1 - SSIM) / 2."""
+    kl_weight: float = 1e-6
+    """Of the KL divergence, summed over an example's latents and divided by its pixels."""
+    compute_dtype: str = "bfloat16"
+    """Of the network's computations, float32 or bfloat16; parameters are float32."""
+    validation_images: int = 8
+    """How many pictures of the data set to reconstruct for validation."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReconstructionLoss:
+    """What a picture (b H W 3 uint8, under "pixel_values") loses on its way through the latents."""
+
+    vae: Network
+    gradient_weight: float
+    ssim_weight: float
+    kl_weight: float
+    compute_dtype: Any = jnp.float32
+
+    def __call__(self, params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """The loss of each example, b, float32."""
+        weights = cast_floating(params["vae"], self.compute_dtype)
+        x = batch["pixel_values"].astype(jnp.float32) / 127.5 - 1
+        mean, logvar = (m.astype(jnp.float32) for m in self.vae.apply(weights, x, method="encode"))
+        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
+        z = mean + jnp.exp(0.5 * logvar) * noise
+        y = self.vae.apply(weights, z, method="decode").astype(jnp.float32)
+        pixels = x.shape[1] * x.shape[2] * x.shape[3]
+        return (
+            jnp.abs(x - y).mean((1, 2, 3))
+            + self.gradient_weight * gradient_difference(x, y)
+            + self.ssim_weight * structural_dissimilarity(x, y)
+            + self.kl_weight * kl_divergence(mean, logvar) / pixels
+        )
+
+
+def autoencoder(config: AutoencoderConfig) -> Recipe:
+    """The recipe, with the network loaded or drawn and the data set opened.
+
+    Raises:
+        ValueError: the network or the data set cannot be used; says why.
+    """
+    vae = load_network(Path(config.model), dtype="float32")
+    if config.from_scratch:
+        vae = dataclasses.replace(vae, params=initialize_params(vae.params, seed=config.seed))
+    source = open_source(config.data, (config.image_column,))
+    prepare = _Prepare(config)
+    return Recipe(
+        name="autoencoder",
+        params={"vae": vae.params},
+        frozen={},
+        loss=ReconstructionLoss(
+            vae,
+            config.gradient_weight,
+            config.ssim_weight,
+            config.kl_weight,
+            jnp.dtype(config.compute_dtype),
+        ),
+        source=source,
+        prepare=prepare,
+        save=_Save(vae, source, prepare),
+        validate=_Validate(vae, source, prepare, config.validation_images),
+    )
+
+
+def latent_scale(vae: Network, params: Params, pixels: np.ndarray) -> float:
+    """1 / the standard deviation of the latents of some pictures (Rombach et al. 2022, section G).
+
+    pixels: b H W 3 uint8.
+    """
+    x = jnp.asarray(pixels, jnp.float32) / 127.5 - 1
+    mean, logvar = jax.jit(lambda p, x: vae.apply(p, x, method="encode"))(params, x)
+    return float(1 / jnp.sqrt(jnp.var(mean) + jnp.mean(jnp.exp(logvar))))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepare:
+    config: AutoencoderConfig
+
+    def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        pixels = prepare_image(
+            load_image(row[self.config.image_column]),
+            rng,
+            resolution=self.config.resolution,
+            center_crop=self.config.center_crop,
+            random_flip=self.config.random_flip,
+        )
+        return {"pixel_values": pixels}
+
+
+def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:
+    """Rows spread evenly over the data set. b H W 3 uint8."""
+    indices = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
+    rng = np.random.default_rng(0)
+    return np.stack([prepare(source[int(i)], rng)["pixel_values"] for i in indices])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Save:
+    """Writes the network with the scaling factor that its latents ask for."""
+
+    vae: Network
+    source: Source
+    prepare: _Prepare
+
+    def __call__(self, params: Params, folder: Path) -> None:
+        scale = latent_scale(self.vae, params["vae"], _sample(self.source, self.prepare, _SAMPLES))
+        config = dataclasses.replace(self.vae.config, scaling_factor=scale)
+        save_network(dataclasses.replace(self.vae, config=config, params=params["vae"]), folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Validate:
+    """Pictures beside their reconstructions."""
+
+    vae: Network
+    source: Source
+    prepare: _Prepare
+    count: int
+
+    def __call__(self, params: Params) -> list[Image.Image]:
+        x = _sample(self.source, self.prepare, self.count).astype(np.float32) / 127.5 - 1
+        y = np.asarray(jax.jit(self.vae.apply)(params["vae"], x))
+        return to_pil(np.clip(np.concatenate([x, y], axis=2) / 2 + 0.5, 0, 1))

@@ -1,0 +1,121 @@
+"""What a run says of itself: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+from tqdm.auto import tqdm
+
+from diffusax.extras import require_extra
+from diffusax.pipelines.images import contact_sheet
+from diffusax.training.config import TrainConfig
+
+# Dense bfloat16, from the makers' data sheets, in FLOP/s for one JAX device.
+PEAK_FLOPS = {
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA L4": 121e12,
+}
+
+
+def peak_flops(config: TrainConfig) -> float | None:
+    """Of all devices together, or None where it is not known."""
+    if config.peak_tflops is not None:
+        return config.peak_tflops * 1e12 * jax.device_count()
+    kind = jax.devices()[0].device_kind
+    known = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(known, key=len)] * jax.device_count() if known else None
+
+
+class Reports:
+    """The first process's logs; the other processes' do nothing."""
+
+    def __init__(self, config: TrainConfig, *, name: str, start: int):
+        """start: the step from which the run goes on; later lines of an earlier try are cut off."""
+        self._main = jax.process_index() == 0
+        self._folder = Path(config.output)
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        self._bar = tqdm(
+            total=config.steps, initial=start, desc=name, unit="step", disable=not self._main
+        )
+        if not self._main:
+            return
+        (self._folder / "validation").mkdir(parents=True, exist_ok=True)
+        self._lines = _truncated(self._folder / "metrics.jsonl", start)
+        if "tensorboard" in config.report_to:
+            writer = require_extra("tensorboardX", "train").SummaryWriter
+            self._tensorboard = writer(str(self._folder / "logs"), purge_step=start + 1)
+        if "wandb" in config.report_to:
+            wandb = require_extra("wandb", "wandb")
+            self._wandb = wandb.init(
+                project="diffusax", name=name, config=vars(config), dir=str(self._folder)
+            )
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar."""
+        self._bar.update(step - self._bar.n)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """A line of metrics.jsonl, and the same numbers everywhere else."""
+        if not self._main:
+            return
+        shown = {k: f"{values[k]:.3g}" for k in ("loss", "images_per_s", "mfu") if k in values}
+        self._bar.set_postfix(shown)
+        self._lines.write(json.dumps({"step": step, **values}) + "\n")
+        self._lines.flush()
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(values, step=step)
+
+    def images(self, step: int, images: Sequence[Image.Image], *, name: str = "validation") -> None:
+        """A contact sheet in the folder `validation`, and in TensorBoard."""
+        if not self._main:
+            return
+        sheet = contact_sheet(images)
+        sheet.save(self._folder / "validation" / f"{name}-{step:07}.png")
+        if self._tensorboard is not None:
+            self._tensorboard.add_image(name, np.asarray(sheet), step, dataformats="HWC")
+        if self._wandb is not None:
+            wandb = require_extra("wandb", "wandb")
+            self._wandb.log({name: [wandb.Image(image) for image in images]}, step=step)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._bar.close()
+        if not self._main:
+            return
+        self._lines.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _truncated(path: Path, start: int) -> Any:
+    """The file, open at its end, without the lines after `start`, which will be written again."""
+    kept = []
+    if path.is_file():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= start:
+                    kept.append(line)
+            except (json.JSONDecodeError, KeyError):
+                continue
+    path.write_text("".join(line + "\n" for line in kept), "utf-8")
+    return path.open("a", encoding="utf-8")

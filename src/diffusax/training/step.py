@@ -1,0 +1,125 @@
+"""One training step as one compiled program."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from diffusax.models.network import Params
+from diffusax.training.ema import EMAConfig, EMAState, maybe_update_ema
+
+Batch = dict[str, jax.Array]
+Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
+"""(trained parameters, frozen parameters, batch, one random key per example) -> losses, b."""
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step, besides its position in the data."""
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    ema: EMAState | None
+    key: jax.Array
+    """Of the run, as `jax.random.key_data`; it never changes."""
+    skipped: jax.Array
+    """Steps whose loss or gradients were not finite; they changed nothing."""
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    """The state before the first step; parameters become float32."""
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=optimizer.init(params),
+        ema=None,
+        key=jax.random.key_data(jax.random.key(seed)),
+        skipped=jnp.int32(0),
+    )
+
+
+def make_train_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    accumulate: int = 1,
+    ema: EMAConfig | None = None,
+    ema_start: int = 0,
+) -> Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
+
+    Example i of step s draws from fold_in(fold_in(key, s), i), so neither the number of
+    microbatches nor the number of devices changes what is drawn.
+
+    Args:
+        loss: see `Loss`.
+        optimizer: gradients to updates.
+        accumulate: microbatches of a batch, one after the other; its size must be divisible.
+        ema: the rule, for states that hold an average.
+        ema_start: the step after which the average began.
+
+    Returns:
+        Metrics are scalars: loss, grad_norm (before clipping) and skipped (so far).
+    """
+
+    def mean_loss(params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        return loss(params, frozen, batch, keys).mean()
+
+    def gradients(
+        params: Params, frozen: Params, batch: Batch, keys: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        value_and_grad = jax.value_and_grad(mean_loss)
+        if accumulate == 1:
+            return value_and_grad(params, frozen, batch, keys)
+
+        def add(total: Any, microbatch: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, value_and_grad(params, frozen, *microbatch)), None
+
+        zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        split = jax.tree.map(lambda x: _microbatches(x, accumulate), (batch, keys))
+        total, _ = jax.lax.scan(add, zero, split)
+        return jax.tree.map(lambda x: x / accumulate, total)
+
+    def train_step(
+        state: TrainState, frozen: Params, batch: Batch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        size = jax.tree.leaves(batch)[0].shape[0]
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
+        value, grads = gradients(state.params, frozen, batch, keys)
+        grad_norm = optax.global_norm(grads)
+        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        new = (optax.apply_updates(state.params, updates), opt_state)
+        old = (state.params, state.opt_state)
+        params, opt_state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        step = state.step + 1
+        skipped = state.skipped + ~finite
+        average = maybe_update_ema(
+            ema or EMAConfig(),
+            state.ema,
+            params,
+            steps_since_start=step - ema_start,
+            images_per_step=size,
+        )
+        metrics = {"loss": value, "grad_norm": grad_norm, "skipped": skipped}
+        return TrainState(step, params, opt_state, average, state.key, skipped), metrics
+
+    return train_step
+
+
+def cast_floating(tree: Params, dtype: Any) -> Params:
+    """The tree with its floating-point leaves in another dtype; gradients keep the first."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
+
+
+def _microbatches(x: jax.Array, count: int) -> jax.Array:
+    """(b, ...) -> (count, b / count, ...), every device's examples spread over all microbatches."""
+    return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
