@@ -2,12 +2,15 @@
 
 import contextlib
 import errno
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from diffusax.extras import require_extra
 from diffusax.training.step import TrainState
@@ -47,12 +50,11 @@ class Checkpoints:
         with self._disk_errors(step):
             self._manager.wait_until_finished()
             self._check_space(state)
-            positions = {f"process_{jax.process_index()}": position}
             self._manager.save(
                 step,
                 args=self._ocp.args.Composite(
                     state=self._ocp.args.StandardSave(state),
-                    **{_data_item(): self._ocp.args.JsonSave(positions)},
+                    data=self._ocp.args.JsonSave(_of_all_processes(position)),
                 ),
                 force=True,
             )
@@ -61,15 +63,25 @@ class Checkpoints:
         """The state and the data position after `step`.
 
         like: arrays or shapes with shardings, where the arrays are to lie.
+
+        Raises:
+            ValueError: it was written by another number of processes.
         """
         restored = self._manager.restore(
             step,
             args=self._ocp.args.Composite(
                 state=self._ocp.args.StandardRestore(like),
-                **{_data_item(): self._ocp.args.JsonRestore()},
+                data=self._ocp.args.JsonRestore(),
             ),
         )
-        return restored["state"], restored[_data_item()][f"process_{jax.process_index()}"]
+        positions = restored["data"]["processes"]
+        if len(positions) != jax.process_count():
+            raise ValueError(
+                f"the run in {self.folder} had {len(positions)} processes and now has "
+                f"{jax.process_count()}, so its position in the data is of no use; start it again "
+                "with as many, or with resume=False"
+            )
+        return restored["state"], positions[jax.process_index()]
 
     def finish(self) -> None:
         """Waits until everything is written."""
@@ -103,5 +115,13 @@ class Checkpoints:
             ) from error
 
 
-def _data_item() -> str:
-    return f"data_{jax.process_index()}"
+def _of_all_processes(position: dict[str, Any]) -> dict[str, Any]:
+    """Every process's position; one process writes them all."""
+    if jax.process_count() == 1:
+        return {"processes": [position]}
+    text = np.frombuffer(json.dumps(position).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(text)))
+    padded = np.pad(text, (0, int(sizes.max()) - len(text)))
+    rows = multihost_utils.process_allgather(padded)
+    texts = [row[:size].tobytes() for row, size in zip(rows, sizes)]
+    return {"processes": [json.loads(text) for text in texts]}

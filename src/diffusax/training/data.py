@@ -181,6 +181,10 @@ class Batches:
             )
         )
         if workers:
+            flags = require_extra("absl.flags", "train").FLAGS
+            if not flags.is_parsed():
+                # Grain's worker processes read absl flags, which only an absl program has parsed.
+                flags.mark_as_parsed()
             options = grain.MultiprocessingOptions(
                 num_workers=workers, per_worker_buffer_size=2 * batch_size
             )

@@ -1,0 +1,141 @@
+"""Averages of parameters against float64 NumPy and against diffusers' EMAModel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers.training_utils import EMAModel
+
+from diffusax.training.ema import EMAConfig, begin_ema, maybe_update_ema, update_ema
+
+STEPS = 40
+
+
+def walk(seed: int = 0) -> np.ndarray:
+    """Parameters of each step, a random walk; the first is the start."""
+    steps = np.random.default_rng(seed).standard_normal((STEPS + 1, 3, 5))
+    return np.cumsum(steps, axis=0).astype(np.float32)
+
+
+def run(config: EMAConfig, values: np.ndarray, *, images: int = 1, start: int = 0) -> np.ndarray:
+    """The average after each step from `start` on, as in the training step."""
+    update = jax.jit(
+        lambda state, params, since: maybe_update_ema(
+            config, state, params, steps_since_start=since, images_per_step=images
+        )
+    )
+    state = begin_ema({"w": jnp.asarray(values[start])})
+    averages = []
+    for step in range(start + 1, len(values)):
+        state = update(state, {"w": jnp.asarray(values[step])}, step - start)
+        averages.append(np.asarray(state.params["w"]))
+    return np.stack(averages)
+
+
+RULES = {
+    "constant": (EMAConfig(ema="constant", ema_decay=0.97), lambda n: 0.97),
+    "ramp": (EMAConfig(ema="ramp", ema_decay=0.75), lambda n: min(0.75, (1 + n) / (10 + n))),
+    "ramp-floor": (
+        EMAConfig(ema="ramp", ema_min_decay=0.4),
+        lambda n: max(0.4, (1 + n) / (10 + n)),
+    ),
+    "warmup": (
+        EMAConfig(ema="warmup", ema_inv_gamma=2.0, ema_power=0.75, ema_decay=0.9),
+        lambda n: min(0.9, 1 - (1 + n / 2) ** -0.75),
+    ),
+    "half_life": (
+        EMAConfig(ema="half_life", ema_half_life_images=100),
+        lambda n: 0.5 ** (8 / 100),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_follows_its_rule(name):
+    config, decay = RULES[name]
+    values = walk()
+    expected = values[0].astype(np.float64)
+    averages = run(config, values, images=8)
+    for n, average in enumerate(averages, 1):
+        expected = decay(n) * expected + (1 - decay(n)) * values[n]
+        np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_matches_diffusers(after, warmup):
+    options = {"inv_gamma": 1.5, "power": 0.75} if warmup else {}
+    parameter = torch.nn.Parameter(torch.tensor(walk()[0]))
+    theirs = EMAModel(
+        [parameter], decay=0.8, use_ema_warmup=warmup, update_after_step=after, **options
+    )
+    ours = EMAConfig(
+        ema="warmup" if warmup else "ramp",
+        ema_decay=0.8,
+        ema_start=after + 1,
+        **{f"ema_{name}": value for name, value in options.items()},
+    )
+    values = walk()
+    averages = run(ours, values, start=ours.start_step(STEPS))
+    for step in range(1, STEPS + 1):
+        parameter.data = torch.tensor(values[step])
+        theirs.step([parameter])
+        if step > after + 1:
+            expected = theirs.shadow_params[0].numpy()
+            np.testing.assert_allclose(averages[step - after - 2], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_starting_late_is_starting_anew_from_there():
+    config = EMAConfig(ema="warmup", ema_start=15)
+    late = run(config, walk(), start=config.start_step(STEPS))
+    anew = run(EMAConfig(ema="warmup"), walk()[15:])
+    np.testing.assert_array_equal(late, anew)
+
+
+def test_start_is_a_fraction_of_the_run_below_one_and_a_step_from_one_on():
+    assert EMAConfig(ema="constant", ema_start=0.9).start_step(2000) == 1800
+    assert EMAConfig(ema="constant", ema_start=1).start_step(2000) == 1
+    assert EMAConfig(ema="constant", ema_start=700).start_step(2000) == 700
+    assert EMAConfig(ema_start=0.5).start_step(2000) is None
+
+
+def test_every_k_steps_averages_only_those():
+    config = EMAConfig(ema="constant", ema_decay=0.9, ema_every=4)
+    values = walk()
+    expected = run(EMAConfig(ema="constant", ema_decay=0.9), values[::4])
+    np.testing.assert_allclose(run(config, values)[3::4], expected, rtol=1e-6)
+    np.testing.assert_array_equal(run(config, values)[4:7], run(config, values)[[3, 3, 3]])
+
+
+def test_half_life_counts_the_images_between_updates():
+    config = EMAConfig(ema="half_life", ema_half_life_images=64, ema_every=4)
+    state = begin_ema({"w": jnp.ones(1)})
+    state = maybe_update_ema(
+        config, state, {"w": jnp.zeros(1)}, steps_since_start=jnp.int32(4), images_per_step=16
+    )
+    np.testing.assert_allclose(state.params["w"], 0.5, rtol=1e-6)
+
+
+def test_a_decay_near_one_keeps_its_digits():
+    config = EMAConfig(ema="constant", ema_decay=0.99999)
+    state = update_ema(
+        config, begin_ema({"w": jnp.zeros(1)}), {"w": jnp.ones(1)}, images_per_update=1
+    )
+    np.testing.assert_allclose(state.params["w"], 1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ema": "polyak"},
+        {"ema_decay": 1.5},
+        {"ema_min_decay": 0.9, "ema_decay": 0.5},
+        {"ema_every": 0},
+        {"ema_start": -1},
+        {"ema_half_life_images": 0},
+    ],
+)
+def test_options_that_cannot_be(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        EMAConfig(**options)
