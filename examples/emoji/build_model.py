@@ -1,6 +1,6 @@
 """Makes the untrained checkpoint: a vocabulary for the captions, and small networks.
 
-    python examples/emoji/build_model.py --data out/emoji/data --output out/emoji/untrained
+python examples/emoji/build_model.py --data out/emoji/data --output out/emoji/untrained
 """
 
 import argparse

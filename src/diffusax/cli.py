@@ -26,8 +26,9 @@ class Generate:
 
     prompt: Positional[str]
     """What to draw."""
-    model: str
-    """A checkpoint: a folder in diffusers' layout, or a Hub repository id."""
+    model: str = "emoji"
+    """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
+    model inside the package, which draws emoji."""
     negative_prompt: str = ""
     """What to steer away from."""
     steps: int = 20

@@ -14,11 +14,6 @@ from diffusax.training.sources import cache_folder, open_source
 COLUMNS = ("image", "text")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DIFFUSAX_CACHE", str(tmp_path / "cache"))
-
-
 def texts(source) -> list[str]:
     return [source[i]["text"] for i in range(len(source))]
 
@@ -34,7 +29,8 @@ def test_parquet_shards_are_read_in_order(tmp_path, how):
     assert source.name(2).endswith("train-00000.parquet row 2")
 
 
-def test_only_the_columns_named_are_unpacked_and_only_once(tmp_path):
+def test_only_the_columns_named_are_unpacked_and_only_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("DIFFUSAX_CACHE", str(tmp_path / "cache"))
     rows = [{**row(i), "other": i} for i in range(4)]
     folder = write_parquet(tmp_path / "data", rows)
     assert set(open_source(str(folder), COLUMNS)[0]) == {"image", "text"}

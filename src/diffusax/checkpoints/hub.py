@@ -14,6 +14,9 @@ from diffusax.checkpoints.files import choose_weights, load_json, shard_names
 # Components that no pipeline here runs; the safety checker alone is 1.2 GB.
 _SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
 
+EMBEDDED = {"emoji": Path(__file__).parents[1] / "data" / "emoji"}
+"""The checkpoints inside the package, by name."""
+
 
 def resolve(
     path_or_repo: str | Path,
@@ -24,7 +27,9 @@ def resolve(
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """A local folder as it is; anything else as a Hub repository, of which what is used is fetched.
+    """A folder as it is, an embedded checkpoint by its name, anything else as a Hub repository.
+
+    Of a repository, what is used is fetched.
 
     Honours HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored login, as huggingface_hub does.
 
@@ -33,6 +38,8 @@ def resolve(
     """
     if Path(path_or_repo).is_dir():
         return Path(path_or_repo)
+    if path_or_repo in EMBEDDED:
+        return EMBEDDED[str(path_or_repo)]
     if isinstance(path_or_repo, Path) or path_or_repo.startswith((".", "/", "~")):
         raise ValueError(f"there is no folder {path_or_repo}")
     repo = path_or_repo

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.attention import attention
-from diffusax.models.layers import Embedding, LayerNorm, Linear
+from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +249,4 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
     return x * nnx.sigmoid(1.702 * x)
 
 
-def _gelu(x: jax.Array) -> jax.Array:
-    return nnx.gelu(x, approximate=False)
-
-
-_ACTIVATIONS = {"quick_gelu": _quick_gelu, "gelu": _gelu}
+_ACTIVATIONS = {"quick_gelu": _quick_gelu, "gelu": gelu}

@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 
 from diffusax.models.attention import attention
-from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear
+from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
 
 
 class Attention(nnx.Module):
@@ -45,9 +45,11 @@ class GEGLU(nnx.Module):
         self.proj = Linear(c, 2 * d, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        h = self.proj(x)
-        h, gate = h[..., : h.shape[-1] // 2], h[..., h.shape[-1] // 2 :]
-        return h * nnx.gelu(gate, approximate=False)
+        projected = self.proj(x)
+        d = projected.shape[-1] // 2
+        # The gradient of a split is one concatenation; that of two slices is a sum of padded maps.
+        h, gate = jax.lax.split(projected, (d, d), axis=projected.ndim - 1)
+        return h * gelu(gate)
 
 
 class FeedForward(nnx.Module):

@@ -34,7 +34,7 @@ class DiffusionPipeline:
         """Loads a checkpoint in diffusers' layout.
 
         Args:
-            path_or_repo: a folder, or a Hub repository id.
+            path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
             dtype: of parameters and computation, a name or a JAX dtype; None keeps the files'.
             vae_dtype: the autoencoder's, where it should differ.
             variant: such as "fp16", where the checkpoint has one.

@@ -1,0 +1,29 @@
+"""Puts networks from different folders together into one checkpoint, in the dtype asked for.
+
+    python examples/emoji/assemble.py --base out/emoji/untrained --vae out/emoji/vae/model \
+        --output out/emoji/start
+"""
+
+import argparse
+from pathlib import Path
+
+import diffusax
+
+
+def main() -> None:
+    """Writes the checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", type=Path, required=True, help="the pipeline to start from")
+    parser.add_argument("--vae", type=Path, help="an autoencoder to use instead of its own")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    vae = diffusax.load_network(args.vae, dtype=args.dtype) if args.vae else None
+    pipe = diffusax.DiffusionPipeline.from_pretrained(args.base, dtype=args.dtype, vae=vae)
+    pipe.save_pretrained(args.output)
+    size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
+    print(f"{args.output}: {size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The text-to-image recipe: what its loss draws, drops, caches and recomputes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import diffusax
+from diffusax.training import CacheConfig, TextToImageConfig, cache_latents, text_to_image
+from diffusax.training.data import Batches
+
+SIZE = {"resolution": 32, "center_crop": True}
+
+
+@pytest.fixture(scope="module")
+def recipe(checkpoint, pictures):
+    config = TextToImageConfig(
+        model=str(checkpoint),
+        data=str(pictures),
+        compute_dtype="float32",
+        caption_dropout=0.0,
+        **SIZE,
+    )
+    return text_to_image(config)
+
+
+@pytest.fixture(scope="module")
+def batch(recipe):
+    return next(Batches(recipe.source, recipe.prepare, batch_size=4, seed=0))
+
+
+def keys(n: int = 4) -> jax.Array:
+    return jax.vmap(jax.random.key)(jnp.arange(n))
+
+
+def losses(recipe, batch, **changes) -> np.ndarray:
+    loss = dataclasses.replace(recipe.loss, **changes)
+    return np.asarray(jax.jit(loss)(recipe.params, recipe.frozen, batch, keys()))
+
+
+def test_an_example_has_pixels_and_tokens(recipe, batch):
+    assert batch["pixel_values"].shape == (4, 32, 32, 3)
+    assert batch["pixel_values"].dtype == np.uint8
+    assert batch["input_ids"].shape == (4, 77)
+    assert set(recipe.params) == {"unet"}
+    assert set(recipe.frozen) == {"vae", "text_encoder", "empty"}
+
+
+def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
+    def gradient(level: str):
+        loss = dataclasses.replace(recipe.loss, gradient_checkpointing=level)
+        mean = lambda params: loss(params, recipe.frozen, batch, keys()).mean()  # noqa: E731
+        return jax.grad(mean)
+
+    programs = {}
+    for level in ("none", "blocks", "full"):
+        jaxpr = str(jax.make_jaxpr(gradient(level))(recipe.params))
+        programs[level] = jaxpr.count("remat") + jaxpr.count("checkpoint[")
+    assert programs["none"] == 0 < programs["blocks"] < programs["full"]
+
+    expected = jax.jit(gradient("none"))(recipe.params)
+    result = jax.jit(gradient("full"))(recipe.params)
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_dropped_captions_are_the_empty_one(recipe, batch):
+    empty = {**batch, "input_ids": np.broadcast_to(recipe.frozen["empty"], (4, 77))}
+    kept = losses(recipe, batch)
+    dropped = losses(recipe, batch, caption_dropout=1.0)
+    assert np.abs(kept - dropped).min() > 1e-6
+    np.testing.assert_allclose(dropped, losses(recipe, empty), rtol=1e-6)
+
+
+def test_the_share_of_dropped_captions_and_the_timesteps_are_drawn_evenly(recipe):
+    loss = dataclasses.replace(recipe.loss, caption_dropout=0.25)
+    many = {"moments": jnp.zeros((4000, 2, 2, 8))}
+    draws = loss.draw(many, keys(4000))
+    assert 0.22 < draws.dropped.mean() < 0.28
+    assert draws.timesteps.min() < 5
+    assert draws.timesteps.max() == 999 or draws.timesteps.max() > 990
+    assert abs(draws.timesteps.mean() - 499.5) < 15
+    assert abs(draws.noise.std() - 1) < 0.01
+    assert abs(np.corrcoef(draws.noise.ravel(), draws.latent_noise.ravel())[0, 1]) < 0.01
+
+
+def test_offset_noise_has_a_mean_of_its_own_per_picture_and_channel(recipe):
+    many = {"moments": jnp.zeros((500, 16, 16, 8))}
+    means = {}
+    for offset in (0.0, 0.5):
+        loss = dataclasses.replace(recipe.loss, noise_offset=offset)
+        means[offset] = np.asarray(loss.draw(many, keys(500)).noise.mean((1, 2)))
+    assert abs(means[0.0].std() - 1 / 16) < 0.01
+    assert abs(means[0.5].std() - 0.5) < 0.05
+
+
+def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
+    half = losses(recipe, batch, compute_dtype=jnp.bfloat16)
+    np.testing.assert_allclose(half, losses(recipe, batch), rtol=0.1)
+    loss = dataclasses.replace(recipe.loss, compute_dtype=jnp.bfloat16)
+    gradient = jax.eval_shape(
+        jax.grad(lambda p: loss(p, recipe.frozen, batch, keys()).mean()), recipe.params
+    )
+    assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_path, embedded):
+    cache = CacheConfig(
+        model=str(checkpoint),
+        data=str(pictures),
+        output=str(tmp_path / "cache"),
+        text_embeddings=embedded,
+        batch_size=8,
+        **SIZE,
+    )
+    assert cache_latents(cache) == 30
+    config = TextToImageConfig(
+        model=str(checkpoint),
+        data=cache.output,
+        compute_dtype="float32",
+        caption_dropout=0.0,
+    )
+    cached = text_to_image(config)
+    assert "vae" not in cached.frozen
+    assert ("text_encoder" in cached.frozen) is not embedded
+    rows = [29, 0, 8, 13]
+    rng = np.random.default_rng(0)
+    for dropout in (0.0, 1.0):
+        results = []
+        for r in (recipe, cached):
+            elements = [r.prepare(r.source[i], rng) for i in rows]
+            stacked = {k: np.stack([e[k] for e in elements]) for k in elements[0]}
+            results.append(losses(r, stacked, caption_dropout=dropout))
+        np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_a_cache_of_another_autoencoder_is_refused(checkpoint, pictures, tmp_path):
+    cache = CacheConfig(model=str(checkpoint), data=str(pictures), output=str(tmp_path), **SIZE)
+    cache_latents(cache)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
+    pipe.params["vae"] = jax.tree.map(lambda x: x * 1.1, pipe.params["vae"])
+    pipe.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="of another autoencoder"):
+        text_to_image(TextToImageConfig(model=str(tmp_path / "other"), data=str(tmp_path)))
+
+
+def test_from_scratch_draws_what_is_trained_and_keeps_the_rest(checkpoint, pictures):
+    options = {"model": str(checkpoint), "data": str(pictures), "from_scratch": True, **SIZE}
+    fresh = text_to_image(TextToImageConfig(**options))
+    pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
+    pairs = zip(jax.tree.leaves(fresh.params["unet"]), jax.tree.leaves(pipe.params["unet"]))
+    assert all(not np.array_equal(a, b) for a, b in pairs)
+    assert not fresh.params["unet"]["conv_out"]["kernel"].any()
+    other = text_to_image(TextToImageConfig(**options, seed=1))
+    kernel = lambda r: r.params["unet"]["conv_in"]["kernel"]  # noqa: E731
+    assert not np.array_equal(kernel(fresh), kernel(other))
+
+
+def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_path):
+    recipe = text_to_image(
+        TextToImageConfig(
+            model=str(checkpoint), data=str(pictures), prediction_type="v_prediction", **SIZE
+        )
+    )
+    assert recipe.loss.prediction_type == "v_prediction"
+    recipe.save(recipe.params, tmp_path)
+    saved = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
+    assert saved.scheduler.prediction_type == "v_prediction"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("gradient_checkpointing", "some"),
+        ("prediction_type", "score"),
+        ("caption_dropout", 1.5),
+        ("compute_dtype", "float64"),
+        ("steps", 0),
+        ("report_to", ("paper",)),
+    ],
+)
+def test_options_that_cannot_be(option, value):
+    with pytest.raises(ValueError, match=option):
+        TextToImageConfig(**{option: value})
