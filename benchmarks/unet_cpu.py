@@ -38,7 +38,7 @@ def main() -> None:
 def compare(dtype: str, repeats: int) -> None:
     """Both networks with the same weights and inputs."""
     network = initialize(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
-    reference = pytorch_unet(network.params, getattr(torch, dtype))
+    reference = pytorch_unet(network.params, SD2, getattr(torch, dtype))
     params = jax.tree.map(lambda x: x.astype(dtype), network.params)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 64, 64, 4), np.float32)
@@ -68,15 +68,13 @@ def compare(dtype: str, repeats: int) -> None:
     )
 
 
-def pytorch_unet(params: object, dtype: torch.dtype) -> torch.nn.Module:
-    """diffusers' UNet with our parameters."""
+def pytorch_unet(params: object, config: dict, dtype: torch.dtype) -> torch.nn.Module:
+    """diffusers' UNet with a copy of our parameters."""
     with torch.device("meta"):
-        unet = diffusers.UNet2DConditionModel(**SD2)
+        unet = diffusers.UNet2DConditionModel(**config)
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     state = {
-        checkpoint_name(path): torch.from_numpy(
-            np.ascontiguousarray(to_torch(np.asarray(leaf), path))
-        )
+        checkpoint_name(path): torch.from_numpy(np.array(to_torch(np.asarray(leaf), path)))
         for path, leaf in leaves
     }
     unet.load_state_dict(state, assign=True)

@@ -1,6 +1,6 @@
 """Puts networks from different folders together into one checkpoint, in the dtype asked for.
 
-    python examples/emoji/assemble.py --base out/emoji/untrained --vae out/emoji/vae/model \
+python examples/emoji/assemble.py --base out/emoji/untrained --vae out/emoji/vae/model \
         --output out/emoji/start
 """
 

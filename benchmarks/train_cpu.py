@@ -1,0 +1,134 @@
+"""Training steps per second against diffusers' text-to-image loop in PyTorch, on the CPU.
+
+The same UNet, weights, latents, noise, timesteps and AdamW, float32. Latents and text embeddings
+are given: a step is the UNet's forward and backward pass, clipping and the update. In turns.
+    python benchmarks/train_cpu.py
+"""
+
+import argparse
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from machine import describe, interleaved_medians
+from unet_cpu import pytorch_unet
+
+import diffusax
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.training.optimizers import OptimizerConfig, make_optimizer
+from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
+from diffusax.training.step import init_state, make_train_step
+
+MODELS = {
+    "emoji": {
+        "sample_size": 16,
+        "block_out_channels": (48, 96, 128),
+        "layers_per_block": 1,
+        "down_block_types": ("DownBlock2D", *("CrossAttnDownBlock2D",) * 2),
+        "up_block_types": (*("CrossAttnUpBlock2D",) * 2, "UpBlock2D"),
+        "attention_head_dim": (2, 3, 4),
+        "cross_attention_dim": 192,
+        "norm_num_groups": 16,
+        "use_linear_projection": True,
+    },
+    "quarter of SD 2": {
+        "sample_size": 32,
+        "block_out_channels": (80, 160, 320, 320),
+        "attention_head_dim": (1, 2, 5, 5),
+        "cross_attention_dim": 256,
+        "norm_num_groups": 16,
+        "use_linear_projection": True,
+    },
+}
+TOKENS = {"emoji": 24, "quarter of SD 2": 77}
+BATCHES = {"emoji": 64, "quarter of SD 2": 8}
+LR = 1e-4
+
+
+def compare(name: str, repeats: int) -> None:
+    """Both trainings of a model, a step at a time."""
+    config, b = MODELS[name], BATCHES[name]
+    size = config["sample_size"]
+    network = initialize(UNet2DConditionModel, UNet2DConditionConfig(**config))
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((b, size, size, 4), np.float32) for _ in range(2))
+    hidden = rng.standard_normal((b, TOKENS[name], config["cross_attention_dim"]), np.float32)
+    timesteps = rng.integers(0, 1000, b).astype(np.int32)
+
+    ours = jax_step(network, latents, noise, timesteps, hidden)
+    reference = pytorch_unet(network.params, config, torch.float32)
+    theirs = torch_step(reference, latents, noise, timesteps, hidden)
+    differences = [abs(ours() / theirs() - 1) for _ in range(3)]
+    medians = interleaved_medians({"diffusax": ours, "PyTorch": theirs}, repeats)
+    rates = {system: b / seconds for system, seconds in medians.items()}
+    print(
+        f"{name} ({network.num_params / 1e6:.1f} M parameters, {size}x{size} latents, batch {b}): "
+        f"diffusax {rates['diffusax']:.1f}, PyTorch {rates['PyTorch']:.1f} images/s, "
+        f"{rates['diffusax'] / rates['PyTorch']:.2f} times as fast (median of {repeats}; losses of "
+        f"the first steps differ by {max(differences):.1e})",
+        flush=True,
+    )
+
+
+def jax_step(network, latents, noise, timesteps, hidden):
+    """A function that takes a step and returns the loss."""
+    scheduler = diffusax.DDPMScheduler()
+    # Only the VAE's scale is used where the latents are given.
+    vae = diffusax.models.Network(diffusax.models.AutoencoderKLConfig(), None, {}, "AutoencoderKL")
+    loss = DenoisingLoss(None, network, vae, scheduler.alphas_cumprod, "epsilon")
+    zeros = jnp.zeros_like(latents)
+    moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
+    draws = Draws(zeros, noise, timesteps, jnp.zeros(len(latents), bool))
+    optimizer = make_optimizer(OptimizerConfig(lr=LR), 1000)
+    step = jax.jit(
+        make_train_step(lambda p, f, batch, keys: loss.given(p, f, *batch["all"]), optimizer),
+        donate_argnums=0,
+    )
+    batch = {"all": jax.device_put(({"moments": moments, "encoder_hidden_states": hidden}, draws))}
+    frozen = {"empty": jnp.zeros(hidden.shape[1:])}
+    state = init_state({"unet": network.params}, optimizer, seed=0)
+
+    def run() -> float:
+        nonlocal state
+        state, metrics = step(state, frozen, batch)
+        jax.block_until_ready(state)
+        return float(metrics["loss"])
+
+    return run
+
+
+def torch_step(unet, latents, noise, timesteps, hidden):
+    """The inner loop of diffusers' train_text_to_image.py."""
+    scheduler = diffusers.DDPMScheduler()
+    unet.train()
+    optimizer = torch.optim.AdamW(unet.parameters(), lr=LR, weight_decay=1e-2)
+    latents, noise = (torch.tensor(np.moveaxis(x, -1, 1).copy()) for x in (latents, noise))
+    timesteps, hidden = torch.tensor(timesteps).long(), torch.tensor(hidden)
+
+    def run() -> float:
+        noisy = scheduler.add_noise(latents, noise, timesteps)
+        prediction = unet(noisy, timesteps, hidden, return_dict=False)[0]
+        loss = torch.nn.functional.mse_loss(prediction.float(), noise.float())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return run
+
+
+def main() -> None:
+    """Prints a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    print(describe("torch", "diffusers", "optax"))
+    for name in MODELS:
+        compare(name, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

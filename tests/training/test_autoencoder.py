@@ -1,0 +1,75 @@
+"""The autoencoder recipe."""
+
+import dataclasses
+
+import diffusers
+import jax
+import numpy as np
+import pytest
+import torch
+
+from diffusax.checkpoints import save_network
+from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
+from diffusax.training import AutoencoderConfig, autoencoder, train
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, pictures):
+    folder = tmp_path_factory.mktemp("autoencoder")
+    network = AutoencoderKLConfig(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=4,
+    )
+    save_network(initialize(AutoencoderKL, network), folder / "vae")
+    return AutoencoderConfig(
+        model=str(folder / "vae"),
+        data=str(pictures),
+        output=str(folder / "out"),
+        resolution=16,
+        steps=30,
+        batch_size=8,
+        lr=3e-3,
+        compute_dtype="float32",
+        validate_every=30,
+        validation_images=2,
+        report_to=(),
+    )
+
+
+def test_learns_and_writes_a_network_that_diffusers_opens(config):
+    recipe = autoencoder(config)
+    state = train(recipe, config)
+    keys = jax.vmap(jax.random.key)(np.arange(4))
+    batch = {
+        "pixel_values": np.stack(
+            [
+                recipe.prepare(recipe.source[i], np.random.default_rng(0))["pixel_values"]
+                for i in range(4)
+            ]
+        )
+    }
+    before, after = (
+        float(recipe.loss({"vae": params}, {}, batch, keys).mean())
+        for params in (recipe.params["vae"], state.params["vae"])
+    )
+    assert after < 0.9 * before
+
+    folder = f"{config.output}/model"
+    theirs = diffusers.AutoencoderKL.from_pretrained(folder)
+    x = torch.tensor(batch["pixel_values"]).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        posterior = theirs.encode(x).latent_dist
+        latents = posterior.sample(torch.Generator().manual_seed(0)) * theirs.config.scaling_factor
+    assert 0.7 < latents.std() < 1.3
+
+
+def test_every_term_counts(config):
+    recipe = autoencoder(dataclasses.replace(config, kl_weight=1e-2))
+    keys = jax.vmap(jax.random.key)(np.arange(2))
+    batch = {"pixel_values": np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)}
+    total = recipe.loss(recipe.params, {}, batch, keys)
+    for name in ("gradient_weight", "ssim_weight", "kl_weight"):
+        without = dataclasses.replace(recipe.loss, **{name: 0.0})(recipe.params, {}, batch, keys)
+        assert (without < total).all(), name

@@ -1,0 +1,110 @@
+"""`diffusax train` and `cache-latents`, from the command line to a folder that PyTorch opens."""
+
+import json
+import subprocess
+import sys
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import diffusax
+
+
+def diffusax_command(*args: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "diffusax", *map(str, args)], capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, checkpoint, pictures):
+    """A cache, and a run of four steps on it with validation."""
+    folder = tmp_path_factory.mktemp("command")
+    size = ("--resolution", 32, "--center-crop")
+    done = diffusax_command(
+        "cache-latents", "--model", checkpoint, "--data", pictures, "--output", folder / "c", *size
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote 30 rows" in done.stdout
+    (folder / "a.yaml").write_text("lr: 1e-3\nsteps: 9\nema: ramp\nvalidation_prompts: [a dog]\n")
+    args = ["train", "text-to-image", "--config", folder / "a.yaml", "--set", "steps=4"]
+    args += ["--model", checkpoint, "--data", folder / "c", "--output", folder / "out"]
+    args += ["--batch-size", 4, "--validate-every", 2, "--validation-steps", 2, "--log-every", 2]
+    done = diffusax_command(*args)
+    assert done.returncode == 0, done.stderr
+    return folder / "out", args
+
+
+def test_pytorch_diffusers_opens_both_results(run, checkpoint):
+    output, _ = run
+    before = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)
+    kernels = [before.unet.conv_in.weight]
+    for name in ("model", "model_ema"):
+        pipe = diffusers.StableDiffusionPipeline.from_pretrained(output / name, safety_checker=None)
+        pipe.set_progress_bar_config(disable=True)
+        kernels.append(pipe.unet.conv_in.weight)
+        latents = torch.randn((1, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+        options = {"num_inference_steps": 3, "output_type": "np"}
+        theirs = pipe("a dog", latents=latents, **options).images
+        ours = diffusax.DiffusionPipeline.from_pretrained(output / name)
+        ours = ours("a dog", latents=latents.numpy(), **options).images
+        np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(kernels[i], kernels[j])
+
+
+def test_logs_in_every_form(run):
+    output, _ = run
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert {"loss", "grad_norm", "images_per_s", "tflops", "lr", "skipped"} <= set(lines[0])
+    events = EventAccumulator(str(output / "logs"))
+    events.Reload()
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx([x["loss"] for x in lines])
+    assert [e.step for e in events.Images("validation")] == [2, 4]
+    sheet = Image.open(output / "validation" / "validation-0000004.png")
+    assert sheet.size == (64, 64)
+
+
+def test_the_resolved_options_stand_beside_the_result(run):
+    output, _ = run
+    options = yaml.safe_load((output / "config.yaml").read_text())
+    assert (options["lr"], options["steps"], options["batch_size"]) == (1e-3, 4, 4)
+    card = (output / "model_ema" / "README.md").read_text()
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front)["pipeline_tag"] == "text-to-image"
+    assert "for\n4 steps of 4 examples" in text
+    assert "averaged (ramp)" in text
+    assert "averaged" not in (output / "model" / "README.md").read_text().split("```yaml")[0]
+
+
+def test_a_finished_run_has_nothing_left_to_do(run):
+    output, args = run
+    before = (output / "metrics.jsonl").read_text()
+    done = diffusax_command(*args)
+    assert done.returncode == 0, done.stderr
+    assert (output / "metrics.jsonl").read_text() == before
+
+
+def test_mistakes_are_one_line(checkpoint, pictures, tmp_path):
+    cases = {
+        ("train",): "train takes a recipe: text-to-image, autoencoder (none was given)",
+        ("train", "inpainting"): "(got 'inpainting')",
+        ("train", "text-to-image", "--model", checkpoint): "--data must be given",
+        ("train", "text-to-image", "--lr", "fast"): "--lr",
+        ("train", "text-to-image", "--set", "steps=0"): "steps must be at least 1 (got 0)",
+        (
+            *("train", "text-to-image", "--model", checkpoint, "--data", pictures),
+            *("--caption-column", "caption", "--output", tmp_path / "out"),
+        ): "has no column 'caption'; it has image, text",
+    }
+    for args, message in cases.items():
+        done = diffusax_command(*args)
+        assert done.returncode == 2, (args, done.stderr)
+        assert message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
