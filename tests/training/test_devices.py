@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 RUN = Path(__file__).with_name("devices_run.py")
+TOY = Path(__file__).with_name("toy_run.py")
 
 
 def train(output: Path, model: Path, data: Path, devices: int, *pairs: str) -> list[float]:
@@ -47,3 +49,40 @@ def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, 
         for key, value in weights(tmp_path, name).items():
             # Adam divides by the gradient's size, so that rounding errors of tiny gradients count.
             np.testing.assert_allclose(value, theirs[key], atol=4e-3, err_msg=key)
+
+
+def train_in_two_processes(output: Path, *pairs: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(TOY), str(output), "distributed=true", "ema=ramp", *pairs],
+            env={**environment, "JAX_PROCESS_ID": str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    for process in processes:
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text[-3000:]
+
+
+def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
+    train_in_two_processes(tmp_path / "whole", "fsdp=2")
+    train_in_two_processes(tmp_path / "parts", "fsdp=2", "steps=10")
+    train_in_two_processes(tmp_path / "parts", "fsdp=2")
+    for name in ("model", "model_ema"):
+        whole, parts = (np.load(tmp_path / run / name / "kernel.npy") for run in ("whole", "parts"))
+        np.testing.assert_array_equal(whole, parts)
+
+    subprocess.run([sys.executable, str(TOY), str(tmp_path / "alone")], check=True)
+    losses = {}
+    for run in ("whole", "alone"):
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        losses[run] = [json.loads(line)["loss"] for line in lines]
+    assert losses["whole"][-1] < 0.99 * losses["whole"][0]
+    np.testing.assert_allclose(losses["whole"], losses["alone"], rtol=0.02)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.runtime.mesh import start_processes
 from diffusax.training import Recipe, TrainConfig, read_config, train
 
 ROWS, INPUTS, OUTPUTS = 96, 64, 4096
@@ -63,6 +64,8 @@ def recipe() -> Recipe:
 def main(output: str, *pairs: str) -> None:
     options = ["steps=24", "batch_size=8", "checkpoint_every=4", "log_every=1", "report_to=[]"]
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
+    if config.distributed:
+        start_processes()
     train(recipe(), config)
 
 

@@ -4,6 +4,7 @@ Two axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al.
 Rajbhandari et al. 2020). A batch is split over both.
 """
 
+import os
 from typing import Any
 
 import jax
@@ -13,6 +14,28 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 BATCH_AXES = ("data", "fsdp")
 # Splitting smaller arrays costs more in messages than it saves in memory.
 MIN_SHARDED_SIZE = 2**14
+
+
+def start_processes() -> None:
+    """Joins the other processes of a run; before anything else is done with JAX.
+
+    JAX finds them on TPU pods and under Slurm (see `jax.distributed.initialize`); elsewhere the
+    variables JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID
+    say where they are. On CPUs they talk through gloo.
+
+    Raises:
+        ValueError: only some of the variables are set.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    values = [os.environ.get(name) for name in names]
+    if not any(values):
+        jax.distributed.initialize()
+    elif not all(values):
+        raise ValueError(f"{', '.join(names)} must be set together (got {values})")
+    else:
+        address, count, index = values
+        jax.distributed.initialize(address, int(str(count)), int(str(index)))
 
 
 def make_mesh(fsdp: int = 1, *, devices: Any = None) -> Mesh:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusax.arguments import parse_arguments
+from diffusax.runtime.mesh import start_processes
 from diffusax.training import (
     AutoencoderConfig,
     CacheConfig,
@@ -42,6 +43,8 @@ def train_command(args: Sequence[str]) -> None:
     for name in ("model", "data"):
         if not getattr(config, name):
             raise ValueError(f"--{name} must be given, or {name} in the --config file")
+    if config.distributed:
+        start_processes()
     try:
         train(recipe(config), config)
     except Preempted as stopped:

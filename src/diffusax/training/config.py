@@ -31,6 +31,9 @@ class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
     """Of the order of the data and of all that is drawn."""
     fsdp: int = 1
     """Devices that share one copy of the parameters; -1 is all."""
+    distributed: bool = False
+    """Be one of several processes, which find each other on TPU pods and under Slurm by themselves,
+    elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
     checkpoint_every: int = 500
     """Steps from one checkpoint to the next."""
     keep: int = 2
