@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,13 @@ from tiny import UNET, build_stable_diffusion, randomize
 
 import diffusax
 from diffusax.checkpoints import load_network, save_network
-from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.models import (
+    AutoencoderTiny,
+    AutoencoderTinyConfig,
+    UNet2DConditionConfig,
+    UNet2DConditionModel,
+    initialize,
+)
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -207,3 +214,18 @@ def test_pipeline_folder_that_is_not_ours_is_one_clear_sentence(tmp_path):
 def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
     assert a.config == b.config
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
+    config = AutoencoderTinyConfig(
+        encoder_block_out_channels=(4,),
+        decoder_block_out_channels=(4,),
+        num_encoder_blocks=(1,),
+        num_decoder_blocks=(1,),
+    )
+    before = os.umask(0o027)
+    try:
+        save_network(initialize(AutoencoderTiny, config), tmp_path)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}

@@ -106,3 +106,15 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path, uninterrupted):
     finish(start(tmp_path))
     for name, array in results(tmp_path).items():
         np.testing.assert_array_equal(array, uninterrupted[name])
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    first = start(tmp_path)
+    wait_for(first, lambda: steps_logged(tmp_path))
+    first.send_signal(signal.SIGSTOP)
+    second = start(tmp_path)
+    text, _ = second.communicate(timeout=60)
+    first.kill()
+    first.wait()
+    assert second.returncode != 0
+    assert "another run is writing to" in text

@@ -97,7 +97,11 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a safetensors file; `path` appears only when it is whole."""
     partial = path.with_name(path.name + ".partial")
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    partial.touch()
+    mode = partial.stat().st_mode
     save_file(contiguous, partial, metadata={"format": "pt"})
+    # safetensors makes files that only their owner can read.
+    partial.chmod(mode)
     os.replace(partial, path)
 
 

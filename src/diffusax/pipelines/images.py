@@ -13,9 +13,11 @@ def to_pil(images: np.ndarray) -> list[Image.Image]:
     return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
 
 
-def contact_sheet(images: Sequence[Image.Image], *, gap: int = 4) -> Image.Image:
-    """Pictures of one size in a grid as square as can be, row by row, on white."""
-    columns = math.ceil(math.sqrt(len(images)))
+def contact_sheet(
+    images: Sequence[Image.Image], *, gap: int = 4, columns: int | None = None
+) -> Image.Image:
+    """Pictures of one size row by row on white, in a grid as square as can be or of `columns`."""
+    columns = columns or math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     width, height = images[0].size
     sheet = Image.new(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import logging
 import signal
@@ -42,12 +43,14 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
     not. At the end the output folder holds `model`, and `model_ema` where there is an average.
 
     Raises:
-        ValueError: the batch cannot be split over the devices; too many rows are broken.
+        ValueError: the batch cannot be split over the devices; too many rows are broken; another
+            run writes to the same folder.
         OSError: the disk is full.
         Preempted: after SIGTERM, once the state is saved.
     """
-    run = _Run.start(recipe, config)
-    with _sigterm() as stopping:
+    Path(config.output).mkdir(parents=True, exist_ok=True)
+    with _alone_in(Path(config.output)), _sigterm() as stopping:
+        run = _Run.start(recipe, config)
         try:
             while run.step < config.steps:
                 run.advance()
@@ -85,7 +88,6 @@ class _Run:
                 f"accumulate={config.accumulate}"
             )
         output = Path(config.output)
-        output.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             write_config(config, output / "config.yaml")
         batches = Batches(
@@ -253,6 +255,22 @@ def _abstract_state(
         shapes,
         tree_sharding(mesh, shapes),
     )
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keeps a second run out of the folder, which would delete what the first is writing."""
+    if jax.process_index():
+        yield
+        return
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run is writing to {folder}; stop it first") from None
+        except OSError:
+            log.warning("%s cannot be locked; do not start a second run there", folder)
+        yield
 
 
 @contextlib.contextmanager

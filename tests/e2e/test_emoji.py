@@ -1,0 +1,66 @@
+"""The model inside the package."""
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import diffusax
+from diffusax.checkpoints.hub import EMBEDDED
+from diffusax.cli import main
+
+FOLDER = EMBEDDED["emoji"]
+COLORS = {"red": (214, 40, 40), "green": (60, 160, 70), "blue": (50, 100, 210), "white": (255,) * 3}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return diffusax.DiffusionPipeline.from_pretrained("emoji")
+
+
+def test_is_small_half_precision_and_says_what_it_is_made_of():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 16e6
+    for name in ("unet", "vae", "text_encoder"):
+        assert diffusax.load_network(FOLDER / name).dtype == np.float16
+    card = (FOLDER / "README.md").read_text("utf-8")
+    for words in ("Noto Color Emoji", "Apache-2.0", "OFL", "Unicode"):
+        assert words in card
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_pytorch_diffusers_draws_the_same_picture(pipe, guidance):
+    theirs = diffusers.DiffusionPipeline.from_pretrained(FOLDER, dtype=torch.float32)
+    theirs.set_progress_bar_config(disable=True)
+    prompts = ["a red apple on a blue background", "cat face"]
+    latents = torch.randn((2, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+    options = {"num_inference_steps": 8, "guidance_scale": guidance, "output_type": "np"}
+    expected = theirs(prompts, latents=latents, **options).images
+    ours = pipe(prompts, latents=latents.numpy(), **options).images
+    assert ours.shape == (2, 64, 64, 3)
+    np.testing.assert_allclose(ours, expected, atol=1e-3)
+
+
+def test_backgrounds_have_the_colour_that_the_prompt_names(pipe):
+    prompts = [f"a rocket on a {color} background" for color in COLORS]
+    images = pipe(prompts, num_inference_steps=12, guidance_scale=3.0, seed=0, output_type="np")
+    for image, color in zip(images.images, COLORS):
+        border = np.median(np.concatenate([image[0], image[-1]]), axis=0) * 255
+        nearest = min(COLORS, key=lambda name: np.abs(np.subtract(COLORS[name], border)).sum())
+        assert nearest == color
+
+
+def test_prompts_decide_the_picture(pipe):
+    images = pipe(["red apple", "blue heart"], num_inference_steps=12, seed=0, output_type="np")
+    apple, heart = (image[24:40, 24:40].mean((0, 1)) for image in images.images)
+    assert apple[0] - apple[2] > 0.3
+    assert heart[2] - heart[0] > 0.3
+
+
+def test_generate_needs_no_model(tmp_path):
+    output = tmp_path / "apple.png"
+    main(["generate", "a red apple", "--steps", "2", "--seed", "0", "--output", str(output)])
+    image = Image.open(output)
+    assert image.size == (64, 64)
+    assert "Model: emoji" in image.text["parameters"]
