@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +53,12 @@ def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, 
             np.testing.assert_allclose(value, theirs[key], atol=4e-3, err_msg=key)
 
 
-def train_in_two_processes(output: Path, *pairs: str) -> None:
+def start_two_processes(output: Path, *pairs: str) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    processes = [
+    return [
         subprocess.Popen(
             [sys.executable, str(TOY), str(output), "distributed=true", "ema=ramp", *pairs],
             env={**environment, "JAX_PROCESS_ID": str(i)},
@@ -66,7 +68,10 @@ def train_in_two_processes(output: Path, *pairs: str) -> None:
         )
         for i in range(2)
     ]
-    for process in processes:
+
+
+def train_in_two_processes(output: Path, *pairs: str) -> None:
+    for process in start_two_processes(output, *pairs):
         text, _ = process.communicate(timeout=120)
         assert process.returncode == 0, text[-3000:]
 
@@ -86,3 +91,20 @@ def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
         losses[run] = [json.loads(line)["loss"] for line in lines]
     assert losses["whole"][-1] < 0.99 * losses["whole"][0]
     np.testing.assert_allclose(losses["whole"], losses["alone"], rtol=0.02)
+
+
+def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
+    processes = start_two_processes(tmp_path, "steps=100000", "checkpoint_every=100000")
+    limit = time.monotonic() + 90
+    while not (tmp_path / "metrics.jsonl").is_file() or not (
+        tmp_path / "metrics.jsonl"
+    ).read_text().count("loss"):
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    processes[1].send_signal(signal.SIGTERM)
+    for process in processes:
+        text, _ = process.communicate(timeout=90)
+        assert process.returncode != 0
+        assert "stopped by SIGTERM; saved at step" in text
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert 0 < int(saved.name) < 100000

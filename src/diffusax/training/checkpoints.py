@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,38 +50,38 @@ class Checkpoints:
         with self._disk_errors(step):
             self._manager.wait_until_finished()
             self._check_space(state)
+            facts = {"averaged": state.ema is not None, "processes": _of_all_processes(position)}
             self._manager.save(
                 step,
                 args=self._ocp.args.Composite(
                     state=self._ocp.args.StandardSave(state),
-                    data=self._ocp.args.JsonSave(_of_all_processes(position)),
+                    facts=self._ocp.args.JsonSave(facts),
                 ),
                 force=True,
             )
 
-    def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The state and the data position after `step`.
+    def restore(
+        self, step: int, like: Callable[[bool], TrainState]
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state after `step`, and this process's position in its data.
 
-        like: arrays or shapes with shardings, where the arrays are to lie.
+        like: shapes with shardings, for a state with an average or without.
 
         Raises:
             ValueError: it was written by another number of processes.
         """
-        restored = self._manager.restore(
-            step,
-            args=self._ocp.args.Composite(
-                state=self._ocp.args.StandardRestore(like),
-                data=self._ocp.args.JsonRestore(),
-            ),
-        )
-        positions = restored["data"]["processes"]
+        args = self._ocp.args
+        facts = self._manager.restore(step, args=args.Composite(facts=args.JsonRestore()))["facts"]
+        positions = facts["processes"]
         if len(positions) != jax.process_count():
             raise ValueError(
                 f"the run in {self.folder} had {len(positions)} processes and now has "
                 f"{jax.process_count()}, so its position in the data is of no use; start it again "
-                "with as many, or with resume=False"
+                "with as many, or with another output folder"
             )
-        return restored["state"], positions[jax.process_index()]
+        restore = args.StandardRestore(like(facts["averaged"]))
+        state = self._manager.restore(step, args=args.Composite(state=restore))["state"]
+        return state, positions[jax.process_index()]
 
     def finish(self) -> None:
         """Waits until everything is written."""
@@ -115,13 +115,13 @@ class Checkpoints:
             ) from error
 
 
-def _of_all_processes(position: dict[str, Any]) -> dict[str, Any]:
+def _of_all_processes(position: dict[str, Any]) -> list[dict[str, Any]]:
     """Every process's position; one process writes them all."""
     if jax.process_count() == 1:
-        return {"processes": [position]}
+        return [position]
     text = np.frombuffer(json.dumps(position).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(text)))
     padded = np.pad(text, (0, int(sizes.max()) - len(text)))
     rows = multihost_utils.process_allgather(padded)
     texts = [row[:size].tobytes() for row, size in zip(rows, sizes)]
-    return {"processes": [json.loads(text) for text in texts]}
+    return [json.loads(text) for text in texts]

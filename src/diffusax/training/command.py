@@ -62,6 +62,10 @@ def cache_command(args: Sequence[str]) -> None:
 
 def parse_config(config_class: type, args: Sequence[str], *, prog: str) -> Any:
     """Options from --config and --set, then from the command line."""
+    if {"-h", "--help"} & set(args):
+        print("--config FILE     options from a YAML file")
+        print("--set NAME=VALUE  one option, as in the file; as often as needed")
+        print("Options of their own, below, win over both.")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--config", type=Path)
     first.add_argument("--set", action="append", default=[])

@@ -39,7 +39,7 @@ class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
     keep: int = 2
     """Checkpoints to keep."""
     resume: bool = True
-    """Continue from the last checkpoint in the output folder, if there is one."""
+    """Continue from the last checkpoint in the output folder; off, one there is an error."""
     log_every: int = 10
     """Steps from one line of metrics.jsonl to the next."""
     validate_every: int = 0

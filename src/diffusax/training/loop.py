@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
 from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.config import TrainConfig, write_config
+from diffusax.training.config import TrainConfig, read_config, write_config
 from diffusax.training.data import Batches
 from diffusax.training.ema import begin_ema
 from diffusax.training.export import export
@@ -54,7 +56,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
         try:
             while run.step < config.steps:
                 run.advance()
-                if stopping.is_set():
+                if _preempted(stopping, run.step):
                     run.save()
                     raise Preempted(f"stopped by SIGTERM; saved at step {run.step}")
             run.save()
@@ -88,8 +90,6 @@ class _Run:
                 f"accumulate={config.accumulate}"
             )
         output = Path(config.output)
-        if jax.process_index() == 0:
-            write_config(config, output / "config.yaml")
         batches = Batches(
             recipe.source,
             recipe.prepare,
@@ -102,14 +102,21 @@ class _Run:
         )
         optimizer = make_optimizer(config, config.steps)
         checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
-        latest = checkpoints.latest() if config.resume else None
+        latest = checkpoints.latest()
+        if latest is not None and not config.resume:
+            raise ValueError(
+                f"{output} holds a run already, and resume is off; use another output folder"
+            )
+        if jax.process_index() == 0:
+            _note_changes(config, output / "config.yaml", resumed=latest is not None)
+            write_config(config, output / "config.yaml")
         create = functools.partial(init_state, optimizer=optimizer, seed=config.seed)
         if latest is None:
             params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
             shardings = tree_sharding(mesh, jax.eval_shape(create, params))
             state = jax.jit(create, out_shardings=shardings)(params)
         else:
-            like = _abstract_state(create, recipe.params, config, latest, mesh)
+            like = functools.partial(_abstract_state, create, recipe.params, mesh)
             state, position = checkpoints.restore(latest, like)
             batches.set_state(position)
             log.info("continuing from step %d", latest)
@@ -132,7 +139,8 @@ class _Run:
     def advance(self) -> None:
         """One step, and what is due after it."""
         config = self.config
-        if self.step == config.start_step(config.steps) and self.state.ema is None:
+        start = config.start_step(config.steps)
+        if start is not None and self.step >= start and self.state.ema is None:
             ema = jax.jit(begin_ema)(self.state.params)
             self.state = self.state._replace(ema=ema)
         batch = put_batch(self.mesh, next(self.batches))
@@ -219,13 +227,12 @@ class _Meter:
 
     def read(self, step: int) -> dict[str, float]:
         """Means over the steps since the last reading; waits for the last of them."""
-        finite = jax.device_get(self.metrics)
-        losses = [float(m["loss"]) for m in finite if jnp.isfinite(m["loss"])]
-        values = {
-            "loss": sum(losses) / max(len(losses), 1),
-            "grad_norm": float(finite[-1]["grad_norm"]) if finite else 0.0,
-            "skipped": int(finite[-1]["skipped"]) if finite else 0,
-        }
+        metrics = jax.device_get(self.metrics)
+        losses = [float(m["loss"]) for m in metrics if np.isfinite(m["loss"])]
+        values: dict[str, float] = {"skipped": int(metrics[-1]["skipped"])}
+        if losses:
+            values["loss"] = sum(losses) / len(losses)
+            values["grad_norm"] = float(metrics[-1]["grad_norm"])
         steps = step - self.step
         seconds = time.perf_counter() - self.time
         values["images_per_s"] = steps * self.config.batch_size / seconds
@@ -239,22 +246,37 @@ class _Meter:
 
 
 def _abstract_state(
-    create: Callable[[Params], TrainState],
-    params: Params,
-    config: TrainConfig,
-    step: int,
-    mesh: jax.sharding.Mesh,
+    create: Callable[[Params], TrainState], params: Params, mesh: jax.sharding.Mesh, averaged: bool
 ) -> TrainState:
-    """Shapes and shardings of the state after `step`."""
+    """Shapes and shardings of the state."""
     shapes = jax.eval_shape(create, params)
-    start = config.start_step(config.steps)
-    if start is not None and step > start:
+    if averaged:
         shapes = shapes._replace(ema=jax.eval_shape(begin_ema, shapes.params))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes,
         tree_sharding(mesh, shapes),
     )
+
+
+def _preempted(event: threading.Event, step: int) -> bool:
+    """Whether SIGTERM came, to any of the processes; all of them answer alike after a step."""
+    if jax.process_count() == 1:
+        return event.is_set()
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
+def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
+    """Says which options a resumed run has changed."""
+    if not resumed or not before.is_file():
+        return
+    try:
+        old = vars(read_config(type(config), before))
+    except ValueError:
+        old = {}
+    changed = [f"{k}: {old[k]} -> {v}" for k, v in vars(config).items() if k in old and old[k] != v]
+    if changed:
+        log.warning("the run goes on with other options: %s", "; ".join(changed))
 
 
 @contextlib.contextmanager
@@ -275,9 +297,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, in the main thread; elsewhere signals are not ours to take."""
+    """An event that SIGTERM sets, in the main thread; elsewhere signals are not ours to take.
+
+    JAX takes the signal itself where there are several processes.
+    """
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    if not main or jax.process_count() > 1:
         yield event
         return
     before = signal.signal(signal.SIGTERM, lambda *_: event.set())
