@@ -74,7 +74,7 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
         ) from None
     except (errors.HfHubHTTPError, OSError) as error:
         first_line = str(error).strip().splitlines()[:1]
-        raise ValueError(f"{repo!r} could not be fetched from the Hub: {first_line}") from None
+        raise ValueError(f"the Hub does not answer for {repo!r}: {first_line}") from None
 
 
 def _download(repo: str, variant: str | None, options: dict[str, Any]) -> Path:
