@@ -40,7 +40,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
                 if entry["key"] == "file":
                     value = entry["value"]
                     self.files[value["path"]] = base64.b64decode(value["content"])
-            self.send(200, {"success": True, "commitUrl": "u", "commitOid": "a" * 40})
+            self.send(
+                200,
+                {
+                    "success": True,
+                    "commitUrl": f"http://{self.headers['Host']}/someone/model/commit/aaa",
+                    "commitOid": "a" * 40,
+                },
+            )
         else:
             self.send(404, {})
 
@@ -109,4 +116,4 @@ def test_a_refusal_is_one_sentence(hub, folder):
     Hub.refuse = True
     done = push(hub, folder)
     assert done.returncode == 0, done.stderr
-    assert "refused: 'someone/model'" in done.stdout
+    assert "refused: the Hub does not answer for 'someone/model'" in done.stdout
