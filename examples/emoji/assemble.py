@@ -5,6 +5,7 @@ python examples/emoji/assemble.py --base out/emoji/untrained --vae out/emoji/vae
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import diffusax
@@ -16,11 +17,14 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True, help="the pipeline to start from")
     parser.add_argument("--vae", type=Path, help="an autoencoder to use instead of its own")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--card", type=Path, help="a README.md for the result")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     vae = diffusax.load_network(args.vae, dtype=args.dtype) if args.vae else None
     pipe = diffusax.DiffusionPipeline.from_pretrained(args.base, dtype=args.dtype, vae=vae)
     pipe.save_pretrained(args.output)
+    if args.card:
+        shutil.copyfile(args.card, args.output / "README.md")
     size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
     print(f"{args.output}: {size / 2**20:.1f} MiB")
 
