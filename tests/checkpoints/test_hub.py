@@ -1,21 +1,17 @@
 """The real huggingface_hub client, against a small server that speaks the Hub's API."""
 
-import hashlib
-import http.server
 import json
 import os
 import subprocess
 import sys
 import textwrap
-import threading
-from typing import ClassVar
 
 import pytest
+from hub_server import serve
 
 from diffusax.checkpoints.files import choose_weights
 from diffusax.checkpoints.hub import resolve
 
-COMMIT = "a" * 40
 FILES = {
     "model_index.json": b"{}",
     "unet/config.json": b"{}",
@@ -34,61 +30,21 @@ FILES = {
 }
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    requested: ClassVar[list[str]] = []
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, *, body):
-        path = self.path.split("?")[0].removeprefix("/")
-        if path.startswith("api/models/someone/tiny"):
-            revision = path.partition("/revision/")[2] or "main"
-            if revision not in ("main", COMMIT):
-                return self.send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
-            if "/tree/" in path:
-                listing = [
-                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                    for name, data in FILES.items()
-                ]
-                return self.send(200, json.dumps(listing).encode(), {}, body)
-            info = {
-                "id": "someone/tiny",
-                "sha": COMMIT,
-                "siblings": [{"rfilename": f} for f in FILES],
-            }
-            return self.send(200, json.dumps(info).encode(), {}, body)
-        if path.startswith("api/models/someone/gated"):
-            return self.send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
-        if path.startswith("someone/tiny/resolve/"):
-            name = path.split("/", 4)[4]
-            if body:
-                self.requested.append(name)
-            etag = hashlib.sha1(name.encode()).hexdigest()
-            return self.send(200, FILES[name], {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, body)
-        return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
-
-    def send(self, status, data, headers, body):
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(data)), **headers}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-
 @pytest.fixture(scope="module")
-def hub():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+def server():
+    with serve({"models/someone/tiny": FILES, "models/someone/gated": None}) as address_and_log:
+        yield address_and_log
+
+
+@pytest.fixture
+def hub(server):
+    return server[0]
+
+
+@pytest.fixture
+def requested(server):
+    server[1].clear()
+    return server[1]
 
 
 def fetch(hub, home, call, **environment):
@@ -112,11 +68,10 @@ def fetch(hub, home, call, **environment):
     return done.stdout.strip()
 
 
-def test_only_what_is_used_is_fetched_and_the_cache_serves_offline(hub, tmp_path):
-    Hub.requested.clear()
+def test_only_what_is_used_is_fetched_and_the_cache_serves_offline(hub, requested, tmp_path):
     folder = fetch(hub, tmp_path, "'someone/tiny', variant='fp16'")
     assert not folder.startswith("error"), folder
-    assert sorted(set(Hub.requested)) == [
+    assert sorted(set(requested)) == [
         "model_index.json",
         "text_encoder/model-00001-of-00001.safetensors",
         "text_encoder/model.safetensors.index.json",
@@ -126,11 +81,11 @@ def test_only_what_is_used_is_fetched_and_the_cache_serves_offline(hub, tmp_path
         "vae/config.json",
         "vae/diffusion_pytorch_model.safetensors",
     ]
-    Hub.requested.clear()
+    requested.clear()
     assert fetch(hub, tmp_path, "'someone/tiny'", HF_HUB_OFFLINE="1") == folder
     assert fetch(hub, tmp_path, "'someone/tiny', local_files_only=True") == folder
     assert fetch("http://127.0.0.1:9", tmp_path, "'someone/tiny'") == folder
-    assert Hub.requested == []
+    assert requested == []
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,14 @@
 
 import os
 import pickle
+import subprocess
+import sys
+import textwrap
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
 from diffusax.training.data import load_image
@@ -92,3 +96,30 @@ def test_what_is_no_data_set_says_so(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(ValueError, match="line 1 has no file_name"):
         open_source(str(tmp_path), COLUMNS)
+
+
+def test_a_hub_data_set_is_fetched(tmp_path):
+    shard = write_parquet(tmp_path / "made", [row(i) for i in range(3)]) / "train-00000.parquet"
+    files = {"data/train.parquet": shard.read_bytes(), "README.md": b"card", "model.bin": b"no"}
+    program = """
+        from diffusax.training.sources import open_source
+        source = open_source("someone/pictures", ("image", "text"))
+        print([source[i]["text"] for i in range(len(source))])
+        try:
+            open_source("someone/absent", ("image", "text"))
+        except ValueError as error:
+            print(error)
+    """
+    with serve({"datasets/someone/pictures": files}) as (address, requested):
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            env={**environment, "HF_HUB_DISABLE_XET": "1"},
+        )
+    assert done.returncode == 0, done.stderr
+    texts, error = done.stdout.splitlines()
+    assert texts == "['number 0', 'number 1', 'number 2']"
+    assert "no such repository on the Hub" in error
+    assert set(requested) == {"data/train.parquet"}

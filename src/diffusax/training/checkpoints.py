@@ -103,7 +103,7 @@ class Checkpoints:
         except Exception as error:
             text = str(error)
             full = getattr(error, "errno", None) == errno.ENOSPC or any(
-                words in text for words in ("No space left", "RESOURCE_EXHAUSTED", "Disk quota")
+                words in text for words in ("No space left", "Disk quota")
             )
             if not full:
                 raise
