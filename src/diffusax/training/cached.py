@@ -19,7 +19,7 @@ from diffusax.extras import require_extra
 from diffusax.models.network import Network
 from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
-from diffusax.training.data import DataConfig, Element, choose_caption, load_image, prepare_image
+from diffusax.training.data import DataConfig, Element, choose_caption, read_pixels
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"
@@ -156,13 +156,7 @@ def _batches(
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             row = source[index]
-            pixels = prepare_image(
-                load_image(row[config.image_column]),
-                rng,
-                resolution=config.resolution,
-                center_crop=config.center_crop,
-                random_flip=config.random_flip,
-            )
+            pixels = read_pixels(config, row, rng)
             caption = choose_caption(row[config.caption_column], rng)
         except Exception as error:
             tqdm.write(f"skipped {source.name(index)}: {error}")

@@ -71,6 +71,17 @@ def load_image(value: Any) -> Image.Image:
     return ImageOps.exif_transpose(Image.open(io.BytesIO(value))).convert("RGB")
 
 
+def read_pixels(config: DataConfig, row: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """The picture of a row, resized and cropped as the options say. h w 3 uint8."""
+    return prepare_image(
+        load_image(row[config.image_column]),
+        rng,
+        resolution=config.resolution,
+        center_crop=config.center_crop,
+        random_flip=config.random_flip,
+    )
+
+
 def prepare_image(
     image: Image.Image,
     rng: np.random.Generator,

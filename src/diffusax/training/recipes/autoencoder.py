@@ -17,7 +17,7 @@ from diffusax.checkpoints import load_network, save_network
 from diffusax.models.network import Network, Params, initialize_params
 from diffusax.pipelines.images import to_pil
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, load_image, prepare_image
+from diffusax.training.data import Element, read_pixels
 from diffusax.training.losses import (
     gradient_difference,
     kl_divergence,
@@ -122,14 +122,7 @@ class _Prepare:
     config: AutoencoderConfig
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        pixels = prepare_image(
-            load_image(row[self.config.image_column]),
-            rng,
-            resolution=self.config.resolution,
-            center_crop=self.config.center_crop,
-            random_flip=self.config.random_flip,
-        )
-        return {"pixel_values": pixels}
+        return {"pixel_values": read_pixels(self.config, row, rng)}
 
 
 def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from diffusax.models.network import Network, Params, initialize_params
 from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
 from diffusax.training.cached import CachedSource, as_is, is_cache
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, choose_caption, load_image, prepare_image
+from diffusax.training.data import Element, choose_caption, read_pixels
 from diffusax.training.losses import (
     PREDICTION_TYPES,
     add_noise,
@@ -248,15 +248,8 @@ class _Prepare:
     tokenizer: Any
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        config = self.config
-        pixels = prepare_image(
-            load_image(row[config.image_column]),
-            rng,
-            resolution=config.resolution,
-            center_crop=config.center_crop,
-            random_flip=config.random_flip,
-        )
-        caption = choose_caption(row[config.caption_column], rng)
+        pixels = read_pixels(self.config, row, rng)
+        caption = choose_caption(row[self.config.caption_column], rng)
         return {"pixel_values": pixels, "input_ids": self.tokenizer(caption)[0]}
 
 
