@@ -68,7 +68,7 @@ def test_info_lists_components_and_samplers(model, capsys):
         (["generate", "a", "--model", "{model}", "--steps", "0"], "at least 1"),
         (["generate", "a", "--model", "{model}", "--dtype", "int3"], "dtype must be"),
         (["generate", "a", "--model", "{model}", "--output", "x.jpg"], "must be a .png"),
-        (["generate"], "PROMPT"),
+        (["generate"], "Missing from diffusax generate"),
         (["generate", "a", "--model", "{model}", "--steps", "many"], "--steps"),
         (["draw", "a"], "draw"),
     ],
