@@ -116,6 +116,8 @@ def cache_latents(config: CacheConfig) -> int:
     source = open_source(config.data, (config.image_column, config.caption_column))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
+    # A cache is whole once it has its index; an earlier one's would vouch for half of this.
+    (folder / _INDEX).unlink(missing_ok=True)
     encode = _encoder(pipe, config.text_embeddings)
     count, writer, specs = 0, None, {}
     file = _part(jax.process_index())
