@@ -4,6 +4,8 @@ A name is the path through the tree joined by dots, with Flax's `kernel`, `scale
 called `weight`. Kernels are transposed: PyTorch has the output channels first, Flax last.
 """
 
+import math
+import mmap
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,13 +88,26 @@ def load_params(
             dtype if np.issubdtype(tensor.dtype, np.floating) or tensor.dtype.kind == "V" else None
         )
         # A copy even where nothing changes: JAX may keep a host array without copying it.
-        array = np.array(to_flax(tensor, path), dtype=cast, order="C")
+        tensor = to_flax(tensor, path)
+        array = aligned_empty(tensor.shape, cast or tensor.dtype)
+        np.copyto(array, tensor, casting="unsafe")
         file.release(entry)
         return jax.device_put(array, device)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return jax.tree.unflatten(treedef, arrays)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that starts on a page of memory, so that JAX keeps it as it is on CPU.
+
+    One from `np.empty` would be copied, and what the copies leave behind is memory, too.
+    """
+    dtype = np.dtype(dtype)
+    count = math.prod(shape)
+    buffer = mmap.mmap(-1, max(1, count * dtype.itemsize))
+    return np.frombuffer(buffer, dtype, count).reshape(shape)
 
 
 def _match(

@@ -24,6 +24,11 @@ from diffusax.training.losses import (
 from diffusax.training.recipe import Recipe
 from diffusax.training.sources import open_source
 from diffusax.training.step import Batch, cast_floating
+from diffusax.training.timesteps import (
+    TimestepBiasConfig,
+    draw_timestep,
+    timestep_probabilities,
+)
 
 CHECKPOINTING = ("none", "blocks", "full")
 # Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
@@ -31,7 +36,7 @@ _ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
 
 @dataclasses.dataclass(frozen=True)
-class TextToImageConfig(TrainConfig):
+class TextToImageConfig(TimestepBiasConfig, TrainConfig):
     """Train a text-to-image model on pictures and captions."""
 
     model: str = ""
@@ -62,7 +67,8 @@ class TextToImageConfig(TrainConfig):
     """Guidance scale of validation pictures."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        TimestepBiasConfig.__post_init__(self)
+        TrainConfig.__post_init__(self)
         if self.gradient_checkpointing not in CHECKPOINTING:
             raise ValueError(
                 f"gradient_checkpointing={self.gradient_checkpointing!r} is not known; use "
@@ -113,6 +119,8 @@ class DenoisingLoss:
     caption_dropout: float = 0.0
     gradient_checkpointing: str = "none"
     compute_dtype: Any = jnp.float32
+    timestep_probabilities: np.ndarray | None = None
+    """One for each timestep; None where all are alike."""
 
     def __call__(self, params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """The loss of each example, b, float32."""
@@ -128,7 +136,7 @@ class DenoisingLoss:
             return Draws(
                 jax.random.normal(latent, shape),
                 jax.random.normal(noise, shape) + mean,
-                jax.random.randint(timestep, (), 0, len(self.alphas_cumprod)),
+                draw_timestep(timestep, len(self.alphas_cumprod), self.timestep_probabilities),
                 jax.random.uniform(drop) < self.caption_dropout,
             )
 
@@ -239,6 +247,7 @@ def _loss(pipe: StableDiffusionPipeline, config: TextToImageConfig) -> Denoising
         caption_dropout=config.caption_dropout,
         gradient_checkpointing=config.gradient_checkpointing,
         compute_dtype=jnp.dtype(config.compute_dtype),
+        timestep_probabilities=timestep_probabilities(config, len(pipe.scheduler.alphas_cumprod)),
     )
 
 
