@@ -27,7 +27,7 @@ from diffusax.models import (
 from diffusax.text.tokenizer import CLIPTokenizer
 
 VOCABULARY = 1536
-MAX_TOKENS = 24
+MAX_TOKENS = 20
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 

@@ -152,7 +152,7 @@ def test_broken_folders_are_one_clear_sentence(folder, what, message):
 )
 def test_peak_memory_while_loading_is_little_more_than_the_parameters(tmp_path, stored, loaded):
     # Two threads may hold a tensor twice each, so none may be more than a few percent of the whole;
-    # in SD 2's UNet the largest has 2%. Loading the small one first brings in what any loading needs.
+    # in SD 2's UNet the largest has 2%. What loading needs besides comes in with the small one.
     for folder, width in (("small", 32), ("large", 384)):
         config = UNet2DConditionConfig(
             block_out_channels=(width,) * 4, cross_attention_dim=768, layers_per_block=2

@@ -63,7 +63,7 @@ def test_continues_from_a_saved_position(workers):
     for batch in expected:
         for key, value in next(again).items():
             np.testing.assert_array_equal(value, batch[key])
-    assert again.seen == run.seen
+    assert again.tally.seen == run.tally.seen
 
 
 def test_processes_share_the_rows_of_an_epoch():
@@ -80,7 +80,7 @@ def test_broken_rows_are_skipped_counted_and_named(caplog):
     with caplog.at_level(logging.WARNING):
         rows = take(run, 40)
     assert not {3, 77} & set(rows.ravel())
-    assert run.broken == 4
+    assert run.tally.broken == 4
     assert sum("row 77: cannot be read" in message for message in caplog.messages) == 1
 
 
@@ -100,7 +100,7 @@ def test_a_row_that_cannot_be_prepared_is_broken_too():
 
     run = Batches(Numbered(200), fussy, batch_size=10, seed=0)
     assert 5 not in take(run, 20)
-    assert run.broken == 1
+    assert run.tally.broken == 1
 
 
 @pytest.mark.parametrize("size", [(40, 32), (31, 77), (16, 16), (8, 12)])

@@ -1,5 +1,6 @@
 """Optimizers against PyTorch's, learning rates against diffusers' schedules."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -46,15 +47,64 @@ def test_adamw_with_clipping_matches_pytorch(max_norm):
     np.testing.assert_allclose(params, theirs.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
 def test_every_optimizer_goes_downhill(name):
     optimizer = make_optimizer(OptimizerConfig(optimizer=name, lr=0.05, beta2=0.99), 100)
-    params = jnp.ones((8, 8))
+    params = start = {"linear": {"kernel": 3 * jnp.eye(8), "bias": jnp.ones(8)}}
     state = optimizer.init(params)
-    for _ in range(40):
-        updates, state = optimizer.update(2 * params, state, params)
+    for _ in range(60):
+        updates, state = optimizer.update(jax.tree.map(lambda p: 2 * p, params), state, params)
         params = optax.apply_updates(params, updates)
-    assert float((params**2).mean()) < 0.5
+    for before, after in zip(jax.tree.leaves(start), jax.tree.leaves(params), strict=True):
+        assert (after**2).mean() < 0.6 * (before**2).mean()
+
+
+def test_muon_moves_kernels_by_orthogonal_matrices_and_all_else_as_adamw():
+    """Against torch.optim.Muon, which takes 2-D parameters, with the kernels as in PyTorch."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    params = {
+        "conv_in": {"kernel": draw(3, 3, 4, 8), "bias": draw(8)},
+        "conv1": {"kernel": draw(3, 3, 8, 16)},
+        "proj": {"kernel": draw(12, 6)},
+        "tokens": {"embedding": draw(10, 4)},
+    }
+    config = OptimizerConfig(
+        optimizer="muon", lr=0.01, weight_decay=0.1, beta2=0.99, max_grad_norm=float("inf")
+    )
+    optimizer = make_optimizer(config, STEPS)
+    state = optimizer.init(jax.tree.map(jnp.asarray, params))
+    muon = {name: _matrix(params[name]["kernel"]) for name in ("conv1", "proj")}
+    theirs = torch.optim.Muon(
+        muon.values(), lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = optax.adamw(0.01, b2=0.99, weight_decay=0, nesterov=True)
+    start = params
+    rest = {name: params[name] for name in ("conv_in", "tokens")}
+    rest_state = adamw.init(rest)
+    for _ in range(10):
+        gradient = jax.tree.map(lambda x: draw(*x.shape), params)
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        for name, parameter in muon.items():
+            parameter.grad = _matrix(gradient[name]["kernel"]).detach()
+        theirs.step()
+        updates, rest_state = adamw.update({n: gradient[n] for n in rest}, rest_state, rest)
+        rest = optax.apply_updates(rest, updates)
+    for name, parameter in muon.items():
+        ours, before = (_matrix(p[name]["kernel"]).detach() for p in (params, start))
+        # PyTorch iterates in bfloat16.
+        error = torch.linalg.norm(ours - parameter.detach())
+        assert error < 0.05 * torch.linalg.norm(ours - before)
+    for name in rest:
+        for a, b in zip(jax.tree.leaves(rest[name]), jax.tree.leaves(params[name]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def _matrix(kernel) -> torch.nn.Parameter:
+    """A kernel as PyTorch has it, outputs by inputs."""
+    kernel = np.asarray(kernel)
+    return torch.nn.Parameter(torch.tensor(kernel.reshape(-1, kernel.shape[-1]).T.copy()))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import row, write_parquet
 
 import diffusax
 from diffusax.training import CacheConfig, TextToImageConfig, cache_latents, text_to_image
+from diffusax.training.cached import is_cache
 from diffusax.training.data import Batches
 
 SIZE = {"resolution": 32, "center_crop": True}
@@ -82,6 +84,8 @@ def test_the_share_of_dropped_captions_and_the_timesteps_are_drawn_evenly(recipe
     assert draws.timesteps.min() < 5
     assert draws.timesteps.max() == 999 or draws.timesteps.max() > 990
     assert abs(draws.timesteps.mean() - 499.5) < 15
+    biased = dataclasses.replace(loss, timestep_probabilities=np.eye(1000)[700]).draw(many, keys(9))
+    assert set(np.asarray(biased.timesteps)) == {700}
     assert abs(draws.noise.std() - 1) < 0.01
     assert abs(np.corrcoef(draws.noise.ravel(), draws.latent_noise.ravel())[0, 1]) < 0.01
 
@@ -137,14 +141,55 @@ def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_p
         np.testing.assert_allclose(*results, rtol=1e-5)
 
 
-def test_a_cache_of_another_autoencoder_is_refused(checkpoint, pictures, tmp_path):
-    cache = CacheConfig(model=str(checkpoint), data=str(pictures), output=str(tmp_path), **SIZE)
+@pytest.mark.parametrize(
+    ("name", "embedded", "message"),
+    [
+        ("vae", False, "latents in .* are of another autoencoder"),
+        ("text_encoder", True, "text embeddings in .* are of another text encoder"),
+        ("text_encoder", False, None),
+    ],
+)
+def test_a_cache_of_another_network_is_refused(
+    checkpoint, pictures, tmp_path, name, embedded, message
+):
+    cache = CacheConfig(
+        model=str(checkpoint),
+        data=str(pictures),
+        output=str(tmp_path),
+        text_embeddings=embedded,
+        **SIZE,
+    )
     cache_latents(cache)
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
-    pipe.params["vae"] = jax.tree.map(lambda x: x * 1.1, pipe.params["vae"])
+    pipe.params[name] = jax.tree.map(lambda x: x * 1.1, pipe.params[name])
     pipe.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="of another autoencoder"):
-        text_to_image(TextToImageConfig(model=str(tmp_path / "other"), data=str(tmp_path)))
+    config = TextToImageConfig(model=str(tmp_path / "other"), data=str(tmp_path))
+    if message is None:
+        text_to_image(config)
+        return
+    with pytest.raises(ValueError, match=message):
+        text_to_image(config)
+
+
+def test_a_cache_leaves_out_a_broken_row_and_is_not_made_of_many(checkpoint, tmp_path, caplog):
+    rows = [row(i) for i in range(250)]
+    for i, broken in enumerate((7, 70, 170)):
+        rows[broken]["image"]["bytes"] = b"not a picture"
+        folder = write_parquet(tmp_path / f"data-{i}", rows)
+        cache = CacheConfig(
+            model=str(checkpoint),
+            data=str(folder),
+            output=str(tmp_path / "cache"),
+            batch_size=50,
+            **SIZE,
+        )
+        if i < 2:
+            assert cache_latents(cache) == 249 - i
+            assert any(f"row {broken}" in message for message in caplog.messages)
+        else:
+            with pytest.raises(ValueError, match=r"3 of \d+ rows are broken, more than 1%"):
+                cache_latents(cache)
+            assert not is_cache(str(tmp_path / "cache"))
 
 
 def test_from_scratch_draws_what_is_trained_and_keeps_the_rest(checkpoint, pictures):

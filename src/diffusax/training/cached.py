@@ -19,7 +19,14 @@ from diffusax.extras import require_extra
 from diffusax.models.network import Network
 from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
-from diffusax.training.data import DataConfig, Element, choose_caption, read_pixels
+from diffusax.training.data import (
+    Broken,
+    DataConfig,
+    Element,
+    Tally,
+    choose_caption,
+    read_pixels,
+)
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"
@@ -52,18 +59,23 @@ class CachedSource:
     dtypes: dict[str, str]
 
     @classmethod
-    def open(cls, folder: str, *, vae: Network) -> "CachedSource":
+    def open(cls, folder: str, *, vae: Network, text_encoder: Network) -> "CachedSource":
         """The cache in a folder.
 
         Raises:
-            ValueError: it was made with another autoencoder, or is not whole.
+            ValueError: it was made with another autoencoder or, where it holds text embeddings,
+                another text encoder, or it is not whole.
         """
         index = json.loads((Path(folder) / _INDEX).read_text("utf-8"))
-        if index["vae"] != fingerprint(vae):
-            raise ValueError(
-                f"the latents in {folder} are of another autoencoder than the checkpoint's; write "
-                "them again with cache-latents"
-            )
+        for what, made_by, network in (
+            ("latents", "autoencoder", vae),
+            ("text embeddings", "text encoder", text_encoder),
+        ):
+            if made_by in index and index[made_by] != fingerprint(network):
+                raise ValueError(
+                    f"the {what} in {folder} are of another {made_by} than the checkpoint's; "
+                    "write them again with cache-latents"
+                )
         files = tuple(str(Path(folder) / name) for name in index["files"])
         missing = [file for file in files if not Path(file).is_file()]
         if missing:
@@ -109,7 +121,8 @@ def cache_latents(config: CacheConfig) -> int:
     Broken rows are left out, with a warning.
 
     Raises:
-        ValueError: the checkpoint or the data set cannot be used; says why.
+        ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
+            is broken; says why.
     """
     pyarrow = require_extra("pyarrow", "train")
     pipe = DiffusionPipeline.from_pretrained(config.model, dtype="float32")
@@ -138,8 +151,10 @@ def cache_latents(config: CacheConfig) -> int:
             "files": [_part(i) for i in range(jax.process_count())],
             "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
             "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
-            "vae": fingerprint(pipe.vae),
+            "autoencoder": fingerprint(pipe.vae),
         }
+        if config.text_embeddings:
+            index["text encoder"] = fingerprint(pipe.text_encoder)
         write_json(folder / _INDEX, index)
     return count
 
@@ -153,7 +168,7 @@ def _batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Pictures and tokens of this process's rows, in order."""
 
-    def prepare(job: int) -> Element | None:
+    def prepare(job: int) -> Element | Broken:
         copy, index = divmod(job, len(source))
         rng = np.random.default_rng((config.seed, copy, index))
         try:
@@ -161,15 +176,15 @@ def _batches(
             pixels = read_pixels(config, row, rng)
             caption = choose_caption(row[config.caption_column], rng)
         except Exception as error:
-            tqdm.write(f"skipped {source.name(index)}: {error}")
-            return None
+            return Broken(source.name(index), f"{type(error).__name__}: {error}")
         return {"pixel_values": pixels, "input_ids": pipe.tokenizer(caption)[0]}
 
+    tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
     with ThreadPoolExecutor(config.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]
-            elements = [e for e in pool.map(prepare, chunk) if e is not None]
+            elements: list[Any] = [e for e in pool.map(prepare, chunk) if tally.usable(e)]
             if elements:
                 yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 

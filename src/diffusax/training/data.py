@@ -150,6 +150,43 @@ class _Prepared:
             return Broken(self.source.name(index), f"{type(error).__name__}: {error}")
 
 
+class Tally:
+    """Counts and names the rows that cannot be used, and stops where they are too many."""
+
+    def __init__(self, rows: int):
+        """rows: of the whole data set."""
+        self.rows, self.seen, self.broken = rows, 0, 0
+        self._named: set[str] = set()
+
+    def usable(self, element: Element | Broken) -> bool:
+        """Counts the element; whether it can be used.
+
+        Raises:
+            ValueError: more than one row in a hundred is broken.
+        """
+        self.seen += 1
+        if not isinstance(element, Broken):
+            return True
+        self.broken += 1
+        if element.name not in self._named:
+            self._named.add(element.name)
+            log.warning("skipped %s: %s", element.name, element.reason)
+        if self.broken > MAX_BROKEN * max(self.seen, min(BROKEN_WINDOW, self.rows)):
+            raise ValueError(
+                f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
+                f"last is {element.name}: {element.reason}"
+            )
+        return False
+
+    def get_state(self) -> dict[str, int]:
+        """The counts."""
+        return {"seen": self.seen, "broken": self.broken}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes on from the counts of `get_state`."""
+        self.seen, self.broken = state["seen"], state["broken"]
+
+
 class Batches:
     """An endless iterator of batches, whose position can be saved and restored.
 
@@ -177,8 +214,7 @@ class Batches:
         if len(source) < process_count:
             raise ValueError(f"{len(source)} rows are not enough for {process_count} processes")
         self.batch_size, self.rows = batch_size, len(source)
-        self.seen = self.broken = 0
-        self._named: set[str] = set()
+        self.tally = Tally(self.rows)
         dataset = (
             grain.MapDataset.source(_Rows(source))
             .seed(seed)
@@ -214,29 +250,15 @@ class Batches:
         elements: list[Element] = []
         while len(elements) < self.batch_size:
             element = next(self._elements)
-            self.seen += 1
-            if isinstance(element, Broken):
-                self._note(element)
-            else:
+            if self.tally.usable(element):
                 elements.append(element)
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 
     def get_state(self) -> dict[str, Any]:
         """The position, as JSON values."""
-        return {"grain": self._elements.get_state(), "seen": self.seen, "broken": self.broken}
+        return {"grain": self._elements.get_state(), **self.tally.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position from `get_state`."""
         self._elements.set_state(state["grain"])
-        self.seen, self.broken = state["seen"], state["broken"]
-
-    def _note(self, row: Broken) -> None:
-        self.broken += 1
-        if row.name not in self._named:
-            self._named.add(row.name)
-            log.warning("skipped %s: %s", row.name, row.reason)
-        if self.broken > MAX_BROKEN * max(self.seen, min(BROKEN_WINDOW, self.rows)):
-            raise ValueError(
-                f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
-                f"last is {row.name}: {row.reason}"
-            )
+        self.tally.set_state(state)

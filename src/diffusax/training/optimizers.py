@@ -2,10 +2,15 @@
 
 import dataclasses
 import math
+from typing import Any
 
+import jax
 import optax
+from optax.contrib import MuonDimensionNumbers, muon
 
-OPTIMIZERS = ("adamw", "adafactor", "lion")
+from diffusax.models.network import Params
+
+OPTIMIZERS = ("adamw", "adafactor", "lion", "muon")
 SCHEDULES = ("constant", "cosine", "linear")
 
 
@@ -14,7 +19,7 @@ class OptimizerConfig:
     """How gradients become updates."""
 
     optimizer: str = "adamw"
-    """adamw, adafactor or lion."""
+    """adamw, adafactor, lion, or muon (for kernels; for all else adamw with Nesterov momentum)."""
     lr: float = 1e-4
     """The learning rate after warm-up."""
     lr_schedule: str = "constant"
@@ -24,9 +29,9 @@ class OptimizerConfig:
     lr_end: float = 0.0
     """The last learning rate of cosine and linear."""
     beta1: float = 0.9
-    """Of adamw and lion."""
+    """Of adamw, lion and the adamw in muon."""
     beta2: float = 0.999
-    """Of adamw and lion (0.99 is usual for lion)."""
+    """Of adamw, lion (0.99 is usual) and the adamw in muon."""
     adam_epsilon: float = 1e-8
     """Of adamw."""
     weight_decay: float = 1e-2
@@ -76,8 +81,33 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
         )
     elif config.optimizer == "lion":
         optimizer = optax.lion(schedule, b1=config.beta1, b2=config.beta2, weight_decay=decay)
+    elif config.optimizer == "muon":
+        optimizer = muon(
+            schedule,
+            weight_decay=decay,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            muon_weight_dimension_numbers=_matrices,
+            # Updates as large as AdamW's usually are (Liu et al. 2025, section 2.2).
+            consistent_rms=0.2,
+        )
     else:
         optimizer = optax.adafactor(schedule, weight_decay_rate=decay * config.lr or None)
     if math.isinf(config.max_grad_norm):
         return optimizer
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+
+
+def _matrices(params: Params) -> Any:
+    """Which parameters Muon (Jordan et al. 2024) turns into orthogonal matrices, inputs by outputs.
+
+    All kernels but those of the first and last convolution, as its authors advise.
+    """
+
+    def axes(path: tuple[Any, ...], x: jax.Array) -> MuonDimensionNumbers | None:
+        names = {key.key for key in path}
+        if "kernel" not in names or names & {"conv_in", "conv_out"}:
+            return None
+        return MuonDimensionNumbers(tuple(range(x.ndim - 1)), x.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(axes, params)

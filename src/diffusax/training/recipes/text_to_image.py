@@ -207,7 +207,7 @@ def text_to_image(config: TextToImageConfig) -> Recipe:
             )
     cached = is_cache(config.data)
     if cached:
-        source: Any = CachedSource.open(config.data, vae=pipe.vae)
+        source: Any = CachedSource.open(config.data, vae=pipe.vae, text_encoder=pipe.text_encoder)
     else:
         source = open_source(config.data, (config.image_column, config.caption_column))
     embedded = cached and "encoder_hidden_states" in source.shapes

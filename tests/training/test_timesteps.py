@@ -1,0 +1,52 @@
+"""Biased timesteps against the weights of diffusers' SDXL training script."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffusax.training.timesteps import (
+    TimestepBiasConfig,
+    draw_timestep,
+    timestep_probabilities,
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "biased"),
+    [("earlier", range(30)), ("later", range(70, 100)), ("range", range(40, 55))],
+)
+def test_some_timesteps_are_drawn_more_often(strategy, biased):
+    config = TimestepBiasConfig(
+        timestep_bias_strategy=strategy,
+        timestep_bias_multiplier=4,
+        timestep_bias_portion=0.3,
+        timestep_bias_begin=40,
+        timestep_bias_end=55,
+    )
+    probabilities = timestep_probabilities(config, 100)
+    expected = np.array([4.0 if t in biased else 1.0 for t in range(100)])
+    np.testing.assert_allclose(probabilities, expected / expected.sum())
+    keys = jax.vmap(jax.random.key)(jnp.arange(40_000))
+    drawn = jax.vmap(lambda key: draw_timestep(key, 100, probabilities))(keys)
+    counts = np.bincount(np.asarray(drawn), minlength=100)
+    np.testing.assert_allclose(counts / 40_000, probabilities, atol=5e-3)
+    assert counts.min() > 0
+
+
+def test_without_bias_all_timesteps_are_alike():
+    assert timestep_probabilities(TimestepBiasConfig(), 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timestep_bias_strategy", "late"),
+        ("timestep_bias_multiplier", 0.0),
+        ("timestep_bias_portion", 1.5),
+        ("timestep_bias_begin", 1000),
+    ],
+)
+def test_options_that_cannot_be(name, value):
+    with pytest.raises(ValueError, match=name):
+        TimestepBiasConfig(**{name: value})
