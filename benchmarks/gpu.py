@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from full_size import SD2, VAE, VIT_H
 from machine import describe
 
 import diffusax
@@ -33,26 +34,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from clip_vocabulary import write_clip_vocabulary
 
-UNET = {
-    "sample_size": 64,
-    "attention_head_dim": (5, 10, 20, 20),
-    "cross_attention_dim": 1024,
-    "use_linear_projection": True,
-}
-TEXT = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 23,
-    "num_attention_heads": 16,
-    "hidden_act": "gelu",
-}
-VAE = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "sample_size": 512,
-}
 STEPS = 20
 
 
@@ -79,9 +60,9 @@ def full_size_pipeline() -> diffusax.StableDiffusionPipeline:
         tokenizer = CLIPTokenizer.from_folder(write_clip_vocabulary(Path(folder), pad="!"))
     dtype = jnp.bfloat16
     pipe = diffusax.StableDiffusionPipeline(
-        text_encoder=initialize(CLIPTextModel, CLIPTextConfig(**TEXT), dtype=dtype),
+        text_encoder=initialize(CLIPTextModel, CLIPTextConfig(**VIT_H), dtype=dtype),
         tokenizer=tokenizer,
-        unet=initialize(UNet2DConditionModel, UNet2DConditionConfig(**UNET), dtype=dtype),
+        unet=initialize(UNet2DConditionModel, UNet2DConditionConfig(**SD2), dtype=dtype),
         vae=initialize(AutoencoderKL, AutoencoderKLConfig(**VAE), dtype=dtype),
         scheduler=diffusax.DDIMScheduler(clip_sample=False, beta_schedule="scaled_linear"),
     )

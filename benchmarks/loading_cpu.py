@@ -14,12 +14,11 @@ import time
 
 import jax
 import jax.numpy as jnp
+from full_size import SD1
 from machine import describe
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
-
-SD15 = UNet2DConditionConfig(sample_size=64, cross_attention_dim=768)
 
 
 def resident() -> int:
@@ -63,7 +62,7 @@ def main() -> None:
         return
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
-        save_network(initialize(UNet2DConditionModel, SD15), folder)
+        save_network(initialize(UNet2DConditionModel, UNet2DConditionConfig(**SD1)), folder)
         for dtype in ("float32", "bfloat16"):
             subprocess.run([sys.executable, __file__, "--measure", folder, dtype], check=True)
 

@@ -6,6 +6,7 @@ are given: a step is the UNet's forward and backward pass, clipping and the upda
 """
 
 import argparse
+import json
 
 import diffusers
 import jax
@@ -16,23 +17,22 @@ from machine import describe, interleaved_medians
 from unet_cpu import pytorch_unet
 
 import diffusax
+from diffusax.checkpoints.hub import EMBEDDED
+from diffusax.config import config_from_dict
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
 from diffusax.training.step import init_state, make_train_step
 
+
+def embedded_unet() -> dict:
+    """The config of the UNet inside the package."""
+    config = json.loads((EMBEDDED["emoji"] / "unet" / "config.json").read_text("utf-8"))
+    return {key: value for key, value in config.items() if not key.startswith("_")}
+
+
 MODELS = {
-    "emoji": {
-        "sample_size": 16,
-        "block_out_channels": (48, 96, 128),
-        "layers_per_block": 1,
-        "down_block_types": ("DownBlock2D", *("CrossAttnDownBlock2D",) * 2),
-        "up_block_types": (*("CrossAttnUpBlock2D",) * 2, "UpBlock2D"),
-        "attention_head_dim": (2, 3, 4),
-        "cross_attention_dim": 192,
-        "norm_num_groups": 16,
-        "use_linear_projection": True,
-    },
+    "emoji": embedded_unet(),
     "quarter of SD 2": {
         "sample_size": 32,
         "block_out_channels": (80, 160, 320, 320),
@@ -42,7 +42,7 @@ MODELS = {
         "use_linear_projection": True,
     },
 }
-TOKENS = {"emoji": 24, "quarter of SD 2": 77}
+TOKENS = {"emoji": 20, "quarter of SD 2": 77}
 BATCHES = {"emoji": 64, "quarter of SD 2": 8}
 LR = 1e-4
 
@@ -50,10 +50,10 @@ LR = 1e-4
 def compare(name: str, repeats: int) -> None:
     """Both trainings of a model, a step at a time."""
     config, b = MODELS[name], BATCHES[name]
-    size = config["sample_size"]
-    network = initialize(UNet2DConditionModel, UNet2DConditionConfig(**config))
+    size, channels = config["sample_size"], config.get("in_channels", 4)
+    network = initialize(UNet2DConditionModel, config_from_dict(UNet2DConditionConfig, config))
     rng = np.random.default_rng(0)
-    latents, noise = (rng.standard_normal((b, size, size, 4), np.float32) for _ in range(2))
+    latents, noise = (rng.standard_normal((b, size, size, channels), np.float32) for _ in range(2))
     hidden = rng.standard_normal((b, TOKENS[name], config["cross_attention_dim"]), np.float32)
     timesteps = rng.integers(0, 1000, b).astype(np.int32)
 

@@ -11,17 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from full_size import SD2
 from machine import describe, interleaved_medians
 
 from diffusax.checkpoints.tree import checkpoint_name, to_torch
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
-
-SD2 = {
-    "sample_size": 64,
-    "attention_head_dim": (5, 10, 20, 20),
-    "cross_attention_dim": 1024,
-    "use_linear_projection": True,
-}
 
 
 def main() -> None:

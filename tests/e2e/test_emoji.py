@@ -34,7 +34,9 @@ def test_pytorch_diffusers_draws_the_same_picture(pipe, guidance):
     theirs = diffusers.DiffusionPipeline.from_pretrained(FOLDER, dtype=torch.float32)
     theirs.set_progress_bar_config(disable=True)
     prompts = ["a red apple on a blue background", "cat face"]
-    latents = torch.randn((2, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+    config = pipe.unet.config
+    shape = (2, config.in_channels, config.sample_size, config.sample_size)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     options = {"num_inference_steps": 8, "guidance_scale": guidance, "output_type": "np"}
     expected = theirs(prompts, latents=latents, **options).images
     ours = pipe(prompts, latents=latents.numpy(), **options).images

@@ -6,33 +6,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from full_size import SD1, SD2, VAE, VIT_H, VIT_L
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
 
 pytestmark = pytest.mark.full_size
-
-SD1 = {"sample_size": 64, "cross_attention_dim": 768, "attention_head_dim": 8}
-SD2 = {
-    "sample_size": 64,
-    "cross_attention_dim": 1024,
-    "attention_head_dim": (5, 10, 20, 20),
-    "use_linear_projection": True,
-}
-VIT_L = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-VIT_H = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 23,
-    "num_attention_heads": 16,
-    "hidden_act": "gelu",
-}
-VAE = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-}
 
 
 def normal(*shape):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusax.checkpoints import save_network
+from diffusax.checkpoints import load_network, save_network
 from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
 from diffusax.training import AutoencoderConfig, autoencoder, train
 
@@ -73,3 +73,26 @@ def test_every_term_counts(config):
     for name in ("gradient_weight", "ssim_weight", "kl_weight"):
         without = dataclasses.replace(recipe.loss, **{name: 0.0})(recipe.params, {}, batch, keys)
         assert (without < total).all(), name
+
+
+def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path):
+    once = dataclasses.replace(config, output=str(tmp_path / "once"), steps=2)
+    train(autoencoder(once), once)
+    before = load_network(tmp_path / "once" / "model")
+    config = dataclasses.replace(
+        config,
+        model=str(tmp_path / "once" / "model"),
+        output=str(tmp_path / "out"),
+        decoder_only=True,
+    )
+    recipe = autoencoder(config)
+    assert set(recipe.params["vae"]) == {"decoder", "post_quant_conv"}
+    train(recipe, config)
+    after = load_network(tmp_path / "out" / "model")
+    assert after.config == before.config
+    for name, part in before.params.items():
+        pairs = zip(jax.tree.leaves(part), jax.tree.leaves(after.params[name]), strict=True)
+        same = [np.array_equal(a, b) for a, b in pairs]
+        assert all(same) if name in ("encoder", "quant_conv") else not any(same)
+    with pytest.raises(ValueError, match="none to keep"):
+        autoencoder(dataclasses.replace(config, from_scratch=True))

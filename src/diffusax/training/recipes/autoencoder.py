@@ -1,4 +1,4 @@
-"""The autoencoder from scratch: absolute error, image gradients, structure, and a little KL.
+"""The autoencoder: absolute error, image gradients, structure, and a little KL.
 
 The terms of Rombach et al. 2022, appendix G, without the learned perceptual and adversarial ones,
 whose networks would have to be had first.
@@ -27,6 +27,8 @@ from diffusax.training.recipe import Recipe
 from diffusax.training.sources import Source, open_source
 from diffusax.training.step import Batch, cast_floating
 
+_ENCODER = ("encoder", "quant_conv")
+
 _SAMPLES = 64
 """Pictures from which the scale of the latents is measured."""
 
@@ -39,6 +41,8 @@ class AutoencoderConfig(TrainConfig):
     """The autoencoder to start from: a folder with config.json and weights."""
     from_scratch: bool = False
     """Draw the parameters afresh."""
+    decoder_only: bool = False
+    """Keep the encoder, so that the latents stay what diffusion models were trained on."""
     gradient_weight: float = 1.0
     """Of the difference of image gradients."""
     ssim_weight: float = 0.1
@@ -63,7 +67,7 @@ class ReconstructionLoss:
 
     def __call__(self, params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """The loss of each example, b, float32."""
-        weights = cast_floating(params["vae"], self.compute_dtype)
+        weights = cast_floating({**frozen, **params["vae"]}, self.compute_dtype)
         x = batch["pixel_values"].astype(jnp.float32) / 127.5 - 1
         mean, logvar = (m.astype(jnp.float32) for m in self.vae.apply(weights, x, method="encode"))
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
@@ -87,12 +91,15 @@ def autoencoder(config: AutoencoderConfig) -> Recipe:
     vae = load_network(Path(config.model), dtype="float32")
     if config.from_scratch:
         vae = dataclasses.replace(vae, params=initialize_params(vae.params, seed=config.seed))
+    if config.from_scratch and config.decoder_only:
+        raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
+    kept = {name: vae.params[name] for name in _ENCODER if config.decoder_only}
     source = open_source(config.data, (config.image_column,))
     prepare = _Prepare(config)
     return Recipe(
         name="autoencoder",
-        params={"vae": vae.params},
-        frozen={},
+        params={"vae": {name: part for name, part in vae.params.items() if name not in kept}},
+        frozen=kept,
         loss=ReconstructionLoss(
             vae,
             config.gradient_weight,
@@ -134,16 +141,19 @@ def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Save:
-    """Writes the network with the scaling factor that its latents ask for."""
+    """Writes the network with the scaling factor that its latents ask for, where they are new."""
 
     vae: Network
     source: Source
     prepare: _Prepare
 
     def __call__(self, params: Params, folder: Path) -> None:
-        scale = latent_scale(self.vae, params["vae"], _sample(self.source, self.prepare, _SAMPLES))
-        config = dataclasses.replace(self.vae.config, scaling_factor=scale)
-        save_network(dataclasses.replace(self.vae, config=config, params=params["vae"]), folder)
+        weights, config = {**self.vae.params, **params["vae"]}, self.vae.config
+        if params["vae"].keys() >= set(_ENCODER):
+            pixels = _sample(self.source, self.prepare, _SAMPLES)
+            scale = latent_scale(self.vae, weights, pixels)
+            config = dataclasses.replace(config, scaling_factor=scale)
+        save_network(dataclasses.replace(self.vae, config=config, params=weights), folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,5 +167,5 @@ class _Validate:
 
     def __call__(self, params: Params) -> list[Image.Image]:
         x = _sample(self.source, self.prepare, self.count).astype(np.float32) / 127.5 - 1
-        y = np.asarray(jax.jit(self.vae.apply)(params["vae"], x))
+        y = np.asarray(jax.jit(self.vae.apply)({**self.vae.params, **params["vae"]}, x))
         return to_pil(np.clip(np.concatenate([x, y], axis=2) / 2 + 0.5, 0, 1))
