@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--model", default="emoji")
     parser.add_argument("--data", type=Path, default=Path("out/emoji/data"))
     parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()

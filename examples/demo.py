@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/demo.png"))
     parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--guidance", type=float, default=2.0)
     args = parser.parse_args()
     pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
     for run in ("first run, with compilation", "second run, other noise"):
