@@ -13,16 +13,18 @@ from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
 from diffusax.training import AutoencoderConfig, autoencoder, train
 
 
+TINY = AutoencoderKLConfig(
+    block_out_channels=(8, 16),
+    down_block_types=("DownEncoderBlock2D",) * 2,
+    up_block_types=("UpDecoderBlock2D",) * 2,
+    norm_num_groups=4,
+)
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, pictures):
     folder = tmp_path_factory.mktemp("autoencoder")
-    network = AutoencoderKLConfig(
-        block_out_channels=(8, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=4,
-    )
-    save_network(initialize(AutoencoderKL, network), folder / "vae")
+    save_network(initialize(AutoencoderKL, TINY), folder / "vae")
     return AutoencoderConfig(
         model=str(folder / "vae"),
         data=str(pictures),
@@ -75,10 +77,16 @@ def test_every_term_counts(config):
         assert (without < total).all(), name
 
 
-def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path):
-    once = dataclasses.replace(config, output=str(tmp_path / "once"), steps=2)
+@pytest.mark.parametrize("quant_conv", [True, False])
+def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant_conv):
+    network = dataclasses.replace(TINY, use_quant_conv=quant_conv)
+    save_network(initialize(AutoencoderKL, network), tmp_path / "vae")
+    once = dataclasses.replace(
+        config, model=str(tmp_path / "vae"), output=str(tmp_path / "once"), steps=2
+    )
     train(autoencoder(once), once)
     before = load_network(tmp_path / "once" / "model")
+    assert before.config.scaling_factor != network.scaling_factor
     config = dataclasses.replace(
         config,
         model=str(tmp_path / "once" / "model"),

@@ -93,13 +93,13 @@ def autoencoder(config: AutoencoderConfig) -> Recipe:
         vae = dataclasses.replace(vae, params=initialize_params(vae.params, seed=config.seed))
     if config.from_scratch and config.decoder_only:
         raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
-    kept = {name: vae.params[name] for name in _ENCODER if config.decoder_only}
+    kept = _ENCODER if config.decoder_only else ()
     source = open_source(config.data, (config.image_column,))
     prepare = _Prepare(config)
     return Recipe(
         name="autoencoder",
         params={"vae": {name: part for name, part in vae.params.items() if name not in kept}},
-        frozen=kept,
+        frozen={name: part for name, part in vae.params.items() if name in kept},
         loss=ReconstructionLoss(
             vae,
             config.gradient_weight,
@@ -149,7 +149,7 @@ class _Save:
 
     def __call__(self, params: Params, folder: Path) -> None:
         weights, config = {**self.vae.params, **params["vae"]}, self.vae.config
-        if params["vae"].keys() >= set(_ENCODER):
+        if "encoder" in params["vae"]:
             pixels = _sample(self.source, self.prepare, _SAMPLES)
             scale = latent_scale(self.vae, weights, pixels)
             config = dataclasses.replace(config, scaling_factor=scale)
