@@ -12,7 +12,6 @@ from diffusax.checkpoints import load_network, save_network
 from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
 from diffusax.training import AutoencoderConfig, autoencoder, train
 
-
 TINY = AutoencoderKLConfig(
     block_out_channels=(8, 16),
     down_block_types=("DownEncoderBlock2D",) * 2,
