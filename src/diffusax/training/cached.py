@@ -67,11 +67,11 @@ class CachedSource:
                 another text encoder, or it is not whole.
         """
         index = json.loads((Path(folder) / _INDEX).read_text("utf-8"))
-        for what, made_by, network in (
-            ("latents", "autoencoder", vae),
-            ("text embeddings", "text encoder", text_encoder),
-        ):
-            if made_by in index and index[made_by] != fingerprint(network):
+        networks = [("latents", "autoencoder", vae)]
+        if "encoder_hidden_states" in index["shapes"]:
+            networks.append(("text embeddings", "text encoder", text_encoder))
+        for what, made_by, network in networks:
+            if index.get(made_by) != fingerprint(network):
                 raise ValueError(
                     f"the {what} in {folder} are of another {made_by} than the checkpoint's; "
                     "write them again with cache-latents"
