@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from diffusax.pipelines.images import (
+from diffusax.pictures import (
     contact_sheet,
     load_image,
     nearest,

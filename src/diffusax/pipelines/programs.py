@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.latents import scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
 from diffusax.pipelines.guidance import mix
-from diffusax.samplers.step import init_state, run
-from diffusax.samplers.rows import Table
+from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
 
 class Knobs(NamedTuple):
@@ -196,6 +196,24 @@ def batch_plans(plans: list[Plan]) -> Plan:
         jnp.concatenate([plan.noise for plan in plans]),
         None if plans[0].known is None else join(0, [plan.known for plan in plans]),
     )
+
+
+@functools.lru_cache(64)
+def device_table(schedule: Schedule) -> Table:
+    """The schedule's table, on the device once for all calls."""
+    return jax.tree.map(jnp.asarray, schedule.table())
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def tile(x: jax.Array, b: int) -> jax.Array:
+    """x repeated along its first axis, as a whole, until there are b. Float32."""
+    return repeat_to(x.astype(jnp.float32), b)
+
+
+@jax.jit
+def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
+    """An inpainting UNet's further input, b 1 h w c+1: the mask, then the masked latents."""
+    return jnp.concatenate([mask, latents], axis=-1)[:, None]
 
 
 def repeat_to(x: jax.Array, b: int) -> jax.Array:

@@ -18,7 +18,7 @@ from diffusax.models.network import Network, Params
 from diffusax.models.tiling import tiled_decode
 from diffusax.pipelines import checks
 from diffusax.pipelines.conditioning import PromptEncoder, prompt_context
-from diffusax.pipelines.images import to_pil
+from diffusax.pictures import to_pil
 from diffusax.pipelines.noise import SEED_LIMIT, JaxNoise, TorchNoise, noise_source
 from diffusax.pipelines.programs import Guidance, Programs
 from diffusax.samplers import Schedule, Scheduler, Table
