@@ -1,6 +1,7 @@
 """The arguments of all calls, declared once with type and range, and checked at the door."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -83,6 +84,52 @@ class Call:
     callback_on_step_end_tensor_inputs: list[str] | None = None
 
 
+TENSORS = ["latents"]
+"""diffusers' default of callback_on_step_end_tensor_inputs."""
+
+DESCRIPTIONS = {
+    "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
+    "prompt_2": "For the second text encoder, where it differs.",
+    "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
+    "arrays in [0, 1].",
+    "mask_image": "White where to draw anew, black where to keep.",
+    "control_image": "What the ControlNets see; a list with one entry for each of several.",
+    "masked_image_latents": "b 4 h/8 w/8, in the place of what is encoded of the masked picture.",
+    "height": "In pixels, as `width`: a multiple of the autoencoder's factor (8).",
+    "padding_mask_crop": "Draw only the masked part and as many pixels around it, at full size.",
+    "strength": "How much of the noise to add, from 0 to 1, and so how much may change.",
+    "num_inference_steps": "Of the sampler; `strength` leaves some of them out.",
+    "timesteps": "Custom ones instead of steps, for samplers that take them; or `sigmas`.",
+    "original_inference_steps": "Of the grid that a consistency model was distilled on.",
+    "denoising_start": "The fraction of the run that was done before, by another model.",
+    "denoising_end": "The fraction of the run to stop at, for another model to go on.",
+    "guidance_scale": "Classifier-free guidance; 1 and less turns it off.",
+    "image_guidance_scale": "How closely to keep to the picture that is edited.",
+    "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
+    "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
+    "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
+    "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
+    "eta": "DDIM's, from 0 (deterministic) to 1.",
+    "generator": "A seed, a torch.Generator or a list of them: PyTorch's numbers of that seed.",
+    "seed": "Of the run, or one per picture; None takes one from the system.",
+    "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
+    "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
+    "controlnet_conditioning_scale": "What the ControlNets count for; a list for several.",
+    "guess_mode": "Let the ControlNet's picture speak, with no or little of a prompt.",
+    "control_guidance_start": "The fraction of the run from which on the ControlNets steer, until "
+    "`control_guidance_end`.",
+    "original_size": "SDXL's micro-conditioning, (height, width), with `crops_coords_top_left` and "
+    "`target_size`; their `negative_` forms for the negative prompt.",
+    "aesthetic_score": "The refiner's, from 0 to 10; `negative_aesthetic_score` likewise.",
+    "clip_skip": "How many of the text encoder's last layers to leave out.",
+    "output_type": "'pil', 'np' or 'jax' (b h w 3 in [0, 1]), 'pt' (b 3 h w), or 'latent' "
+    "(b c h/8 w/8).",
+    "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
+    "return changed tensors, and False stops the run.",
+    "long_prompt": "Use all of a long prompt, in windows of 77 tokens.",
+    "prompt_weighting": "Read `(word:1.3)` as a weight.",
+}
+
 _UNSUPPORTED = ("ip_adapter_image", "ip_adapter_image_embeds")
 _ARRAYS = frozenset(field.name for field in dataclasses.fields(Call) if field.type is Any)
 
@@ -110,8 +157,24 @@ def check_call(given: Mapping[str, Any]) -> Call:
     except msgspec.ValidationError as error:
         raise ValueError(_sentence(str(error), values)) from None
     callback = call.callback_on_step_end
+    if hasattr(callback, "tensor_inputs"):
+        names = list(callback.tensor_inputs)
+        call = dataclasses.replace(call, callback_on_step_end_tensor_inputs=names)
     if callback is not None and not callable(callback):
         raise ValueError(f"callback_on_step_end must be callable (got {callback!r})")
+    return call
+
+
+def documented(call: Any) -> Any:
+    """Adds what the arguments of a pipeline's call mean to its docstring."""
+    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
+    lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
+    raises = [
+        "            ValueError: an argument that cannot be; says which, and what can.",
+        "            FloatingPointError: the latents or pictures are not finite.",
+    ]
+    sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
+    call.__doc__ += "\n".join(sections)
     return call
 
 

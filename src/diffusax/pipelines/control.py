@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.models.controlnet import guess_scales
 from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
@@ -24,6 +25,9 @@ def controlled(task: Task) -> Task:
     """The task with its plan steered by the pictures in `control_image`."""
 
     def run(c: Components, call: Call) -> Job:
+        if task is text_to_image:
+            # diffusers calls the ControlNet's picture `image` where there is no other.
+            call = dataclasses.replace(call, control_image=call.image, image=None)
         call = dataclasses.replace(call, **_size(task, c, call))
         pictures = control_pictures(c, call, cropped=task is inpaint)
         if task is text_to_image:
@@ -35,6 +39,7 @@ def controlled(task: Task) -> Task:
         job.plan = job.plan._replace(conditions=conditions, knobs=knobs)
         return job
 
+    run.__name__ = f"control_{task.__name__}"
     return run
 
 
@@ -77,7 +82,7 @@ def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
     """
     nets, k, n = denoiser.controlnets, len(job.weights) + 1, len(job.schedule)
     height = len(job.plan.knobs.rescale)
-    residuals = max(_count_residuals(net) for net in nets)
+    residuals = len(nets[0].shapes["controlnet_down_blocks"]) + 1
     weights = np.zeros((height, len(nets), k, residuals), np.float32)
     names = ("controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end")
     columns = [_per_net(name, getattr(call, name), len(nets)) for name in names]
@@ -91,16 +96,10 @@ def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
         weights[:n, m] = scale * active[:, None, None]
         pooled = net.config.global_pool_conditions
         if call.guess_mode and not pooled:
-            # Deeper residuals count for more, as in diffusers' controlnet.py.
-            count = _count_residuals(net)
-            weights[:, m, :, :count] *= np.logspace(-1, 0, count, dtype=np.float32)
+            weights[:, m] *= guess_scales(residuals)
         if call.guess_mode or nets[0].config.global_pool_conditions:
             weights[:, m, 1:] = 0
     return weights
-
-
-def _count_residuals(net: Any) -> int:
-    return len(net.shapes["controlnet_down_blocks"]) + 1
 
 
 def _per_net(name: str, value: Any, nets: int) -> list[Any]:

@@ -1,11 +1,12 @@
 """What the sampler asks for a prediction: a UNet with its conditions, ControlNets beside it."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Network, Params
 
 
@@ -26,9 +27,21 @@ class Conditions(NamedTuple):
     """b 1 H W 3 in [0, 1], one for each ControlNet."""
 
 
+class Denoiser(Protocol):
+    """A hashable description of what makes predictions; it holds no arrays."""
+
+    def prepare(self, params: Params, conditions: Conditions, k: int) -> Conditions:
+        """What does not depend on the row, computed once, with k branches in one batch."""
+
+    def __call__(
+        self, params: Params, x: Any, timestep: Any, conditions: Conditions, control: Any = None
+    ) -> jax.Array:
+        """The prediction for each branch."""
+
+
 @dataclasses.dataclass(frozen=True)
 class UNetDenoiser:
-    """A UNet and its ControlNets. Another kind of denoiser has the same two methods."""
+    """A UNet and its ControlNets, if any."""
 
     unet: Network
     controlnets: tuple[Network, ...] = ()
@@ -84,16 +97,18 @@ class UNetDenoiser:
     ) -> dict[str, Any]:
         total: list[jax.Array] = []
         for m, (net, name) in enumerate(zip(self.controlnets, self.control_names)):
-            down, mid = net.apply(
-                params[name], x, timestep, conditions.context, conditions.control[m], **options
+            residuals = net.apply(
+                params[name],
+                x,
+                timestep,
+                conditions.context,
+                cond_embedding=conditions.control[m],
+                **options,
             )
-            weighted = [
-                y * _of_branches(control, m, r, x.shape[0]).astype(y.dtype)
-                for r, y in enumerate((*down, mid))
-            ]
-            if net.config.global_pool_conditions:
-                weighted = [y.mean((1, 2), keepdims=True) for y in weighted]
-            total = [a + b for a, b in zip(total, weighted)] if total else weighted
+            weights = _per_branch(control, m, x.shape[0])
+            down, mid = scale_residuals(net.config, residuals, weights)
+            scaled = [*down, mid]
+            total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
         if not total:
             return {}
         return {
@@ -112,9 +127,8 @@ def spread(y: jax.Array, k: int) -> jax.Array:
     return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])
 
 
-def _of_branches(control: Any, net: int, residual: int, rows: int) -> jax.Array:
-    """The weights of one residual, (b k) 1 1 1."""
-    weights = control[..., net, :, residual]
-    return jnp.broadcast_to(weights, (rows // weights.shape[-1], weights.shape[-1])).reshape(
-        -1, 1, 1, 1
-    )
+def _per_branch(control: Any, net: int, rows: int) -> jax.Array:
+    """The weights of one ControlNet's residuals, r (b k)."""
+    weights = control[..., net, :, :]
+    k, r = weights.shape[-2:]
+    return jnp.broadcast_to(weights, (rows // k, k, r)).reshape(rows, r).T

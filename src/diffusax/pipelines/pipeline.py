@@ -1,6 +1,8 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
+import inspect
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,6 +16,8 @@ from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
 from diffusax.pipelines.families import Family
+from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
+from diffusax.pipelines.prompts import embeddings
 from diffusax.pipelines.run import ImagePipelineOutput, draw
 from diffusax.pipelines.tasks import Task
 from diffusax.samplers import Scheduler, scheduler_from_config
@@ -25,7 +29,15 @@ log = logging.getLogger(__name__)
 _IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 # Arguments of diffusers' from_pretrained that change nothing here.
 _WITHOUT_MEANING = frozenset(
-    ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
+    (
+        "use_safetensors",
+        "low_cpu_mem_usage",
+        "device_map",
+        "add_watermarker",
+        "image_processor",
+        "device",
+        "lora_scale",
+    )
 )
 
 
@@ -47,6 +59,7 @@ class DiffusionPipeline:
     """
 
     family: ClassVar[Family]
+    task: ClassVar[Task]
     extra_components: ClassVar[tuple[str, ...]] = ()
     parts: Components
 
@@ -202,6 +215,17 @@ class DiffusionPipeline:
         return target(**{**options, **loaded, **given})
 
     @classmethod
+    def class_of(cls, path_or_repo: str | Path, **options: Any) -> Any:
+        """The class of pipeline that a checkpoint names.
+
+        Raises:
+            ValueError: the checkpoint cannot be had, or diffusax has no such pipeline.
+        """
+        names = ("revision", "token", "local_files_only", "cache_dir", "variant")
+        folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
+        return DiffusionPipeline._class_for(read_model_index(folder)[0], folder)
+
+    @classmethod
     def _class_for(cls, class_name: str, folder: Path) -> Any:
         """The class to load a checkpoint of `class_name` with."""
         named = {c.__name__: c for c in _subclasses(DiffusionPipeline)}.get(class_name)
@@ -293,6 +317,42 @@ class DiffusionPipeline:
         self._guidance_scale, self._interrupt = call.guidance_scale, False
         self._num_timesteps = len(job.schedule)
 
+    def encode_prompt(
+        self,
+        prompt: Any = None,
+        device: Any = None,
+        num_images_per_prompt: int = 1,
+        do_classifier_free_guidance: bool = True,
+        negative_prompt: Any = None,
+        prompt_embeds: Any = None,
+        negative_prompt_embeds: Any = None,
+        lora_scale: float | None = None,
+        clip_skip: int | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """The embeddings of prompts and negative prompts, (prompts images) t d each, as in diffusers.
+
+        The second is None without guidance. device and lora_scale change nothing. options:
+        long_prompt and prompt_weighting.
+        """
+        given = {k: v for k, v in locals().items() if k not in _WITHOUT_MEANING}
+        return embeddings(self.parts, given)
+
+    @property
+    def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
+        """The whole call as a pure function, to jit, vmap or differentiate.
+
+        `pipe.generate_fn(pipe.params, pipe.prepare_inputs("a prompt"))` are pictures b H W 3 in
+        [0, 1].
+        """
+        return generate_fn(self.parts)
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
+        """The inputs of `generate_fn` for the arguments of a call."""
+        bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
+
     def set_progress_bar_config(self, **options: Any) -> None:
         """Options of the tqdm bar, such as `disable=True`."""
         self.progress_bar_options = options
@@ -309,13 +369,13 @@ class DiffusionPipeline:
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
-    def _draw(self, task: Task, given: dict[str, Any]) -> Any:
+    def _draw(self, given: dict[str, Any]) -> Any:
         """A call: `given` holds its arguments, as `locals()` has them."""
         call = check_call(given)
-        images = draw(self, task, call)
+        images = draw(self, self.task, call)
         if call.return_dict:
             return ImagePipelineOutput(images)
-        return (images,) if self.family.upcasts_vae else (images, None)
+        return (images,) if self.family.pooled else (images, None)
 
     def _set_model(self, name: str, value: Any) -> None:
         if value is None and name in self.family.optional:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.latents import scale_latents, to_unit, unscale_latents
+from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
+from diffusax.pipelines.denoisers import Conditions, Denoiser, spread
 from diffusax.pipelines.guidance import mix
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
@@ -56,16 +56,27 @@ class Plan(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def denoise(
-    denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
     """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents."""
     return denoise_rows(denoiser, params, state, plan, start, stop)
 
 
 def denoise_rows(
-    denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    plan: Plan,
+    start: Any,
+    stop: Any,
+    *,
+    rematerialize: bool = False,
 ) -> jax.Array:
-    """As `denoise`, not compiled by itself."""
+    """As `denoise`, not compiled by itself.
+
+    rematerialize: compute predictions again for a gradient instead of keeping what led to them.
+    """
+    predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     b, k = state.shape[1], plan.knobs.weights.shape[-1] + 1
     conditions = denoiser.prepare(params, plan.conditions, k)
     row_keys = _is_keys(plan.noise)
@@ -74,7 +85,7 @@ def denoise_rows(
         knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
         branches = spread(x[:, None], k)
         t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = denoiser(params, branches, t, conditions, knobs.control)
+        y = predict(params, branches, t, conditions, knobs.control)
         y = y.astype(jnp.float32)[..., : x.shape[-1]]
         return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
 
@@ -134,7 +145,7 @@ def encode_image(
     if noise is not None:
         z = repeat_to(z, noise.shape[0])
         if logvar is not None:
-            z = z + jnp.exp(0.5 * repeat_to(logvar.astype(jnp.float32), z.shape[0])) * noise
+            z = sample_latents(z, repeat_to(logvar.astype(jnp.float32), z.shape[0]), noise)
     return scale_latents(vae.config, z, normalize=normalize) if scale else z
 
 

@@ -1,6 +1,7 @@
 """From what the user said to the conditions of each branch of guidance."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.arguments import Call, as_list, match_length
+from diffusax.pipelines import programs
+from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
@@ -96,6 +98,25 @@ def embed_prompts(c: Components, call: Call, *, guided: bool) -> tuple[Encoded, 
     return positive, negative
 
 
+def embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What `encode_prompt` gives: prompts and negative prompts, then their pooled outputs.
+
+    given: the arguments of `encode_prompt`.
+
+    Raises:
+        ValueError: an argument that cannot be.
+    """
+    arguments = {k: v for k, v in given.items() if k not in ("options", "self")}
+    guided = bool(arguments.pop("do_classifier_free_guidance"))
+    call = check_call({**arguments, **given.get("options", {})})
+    positive, negative = embed_prompts(c, call, guided=guided)
+    branches = (positive,) if negative is None else (positive, negative)
+    order = (0, *([None if negative is None else 1] if guided else []))
+    repeats = call.num_images_per_prompt or 1
+    leaves = programs.arrange(branches, order=order, repeats=repeats)
+    return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
+
+
 def tokenize(
     c: Components,
     texts: list[list[str]],
@@ -145,17 +166,13 @@ def _given(c: Components, call: Call, prefix: str) -> Encoded | None:
     if embeds is None:
         return None
     encoded = (check_embeds(f"{prefix}prompt_embeds", embeds, 3, c.context_dim),)
-    if not _pooled(c):
+    if not c.family.pooled:
         return encoded
     name = f"{prefix}pooled_prompt_embeds"
     pooled = getattr(call, name)
     if pooled is None:
         raise ValueError(f"{name} must be given with {prefix}prompt_embeds; see encode_prompt")
     return (*encoded, check_embeds(name, pooled, 2))
-
-
-def _pooled(c: Components) -> bool:
-    return len(c.family.text) > 1
 
 
 def _texts(call: Call, prefix: str, n: int) -> list[list[str]]:
@@ -196,3 +213,15 @@ def _encode(
 
 def _rows(weights: Any, rows: slice) -> Any:
     return None if weights is None else weights[rows]
+
+
+def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
+    """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
+    n = count_prompts(call)
+    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt", False)
+    texts = [_texts(call, "", n)]
+    if guided and not zeros:
+        texts.append(_texts(call, "negative_", n))
+    joined = [sum(column, []) for column in zip(*texts)]
+    ids, _ = tokenize(c, joined[: len(c.family.text)], long_prompt=call.long_prompt)
+    return tuple(i.reshape(len(texts), n, *i.shape[1:]) for i in ids)

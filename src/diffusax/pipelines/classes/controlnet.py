@@ -16,10 +16,11 @@ class StableDiffusionControlNetPipeline(DiffusionPipeline):
     """Prompts to pictures, steered by ControlNets."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(control_text_to_image)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, height=None, width=None, num_inference_steps=50,
         timesteps=None, sigmas=None, guidance_scale=7.5, negative_prompt=None,
         num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
@@ -30,20 +31,19 @@ class StableDiffusionControlNetPipeline(DiffusionPipeline):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws pictures of the prompts. `image` is what the ControlNet sees."""
-        given = locals()
-        given["control_image"] = given.pop("image")
-        return self._draw(control_text_to_image, given)
+        """Draws pictures of the prompts. `image` is what the ControlNets see."""
+        return self._draw(locals())
 
 
 class StableDiffusionControlNetImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over, steered by ControlNets."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(control_image_to_image)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, control_image=None, height=None, width=None,
         strength=0.8, num_inference_steps=50, guidance_scale=7.5, negative_prompt=None,
         num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
@@ -55,17 +55,18 @@ class StableDiffusionControlNetImg2ImgPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(control_image_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
     """Pictures drawn anew where a mask is white, steered by ControlNets."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(control_inpaint)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, mask_image=None, control_image=None, height=None,
         width=None, padding_mask_crop=None, strength=1.0, num_inference_steps=50,
         guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
@@ -78,17 +79,18 @@ class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(control_inpaint, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
     """Prompts to pictures with Stable Diffusion XL, steered by ControlNets."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(control_text_to_image)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, height=None, width=None,
         num_inference_steps=50, timesteps=None, sigmas=None, denoising_end=None,
         guidance_scale=5.0, negative_prompt=None, negative_prompt_2=None,
@@ -104,20 +106,19 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws pictures of the prompts. `image` is what the ControlNet sees."""
-        given = locals()
-        given["control_image"] = given.pop("image")
-        return self._draw(control_text_to_image, given)
+        """Draws pictures of the prompts. `image` is what the ControlNets see."""
+        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over with Stable Diffusion XL, steered by ControlNets."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(control_image_to_image)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, control_image=None, height=None,
         width=None, strength=0.8, num_inference_steps=50, guidance_scale=5.0,
         negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
@@ -134,17 +135,18 @@ class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(control_image_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
     """Pictures drawn anew where a mask is white with Stable Diffusion XL."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(control_inpaint)
     extra_components = ("controlnet",)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, mask_image=None, control_image=None,
         height=None, width=None, padding_mask_crop=None, strength=0.9999,
         num_inference_steps=50, denoising_start=None, denoising_end=None,
@@ -161,4 +163,4 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(control_inpaint, locals())
+        return self._draw(locals())

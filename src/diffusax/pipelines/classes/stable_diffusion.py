@@ -16,9 +16,10 @@ class StableDiffusionPipeline(DiffusionPipeline):
     """Prompts to pictures."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(text_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, height=None, width=None, num_inference_steps=50, timesteps=None,
         sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1,
         eta=0.0, generator=None, latents=None, prompt_embeds=None,
@@ -29,16 +30,17 @@ class StableDiffusionPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(text_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over as a prompt says (Meng et al. 2022, SDEdit)."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(image_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, strength=0.8, num_inference_steps=50, timesteps=None,
         sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1,
         eta=0.0, generator=None, prompt_embeds=None, negative_prompt_embeds=None,
@@ -49,16 +51,17 @@ class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(image_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionInpaintPipeline(DiffusionPipeline):
     """Pictures drawn anew where a mask is white."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(inpaint)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, mask_image=None, masked_image_latents=None,
         height=None, width=None, padding_mask_crop=None, strength=1.0,
         num_inference_steps=50, timesteps=None, sigmas=None, guidance_scale=7.5,
@@ -71,16 +74,17 @@ class StableDiffusionInpaintPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(inpaint, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionInstructPix2PixPipeline(DiffusionPipeline):
     """Pictures edited as an instruction says (Brooks et al. 2023)."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(instruct)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, num_inference_steps=100, guidance_scale=7.5,
         image_guidance_scale=1.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
         generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
@@ -91,16 +95,17 @@ class StableDiffusionInstructPix2PixPipeline(DiffusionPipeline):
         guidance_start=0.0, guidance_end=1.0,
     ):
         """Edits pictures."""
-        return self._draw(instruct, locals())
+        return self._draw(locals())
 
 
 class LatentConsistencyModelPipeline(DiffusionPipeline):
     """Prompts to pictures in a few steps (Luo et al. 2023)."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(text_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, height=None, width=None, num_inference_steps=4,
         original_inference_steps=None, timesteps=None, guidance_scale=8.5,
         num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
@@ -111,16 +116,17 @@ class LatentConsistencyModelPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(text_to_image, locals())
+        return self._draw(locals())
 
 
 class LatentConsistencyModelImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over in a few steps (Luo et al. 2023)."""
 
     family = STABLE_DIFFUSION
+    task = staticmethod(image_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, image=None, num_inference_steps=4, strength=0.8,
         original_inference_steps=None, timesteps=None, guidance_scale=8.5,
         num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
@@ -131,4 +137,4 @@ class LatentConsistencyModelImg2ImgPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(image_to_image, locals())
+        return self._draw(locals())

@@ -16,9 +16,10 @@ class StableDiffusionXLPipeline(DiffusionPipeline):
     """Prompts to pictures (Podell et al. 2023)."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(text_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, height=None, width=None, num_inference_steps=50,
         timesteps=None, sigmas=None, denoising_end=None, guidance_scale=5.0,
         negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
@@ -33,16 +34,17 @@ class StableDiffusionXLPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(text_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionXLImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over as a prompt says, or refined."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(image_to_image)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, strength=0.3, num_inference_steps=50,
         timesteps=None, sigmas=None, denoising_start=None, denoising_end=None,
         guidance_scale=5.0, negative_prompt=None, negative_prompt_2=None,
@@ -59,16 +61,17 @@ class StableDiffusionXLImg2ImgPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Draws over pictures, or finishes latents."""
-        return self._draw(image_to_image, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
     """Pictures drawn anew where a mask is white."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(inpaint)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, mask_image=None,
         masked_image_latents=None, height=None, width=None, padding_mask_crop=None,
         strength=0.9999, num_inference_steps=50, timesteps=None, sigmas=None,
@@ -86,16 +89,17 @@ class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
         long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(inpaint, locals())
+        return self._draw(locals())
 
 
 class StableDiffusionXLInstructPix2PixPipeline(DiffusionPipeline):
     """Pictures edited as an instruction says (Brooks et al. 2023)."""
 
     family = STABLE_DIFFUSION_XL
+    task = staticmethod(instruct)
 
     @documented
-    def __call__(  # type: ignore[no-untyped-def]
+    def __call__(
         self, prompt=None, prompt_2=None, image=None, height=None, width=None,
         num_inference_steps=100, denoising_end=None, guidance_scale=5.0,
         image_guidance_scale=1.5, negative_prompt=None, negative_prompt_2=None,
@@ -108,4 +112,4 @@ class StableDiffusionXLInstructPix2PixPipeline(DiffusionPipeline):
         guidance_end=1.0,
     ):
         """Edits pictures."""
-        return self._draw(instruct, locals())
+        return self._draw(locals())

@@ -33,6 +33,11 @@ class Family:
     """Whether an autoencoder with force_upcast runs in float32 where its parameters are float16."""
 
     @property
+    def pooled(self) -> bool:
+        """Whether `encode` gives a pooled output besides the context."""
+        return len(self.text) > 1
+
+    @property
     def components(self) -> tuple[str, ...]:
         """The components of a checkpoint, in diffusers' order."""
         return ("vae", *(e for _, e in self.text), *(t for t, _ in self.text), "unet", "scheduler")
