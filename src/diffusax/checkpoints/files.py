@@ -1,29 +1,13 @@
 """Which files of a component's folder hold its configuration and its weights."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from diffusax.files import load_json
+
 STEMS = ("diffusion_pytorch_model", "model")
 _REFUSED = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".msgpack")
-
-
-def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ValueError: the file is missing, or is not a JSON object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; is this a diffusers checkpoint?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(data).__name__}")
-    return data
 
 
 def choose_weights(names: Iterable[str], variant: str | None = None) -> str | None:
