@@ -4,7 +4,7 @@ from flax import nnx
 
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-from diffusax.models.network import Network, Params, initialize
+from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 
@@ -28,6 +28,7 @@ __all__ = [
     "CLIPTextConfig",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "Model",
     "Network",
     "Params",
     "UNet2DConditionConfig",
