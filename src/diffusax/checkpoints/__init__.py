@@ -1,12 +1,8 @@
 """Disk and Hub <-> networks. Safetensors only."""
 
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.networks import (
-    load_network,
-    read_model_index,
-    save_network,
-    write_model_index,
-)
+from diffusax.checkpoints.model_index import read_model_index, write_model_index
+from diffusax.checkpoints.networks import load_network, save_network
 
 __all__ = [
     "load_network",

@@ -1,15 +1,14 @@
 """A component's folder (config.json and safetensors) <-> a Model."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-from diffusax.checkpoints.files import STEMS, load_json, weight_files
+from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.tensors import split_into_shards, write_tensors
 from diffusax.checkpoints.tree import load_params, params_to_tensors
 from diffusax.config import config_from_dict, config_to_dict
+from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
 
@@ -39,7 +38,7 @@ def load_network(
     Raises:
         ValueError: the folder or its config is not one that diffusax can read; says which and why.
     """
-    folder = resolve(path_or_repo, variant=variant, **hub) / (subfolder or "")
+    folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     data = load_json(folder / "config.json")
     module_class: Any = MODELS[_class_name(data, folder)]
     config = config_from_dict(module_class.config_class, data, source=str(folder / "config.json"))
@@ -87,41 +86,11 @@ def save_network(
     write_json(folder / index, {"metadata": total, "weight_map": weight_map})
 
 
-def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
-    """model_index.json: the pipeline's class, its components as (library, class), its options."""
-    data = load_json(Path(folder) / "model_index.json")
-    components = {
-        name: (value[0], value[1])
-        for name, value in data.items()
-        if isinstance(value, list) and len(value) == 2 and value[0] is not None
-    }
-    options = {
-        name: value
-        for name, value in data.items()
-        if not name.startswith("_") and not isinstance(value, list)
-    }
-    return data.get("_class_name", ""), components, options
-
-
-def write_model_index(
-    folder: Path, class_name: str, components: dict[str, Any], **options: Any
-) -> None:
-    """Writes model_index.json; a component of None is one the pipeline runs without."""
-    listed = {name: list(value or (None, None)) for name, value in components.items()}
-    data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
-    write_json(Path(folder) / "model_index.json", data)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Writes a JSON file; it appears only when whole."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
 def _class_name(data: dict[str, Any], folder: Path) -> str:
-    name = data.get("_class_name") or next(iter(data.get("architectures") or ()), None)
-    if name is None:
+    architectures = data.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    name = data.get("_class_name") or first
+    if not isinstance(name, str):
         raise ValueError(f"{folder / 'config.json'} has neither _class_name nor architectures")
     if name not in MODELS:
         raise ValueError(
@@ -136,4 +105,4 @@ def _config(model: Model) -> dict[str, Any]:
     if model.class_name not in _TRANSFORMERS:
         return data
     del data["_class_name"]
-    return {"architectures": [model.class_name], **data, "torch_dtype": str(model.dtype)}
+    return {"architectures": [model.class_name], **data, "dtype": "float32"}
