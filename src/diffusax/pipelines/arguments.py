@@ -17,7 +17,7 @@ Scale = Annotated[float, Meta(ge=-10_000, le=10_000)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 Size = tuple[Coordinate, Coordinate]
-Seed = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+Seed = int
 Time = Annotated[float, Meta(ge=0, le=1_000_000)]
 Times = list[Time] | None
 

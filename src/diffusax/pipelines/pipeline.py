@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import jax
 
 from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
-from diffusax.checkpoints.networks import write_json, write_model_index
-from diffusax.checkpoints.files import load_json
+from diffusax.checkpoints.model_index import write_model_index
+from diffusax.files import load_json, write_json
 from diffusax.models.network import Model, Network, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
