@@ -90,7 +90,7 @@ class Programs:
         guided = context.shape[0] == 2 * b
         conditions = self._conditions(guidance, context.shape[0])
 
-        def model(x: jax.Array, t: jax.Array) -> jax.Array:
+        def model(x: jax.Array, t: jax.Array, row: jax.Array) -> jax.Array:
             doubled = jnp.concatenate([x, x]) if guided else x
             prediction = self.unet.apply(params, doubled, t, context, **conditions)
             prediction = prediction.astype(jnp.float32)
