@@ -48,7 +48,6 @@ def open_upright(value: Any) -> Image.Image:
     """
     try:
         if isinstance(value, Image.Image):
-            value.load()
             return _eight_bits(ImageOps.exif_transpose(value))
         with Image.open(_source(value)) as image:
             return _eight_bits(ImageOps.exif_transpose(image))

@@ -119,7 +119,7 @@ def test_other_forms_of_the_same_array():
 
 
 def test_latents_stay_as_they_are():
-    latents = torch.randn((2, 4, 5, 7)) * 9
+    latents = torch.rand((2, 4, 5, 7)) + 9
     assert torch.equal(THEIRS.preprocess(latents), latents)
     for value in (latents, latents.numpy(), list(latents)):
         np.testing.assert_array_equal(to_pixels(value, 8, 8), latents.permute(0, 2, 3, 1))
@@ -151,6 +151,14 @@ def test_mask_arrays_equal_diffusers(size):
     for value in (binary, binary.astype(int), binary.astype(np.uint8) * 255, tensor >= 0.5):
         np.testing.assert_array_equal(to_mask(value, *size), both)
     np.testing.assert_array_equal(to_mask(binary.astype(np.uint8), *size), both)
+
+
+def test_coloured_mask_arrays_are_as_light_as_their_grey():
+    colours = np.array([[200, 0, 0], [0, 200, 0], [0, 230, 120], [255, 90, 0]], np.uint8)
+    array = np.repeat(colours[:, None], 8, axis=1).repeat(8, axis=0)[None]
+    expected = to_mask(Image.fromarray(array[0]), 32, 8)
+    np.testing.assert_array_equal(to_mask(array, 32, 8), expected)
+    assert set(np.unique(expected)) == {0, 1}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -362,19 +370,19 @@ def test_pixels_come_out_as_they_went_in():
 
 
 def test_sheets_have_labels_beside_rows_and_above_columns():
-    images = [Image.new("RGB", (60, 40), (10 * i, 0, 0)) for i in range(6)]
-    plain = np.asarray(contact_sheet(images, columns=3))
-    assert plain.shape == (84, 188, 3)
-    labels = {"row_labels": ["guidance 3", "9"], "column_labels": ["1.0", "1.5", "2"]}
+    images = [Image.new("RGB", (60, 40), (10 * i, 0, 0)) for i in range(8)]
+    plain = np.asarray(contact_sheet(images, columns=4))
+    assert plain.shape == (84, 252, 3)
+    labels = {"row_labels": ["guidance 3", "9"], "column_labels": ["1.0", "1.5", "2", "3"]}
     sheet = np.asarray(contact_sheet(images, **labels))
-    top, left = sheet.shape[0] - 84, sheet.shape[1] - 188
+    top, left = sheet.shape[0] - 84, sheet.shape[1] - 252
     assert min(top, left) > 8
     np.testing.assert_array_equal(sheet[top:, left:], plain)
     rows = (sheet[top:, :left].min((1, 2)) < 128).nonzero()[0]
     assert (rows < 40).any()
     assert (rows >= 44).any()
     columns = (sheet[:top, left:].min((0, 2)) < 128).nonzero()[0]
-    assert {int(column) // 64 for column in columns} == {0, 1, 2}
+    assert {int(column) // 64 for column in columns} == {0, 1, 2, 3}
     assert (sheet[:top, :left] == 255).all()
 
 
