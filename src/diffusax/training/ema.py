@@ -72,7 +72,7 @@ class EMAState(NamedTuple):
     updates: jax.Array
 
 
-def begin_ema(params: Params) -> EMAState:
+def copy_as_average(params: Params) -> EMAState:
     """The average as a copy of the parameters."""
     return EMAState(jax.tree.map(jnp.copy, params), jnp.int32(0))
 
