@@ -93,8 +93,10 @@ def test_starting_late_is_starting_anew_from_there():
     np.testing.assert_array_equal(late, anew)
 
 
-def test_start_is_a_fraction_of_the_run_below_one_and_a_step_from_one_on():
+def test_start_is_a_step_as_a_whole_number_and_a_fraction_of_the_run_with_a_point():
     assert EMAConfig(ema="constant", ema_start=0.9).start_step(2000) == 1800
+    assert EMAConfig(ema="constant", ema_start=1.0).start_step(2000) == 2000
+    assert EMAConfig(ema="constant", ema_start=0.999).start_step(2000) == 1998
     assert EMAConfig(ema="constant", ema_start=1).start_step(2000) == 1
     assert EMAConfig(ema="constant", ema_start=700).start_step(2000) == 700
     assert EMAConfig(ema_start=0.5).start_step(2000) is None
@@ -133,6 +135,7 @@ def test_a_decay_near_one_keeps_its_digits():
         {"ema_min_decay": 0.9, "ema_decay": 0.5},
         {"ema_every": 0},
         {"ema_start": -1},
+        {"ema_start": 700.0},
         {"ema_half_life_images": 0},
     ],
 )

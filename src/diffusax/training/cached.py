@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 from tqdm.auto import tqdm
 
 from diffusax.checkpoints.networks import write_json
@@ -27,6 +28,7 @@ from diffusax.training.data import (
     choose_caption,
     read_pixels,
 )
+from diffusax.training.options import Count, Seed, require_options
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"
@@ -38,16 +40,16 @@ class CacheConfig(DataConfig):
 
     model: str = ""
     """The checkpoint whose autoencoder and text encoder are used."""
-    output: str = "out/cache"
+    output: Annotated[str, Meta(min_length=1)] = "out/cache"
     """The folder to write."""
     text_embeddings: bool = False
     """Store what the text encoder makes of the captions, not only their tokens."""
-    copies: int = 1
+    copies: Count = 1
     """How often to store each picture, each time cropped and mirrored anew."""
-    batch_size: int = 16
-    """Pictures encoded at a time."""
-    seed: int = 0
-    """Of crops, mirroring and the choice among several captions."""
+    batch_size: Count = 16
+    """The number of pictures encoded at a time."""
+    seed: Seed = 0
+    """The random seed of crops, mirroring and the choice among several captions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,7 @@ def cache_latents(config: CacheConfig) -> int:
         ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
             is broken; says why.
     """
+    require_options(config, ("model", "data"))
     pyarrow = require_extra("pyarrow", "train")
     pipe = DiffusionPipeline.from_pretrained(config.model, dtype="float32")
     source = open_source(config.data, (config.image_column, config.caption_column))

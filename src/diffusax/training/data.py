@@ -5,12 +5,14 @@ import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image, ImageOps
 
 from diffusax.extras import require_extra
+from diffusax.training.options import Options
 from diffusax.training.sources import Source
 
 log = logging.getLogger(__name__)
@@ -22,26 +24,26 @@ BROKEN_WINDOW = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Options):
     """Where examples come from and how pictures are prepared."""
 
     data: str = ""
-    """A folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a folder that
-    cache-latents wrote."""
+    """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
+    folder that cache-latents wrote."""
     image_column: str = "image"
     """The column with the pictures: bytes, or {bytes, path} as `datasets` writes them."""
     caption_column: str = "text"
     """The column with the captions: a text, or a list of which one is drawn each time."""
-    resolution: int = 512
-    """Pixels a side."""
+    resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The height and width of the training pictures in pixels; by default the model's own."""
     center_crop: bool = False
     """Crop in the middle instead of anywhere."""
     random_flip: bool = False
     """Mirror half of the pictures."""
-    workers: int = 0
-    """Processes that decode pictures; 0 decodes in threads of this one."""
-    threads: int = 4
-    """Threads that read rows, in each process."""
+    workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """The number of processes that decode pictures; 0 decodes in threads of this one."""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """The number of threads that read rows, in each process."""
 
 
 @dataclasses.dataclass(frozen=True)

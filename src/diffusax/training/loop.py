@@ -21,12 +21,13 @@ from jax.experimental import multihost_utils
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
 from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.config import TrainConfig, read_config, write_config
+from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average
 from diffusax.training.export import export
 from diffusax.training.flops import count_flops
 from diffusax.training.optimizers import learning_rate, make_optimizer
+from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipe import Recipe
 from diffusax.training.reports import Reports, peak_flops
 from diffusax.training.step import TrainState, initial_state, make_train_step
@@ -109,7 +110,7 @@ class _Run:
             )
         if jax.process_index() == 0:
             _note_changes(config, output / "config.yaml", resumed=latest is not None)
-            write_config(config, output / "config.yaml")
+            (output / "config.yaml").write_text(to_yaml(config), "utf-8")
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
         if latest is None:
             params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
