@@ -25,6 +25,7 @@ from diffusax.training.data import (
     DataConfig,
     Element,
     Tally,
+    caption_ids,
     choose_caption,
     read_pixels,
 )
@@ -104,11 +105,6 @@ def is_cache(path: str) -> bool:
     return (Path(path) / _INDEX).is_file()
 
 
-def as_is(row: dict[str, Any], rng: np.random.Generator) -> Element:
-    """A cached row is an example already."""
-    return row
-
-
 def fingerprint(network: Network) -> str:
     """A digest of the parameters, rounded to float16, so that their dtype does not matter."""
     digest = hashlib.sha256()
@@ -176,18 +172,23 @@ def _batches(
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             row = source[index]
-            pixels = read_pixels(config, row, rng)
+            pixels = read_pixels(config, resolution, row, rng)
             caption = choose_caption(row[config.caption_column], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
-        return {"pixel_values": pixels, "input_ids": pipe.tokenizer(caption)[0]}
+        return {"pixel_values": pixels, "input_ids": caption_ids(pipe.tokenizer, caption)}
 
+    resolution = config.resolution or pipe.unet.config.sample_size * pipe.vae.config.downsampling
     tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
     with ThreadPoolExecutor(config.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]
-            elements: list[Any] = [e for e in pool.map(prepare, chunk) if tally.usable(e)]
+            elements: list[Element] = []
+            for element in pool.map(prepare, chunk):
+                tally.count(element)
+                if not isinstance(element, Broken):
+                    elements.append(element)
             if elements:
                 yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 

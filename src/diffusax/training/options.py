@@ -2,12 +2,11 @@
 
 import dataclasses
 import difflib
-import functools
 import math
 import reprlib
 import types
 import typing
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -113,8 +112,7 @@ def _parse(text: str, source: str) -> Any:
         raise ValueError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
 
 
-@functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 

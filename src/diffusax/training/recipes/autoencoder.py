@@ -98,7 +98,7 @@ def autoencoder(config: AutoencoderConfig) -> Recipe:
         raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
     kept = _ENCODER if config.decoder_only else ()
     source = open_source(config.data, (config.image_column,))
-    prepare = _Prepare(config)
+    prepare = _Prepare(config, config.resolution or vae.config.sample_size)
     return Recipe(
         name="autoencoder",
         params={"vae": {name: part for name, part in vae.params.items() if name not in kept}},
@@ -130,9 +130,10 @@ def latent_scale(vae: Network, params: Params, pixels: np.ndarray) -> float:
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     config: AutoencoderConfig
+    resolution: int
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        return {"pixel_values": read_pixels(self.config, row, rng)}
+        return {"pixel_values": read_pixels(self.config, self.resolution, row, rng)}
 
 
 def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:

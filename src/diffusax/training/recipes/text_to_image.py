@@ -12,9 +12,9 @@ from PIL import Image
 
 from diffusax.models.network import Network, Params, initialize_params
 from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
-from diffusax.training.cached import CachedSource, as_is, is_cache
+from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, choose_caption, read_pixels
+from diffusax.training.data import Element, caption_ids, choose_caption, read_pixels
 from diffusax.training.losses import (
     add_noise,
     min_snr_weight,
@@ -202,13 +202,16 @@ def text_to_image(config: TextToImageConfig) -> Recipe:
         frozen["text_encoder"] = pipe.params["text_encoder"]
     frozen = cast_floating(frozen, config.compute_dtype)
     frozen["empty"] = pipe.encode_prompt("")[0] if embedded else jnp.asarray(empty)
+    prepare = _unchanged if cached else _Prepare(config, resolution(config, pipe), pipe.tokenizer)
     return Recipe(
         name="text-to-image",
         params={name: pipe.params[name] for name in trained},
         frozen=frozen,
         loss=_loss(pipe, config),
         source=source,
-        prepare=as_is if cached else _Prepare(config, pipe.tokenizer),
+        prepare=_unchanged
+        if cached
+        else _Prepare(config, resolution(config, pipe), pipe.tokenizer),
         save=_Save(pipe),
         validate=_Validate(pipe, config) if config.validation_prompts else None,
         info={"base_model": config.model},
@@ -234,12 +237,23 @@ def _loss(pipe: StableDiffusionPipeline, config: TextToImageConfig) -> Denoising
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     config: TextToImageConfig
+    resolution: int
     tokenizer: Any
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        pixels = read_pixels(self.config, row, rng)
+        pixels = read_pixels(self.config, self.resolution, row, rng)
         caption = choose_caption(row[self.config.caption_column], rng)
-        return {"pixel_values": pixels, "input_ids": self.tokenizer(caption)[0]}
+        return {"pixel_values": pixels, "input_ids": caption_ids(self.tokenizer, caption)}
+
+
+def _unchanged(row: dict[str, Any], rng: np.random.Generator) -> Element:
+    """A cached row is an example already."""
+    return row
+
+
+def resolution(config: TextToImageConfig, pipe: StableDiffusionPipeline) -> int:
+    """Pixels a side: those asked for, or the model's own."""
+    return config.resolution or pipe.unet.config.sample_size * pipe.vae.config.downsampling
 
 
 @dataclasses.dataclass(frozen=True)
