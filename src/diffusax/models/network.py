@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.rngs import ShapeRngs
+
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
 
@@ -88,6 +90,11 @@ class Model:
         return self.network.class_name
 
     @property
+    def apply(self) -> Any:
+        """The pure function of (params, inputs), see `Network.apply`."""
+        return self.network.apply
+
+    @property
     def num_params(self) -> int:
         """The number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -147,8 +154,7 @@ def _apply(network: Network, params: Params, method: str, args: Any, kwargs: Any
 @functools.lru_cache(64)
 def _abstract(module_class: Any, config: Any) -> tuple[Any, Params]:
     """The structure of a network and the shapes of its parameters."""
-    module = nnx.eval_shape(lambda: module_class(config, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(module)
+    graphdef, state = nnx.split(module_class(config, rngs=ShapeRngs()))
     return graphdef, nnx.to_pure_dict(state)
 
 
