@@ -45,7 +45,7 @@ def test_pytorch_diffusers_draws_the_same_picture(pipe, guidance):
 
 
 def test_pytorch_diffusers_opens_it_and_draws_without_arguments():
-    """Transformers takes the text encoder's dtype from its config, diffusers float32 for the rest."""
+    """Transformers takes a text encoder's dtype from its config; diffusers takes float32."""
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(FOLDER)
     theirs.set_progress_bar_config(disable=True)
     image = theirs("a red apple", num_inference_steps=2, output_type="np").images[0]
