@@ -10,13 +10,13 @@ import optax
 import pytest
 
 from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.step import TrainState, init_state
+from diffusax.training.step import TrainState, initial_state
 
 
 def state(megabytes: float, seed: int = 0) -> TrainState:
     """Random numbers, which do not compress."""
     kernel = jax.random.normal(jax.random.key(seed), (int(megabytes * 2**18),))
-    return init_state({"w": {"kernel": kernel}}, optax.sgd(0.1), seed=0)
+    return initial_state({"w": {"kernel": kernel}}, optax.sgd(0.1), seed=0)
 
 
 @pytest.fixture

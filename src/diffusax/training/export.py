@@ -11,6 +11,7 @@ import diffusax
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.models.network import Params
 from diffusax.training.config import TrainConfig
+from diffusax.training.options import to_yaml
 from diffusax.training.recipe import Recipe
 
 _CARD = """---
@@ -67,7 +68,6 @@ def write_model_card(folder: Path, recipe: Recipe, config: TrainConfig, *, avera
     if recipe.name == "text-to-image":
         front["pipeline_tag"] = recipe.name
     base = recipe.info.get("base_model")
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(config).items()}
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
@@ -79,7 +79,7 @@ def write_model_card(folder: Path, recipe: Recipe, config: TrainConfig, *, avera
         data=config.data,
         average=f" The parameters are averaged ({config.ema})." if averaged else "",
         usage=_USAGE.format(title=title) if recipe.name == "text-to-image" else "",
-        options=yaml.safe_dump(options, sort_keys=False),
+        options=to_yaml(config),
     )
     (folder / "README.md").write_text(card, "utf-8")
 

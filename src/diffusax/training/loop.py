@@ -21,15 +21,16 @@ from jax.experimental import multihost_utils
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
 from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.config import TrainConfig, read_config, write_config
+from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
-from diffusax.training.ema import begin_ema
+from diffusax.training.ema import copy_as_average
 from diffusax.training.export import export
 from diffusax.training.flops import count_flops
 from diffusax.training.optimizers import learning_rate, make_optimizer
+from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipe import Recipe
 from diffusax.training.reports import Reports, peak_flops
-from diffusax.training.step import TrainState, init_state, make_train_step
+from diffusax.training.step import TrainState, initial_state, make_train_step
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +110,8 @@ class _Run:
             )
         if jax.process_index() == 0:
             _note_changes(config, output / "config.yaml", resumed=latest is not None)
-            write_config(config, output / "config.yaml")
-        create = functools.partial(init_state, optimizer=optimizer, seed=config.seed)
+            (output / "config.yaml").write_text(to_yaml(config), "utf-8")
+        create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
         if latest is None:
             params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
             shardings = tree_sharding(mesh, jax.eval_shape(create, params))
@@ -141,7 +142,7 @@ class _Run:
         config = self.config
         start = config.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
-            ema = jax.jit(begin_ema)(self.state.params)
+            ema = jax.jit(copy_as_average)(self.state.params)
             self.state = self.state._replace(ema=ema)
         batch = put_batch(self.mesh, next(self.batches))
         if self.meter.flops is None:
@@ -251,7 +252,7 @@ def _abstract_state(
     """Shapes and shardings of the state."""
     shapes = jax.eval_shape(create, params)
     if averaged:
-        shapes = shapes._replace(ema=jax.eval_shape(begin_ema, shapes.params))
+        shapes = shapes._replace(ema=jax.eval_shape(copy_as_average, shapes.params))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes,
