@@ -1,7 +1,32 @@
-"""Config dataclasses <-> diffusers' and transformers' config.json."""
+"""Config dataclasses <-> diffusers' and transformers' config.json, typed and bounded.
+
+The annotations of a config's fields are its checks: types, ranges (`msgspec.Meta`) and choices
+(`Literal`). Every range is closed, so NaN, infinities and sizes that no machine holds are errors.
+"""
 
 import dataclasses
-from typing import Any, ClassVar, Protocol, TypeVar
+import functools
+import reprlib
+import typing
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+Channels = Annotated[int, Meta(ge=1, le=65536)]
+"""A width, a size of an embedding or of a vector."""
+Heads = Annotated[int, Meta(ge=1, le=1024)]
+Layers = Annotated[int, Meta(ge=1, le=128)]
+"""How many of something stand one after the other."""
+Pixels = Annotated[int, Meta(ge=1, le=16384)]
+"""A side of a picture or of a latent map."""
+# A tuple of fixed length in a union with a bounded int crashes msgspec 0.22.
+Size = Pixels | Annotated[tuple[Pixels, ...], Meta(min_length=2, max_length=2)]
+"""One number for a square, or height and width."""
+Positive = Annotated[float, Meta(ge=1e-12, le=1e6)]
+Epsilon = Annotated[float, Meta(ge=0, le=1)]
+Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Bool = bool | tuple[bool, ...]
 
 
 class Config(Protocol):
@@ -26,22 +51,23 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
     Raises:
         ValueError: an option that is unknown, or that has a value the network does not support.
     """
+    if not isinstance(data, dict):
+        raise ValueError(f"{source} must hold a JSON object (got {reprlib.repr(data)})")
     names = {field.name for field in dataclasses.fields(cls)}
     values = {}
     for key, value in data.items():
         if key.startswith("_") or key in cls.ignored:
             continue
         if key in names:
-            values[key] = _freeze(value)
+            values[key] = tuple(value) if isinstance(value, list) else value
         elif key not in cls.fixed:
             raise ValueError(f"{source}: {cls.class_name} has no option {key!r} in diffusax")
         elif value not in (supported := _supported(cls.fixed[key])):
-            allowed = " or ".join(map(repr, supported))
-            raise ValueError(
-                f"{source}: {key}={value!r} is not supported by diffusax's {cls.class_name} "
-                f"(only {allowed})"
-            )
-    return cls(**values)
+            raise ValueError(f"{source}: {_refusal(cls, key, value, _only(supported))}")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -49,6 +75,26 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     fields = {f.name: _thaw(getattr(config, f.name)) for f in dataclasses.fields(config)}
     fixed = {key: _supported(value)[0] for key, value in config.fixed.items()}
     return {"_class_name": config.class_name, **fixed, **fields}
+
+
+def check_types(config: Config) -> None:
+    """Holds a config's options against their annotations; lists become tuples, 1 becomes 1.0.
+
+    For `__post_init__`, so that a config built in Python passes the same door as one from a file.
+
+    Raises:
+        ValueError: an option has another type, is out of its range or not one of its choices.
+    """
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        try:
+            converted = msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            reason = str(error)
+            if reason.startswith("Invalid enum value"):
+                reason = _only(_choices(hint))
+            raise ValueError(_refusal(type(config), name, value, reason)) from error
+        object.__setattr__(config, name, converted)
 
 
 def per_level(value: Any, levels: int) -> tuple[Any, ...]:
@@ -64,12 +110,41 @@ def per_level(value: Any, levels: int) -> tuple[Any, ...]:
     return value
 
 
+def check_groups(widths: tuple[int, ...], groups: int) -> None:
+    """Raises a ValueError unless `norm_num_groups` divides all of block_out_channels."""
+    for width in widths:
+        if width % groups:
+            raise ValueError(
+                f"block_out_channels={widths} must be divisible by norm_num_groups={groups}"
+            )
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """All values of the `Literal`s in a type."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return args
+    nested = [choice for arg in args for choice in _choices(arg)]
+    return (*nested, None) if type(None) in args else tuple(nested)
+
+
+def _refusal(cls: Any, name: str, value: Any, reason: str) -> str:
+    shown = reprlib.repr(value)
+    return f"{name}={shown} is not supported by diffusax's {cls.class_name} ({reason})"
+
+
+def _only(values: tuple[Any, ...]) -> str:
+    return f"only {' or '.join(map(repr, values))}"
+
+
 def _supported(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 def _thaw(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Pictures as arrays and as PIL images."""
 
+import base64
 import io
 import math
 import stat
@@ -47,7 +48,6 @@ def open_upright(value: Any) -> Image.Image:
     """
     try:
         if isinstance(value, Image.Image):
-            value.load()
             return _eight_bits(ImageOps.exif_transpose(value))
         with Image.open(_source(value)) as image:
             return _eight_bits(ImageOps.exif_transpose(image))
@@ -374,3 +374,14 @@ def _label_size(labels: Sequence[str], font: Any) -> tuple[int, int]:
     boxes = [font.getbbox(label, anchor="ld") for label in labels]
     sizes = [(right - left, bottom - top) for left, top, right, bottom in boxes] or [(0, 0)]
     return math.ceil(max(size[0] for size in sizes)), math.ceil(max(size[1] for size in sizes))
+
+
+def to_html(images: Sequence[Image.Image]) -> str:
+    """Pictures side by side, for notebooks."""
+
+    def source(image: Image.Image) -> str:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    return "".join(f'<img src="data:image/png;base64,{source(image)}">' for image in images)

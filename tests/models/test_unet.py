@@ -137,10 +137,50 @@ def test_guidance_embedding_of_distilled_models_equals_diffusers(tmp_path):
     assert_close(*both(tmp_path, {"time_cond_proj_dim": 8}, inputs=inputs, upstream=upstream))
 
 
-def test_text_and_time_conditions_of_sdxl_equal_diffusers(tmp_path):
-    added = {"text_embeds": normal(2, 5), "time_ids": 100 * np.abs(normal(2, 6, seed=2))}
+SDXL = {
+    "block_out_channels": (32, 64, 96),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 3),
+    "attention_head_dim": (2, 4, 6),
+    "use_linear_projection": True,
+    **TEXT_TIME,
+}
+REFINER = {
+    "block_out_channels": (32, 64, 64, 96),
+    "down_block_types": (
+        "DownBlock2D",
+        "CrossAttnDownBlock2D",
+        "CrossAttnDownBlock2D",
+        "DownBlock2D",
+    ),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": 2,
+    "attention_head_dim": (2, 4, 4, 6),
+    "use_linear_projection": True,
+    **TEXT_TIME,
+    "projection_class_embeddings_input_dim": 8 * 5 + 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "numbers", "size"),
+    [
+        (SDXL, 6, (8, 8)),
+        (REFINER, 5, (16, 8)),
+        ({**SDXL, "in_channels": 8}, 6, (9, 7)),
+        ({**SDXL, "in_channels": 9, "time_cond_proj_dim": 8}, 6, (8, 4)),
+    ],
+    ids=["base", "refiner", "instruct-pix2pix", "inpaint-lcm"],
+)
+def test_unets_of_sdxl_equal_diffusers(tmp_path, config, numbers, size):
+    added = {"text_embeds": normal(2, 5), "time_ids": 100 * np.abs(normal(2, numbers, seed=2))}
+    inputs = {"added_cond": added}
     upstream = {"added_cond_kwargs": {k: torch.tensor(v) for k, v in added.items()}}
-    assert_close(*both(tmp_path, TEXT_TIME, inputs={"added_cond": added}, upstream=upstream))
+    if "time_cond_proj_dim" in config:
+        inputs["timestep_cond"] = normal(2, 8, seed=3)
+        upstream["timestep_cond"] = torch.tensor(inputs["timestep_cond"])
+    assert_close(*both(tmp_path, config, size=size, inputs=inputs, upstream=upstream))
 
 
 def test_controlnet_residuals_equal_diffusers(tmp_path):

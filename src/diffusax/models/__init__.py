@@ -4,7 +4,8 @@ from flax import nnx
 
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-from diffusax.models.network import Network, Params, initialize
+from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
+from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 
@@ -15,6 +16,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         AutoencoderTiny,
         CLIPTextModel,
         CLIPTextModelWithProjection,
+        ControlNetModel,
         UNet2DConditionModel,
     )
 }
@@ -28,6 +30,9 @@ __all__ = [
     "CLIPTextConfig",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "ControlNetConfig",
+    "ControlNetModel",
+    "Model",
     "Network",
     "Params",
     "UNet2DConditionConfig",

@@ -10,9 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
+from diffusax.models.rngs import shaped
+
+_DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
+_NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -27,7 +32,7 @@ class Linear(nnx.Linear):
     """x: ... c -> ... d."""
 
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
-        super().__init__(c, d, use_bias=bias, rngs=rngs)
+        super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
@@ -49,7 +54,7 @@ class Conv2d(nnx.Conv):
         bias: bool = True,
         rngs: nnx.Rngs,
     ):
-        super().__init__(c, d, (kernel_size, kernel_size), use_bias=bias, rngs=rngs)
+        super().__init__(c, d, (kernel_size, kernel_size), use_bias=bias, rngs=rngs, **_DENSE)
         if padding is None:
             padding = kernel_size // 2
         self.stride = stride
@@ -65,7 +70,7 @@ class GroupNorm(nnx.GroupNorm):
     """Group normalisation with float32 statistics (Wu and He 2018). x: b ... c -> b ... c."""
 
     def __init__(self, c: int, groups: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
-        super().__init__(c, num_groups=groups, epsilon=eps, rngs=rngs)
+        super().__init__(c, num_groups=groups, epsilon=eps, rngs=rngs, **_NORM)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # Means over pixels, then over the channels of a group: XLA's CPU backend takes twice as
@@ -87,7 +92,7 @@ class LayerNorm(nnx.LayerNorm):
     """Layer normalisation with float32 statistics. x: ... c -> ... c."""
 
     def __init__(self, c: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
-        super().__init__(c, epsilon=eps, rngs=rngs)
+        super().__init__(c, epsilon=eps, rngs=rngs, **_NORM)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
@@ -101,7 +106,7 @@ class Embedding(nnx.Embed):
     """A table lookup. ids: ... -> ... c."""
 
     def __init__(self, num: int, c: int, *, rngs: nnx.Rngs):
-        super().__init__(num, c, rngs=rngs)
+        super().__init__(num, c, rngs=rngs, embedding_init=shaped(normal(0.02)))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         return self.embedding[...][ids]

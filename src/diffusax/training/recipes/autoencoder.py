@@ -16,7 +16,7 @@ from PIL import Image
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models.network import Network, Params, initialize_params
-from diffusax.pipelines.images import to_pil
+from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Element, read_pixels
 from diffusax.training.losses import (

@@ -5,11 +5,12 @@ alpha^2 + sigma^2 = 1, and lambda = log(alpha / sigma).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from diffusax.samplers.ancestral import epsilon_from, x0_from
+from diffusax.samplers.alpha_methods import Limits
+from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, NOISE, P, Row, X
 
 
@@ -21,6 +22,31 @@ class Level(NamedTuple):
     lam: float
 
 
+class DPM(NamedTuple):
+    """Which of the DPM solvers: diffusers' options of the same names."""
+
+    prediction_type: str
+    order: int
+    algorithm_type: str = "dpmsolver++"
+    solver_type: str = "midpoint"
+    lower_order_final: bool = True
+    euler_at_final: bool = False
+    to_zero: bool = True
+    limits: Limits = Limits()
+
+
+class UniPC(NamedTuple):
+    """Which of the UniPC solvers: diffusers' options of the same names."""
+
+    prediction_type: str
+    order: int
+    predict_x0: bool = True
+    solver_type: str = "bh2"
+    lower_order_final: bool = True
+    disable_corrector: tuple[int, ...] = ()
+    limits: Limits = Limits()
+
+
 def levels(sigmas: np.ndarray) -> list[Level]:
     """From ratios sigma / alpha; the last may be zero, with lambda infinite."""
     result = []
@@ -30,106 +56,122 @@ def levels(sigmas: np.ndarray) -> list[Level]:
     return result
 
 
-def _prediction(prediction_type: str, level: Level, *, of_x0: bool) -> np.ndarray:
-    return (x0_from if of_x0 else epsilon_from)(prediction_type, level.alpha**2)
+def _row(
+    solver: DPM | UniPC,
+    t: float,
+    x: np.ndarray,
+    level: Level,
+    memory: tuple[np.ndarray, ...],
+    *,
+    of_x0: bool,
+) -> Row:
+    at = (level.alpha, level.sigma)
+    prediction = (x0_from if of_x0 else epsilon_from)(solver.prediction_type, *at)
+    return Row(t, x, at, prediction, memory, 1.0, *solver.limits)
 
 
-def dpm_multistep(s: Any, timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
+def dpm_multistep(
+    solver: DPM, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int
+) -> list[Row]:
     """DPM-Solver++ 2M and 3M (Lu et al. 2022, algorithm 2). Slots m1, m2: earlier predictions."""
     n, ls = len(timesteps), levels(sigmas)
+    of_x0 = solver.algorithm_type.endswith("++")
     rows = []
     for i, t in enumerate(timesteps):
-        short = s.lower_order_final and n < 15
-        order = min(s.solver_order, i + 1)
-        if i == n - 1 and (s.euler_at_final or short or s.final_sigmas_type == "zero"):
+        short = solver.lower_order_final and n < 15
+        order = min(solver.order, max(i - begin, 0) + 1)
+        if i == n - 1 and (solver.euler_at_final or short or solver.to_zero):
             order = 1
         elif i == n - 2 and short:
             order = min(order, 2)
-        x = _update(s, X, [P, M1, M2][:order], [ls[i - k] for k in range(order)], ls[i], ls[i + 1])
-        prediction = _prediction(s.prediction_type, ls[i], of_x0="++" in s.algorithm_type)
-        rows.append(Row(t, x, prediction, (P, M1)))
+        points = [ls[i - k] for k in range(order)]
+        x = _update(solver, X, [P, M1, M2][:order], points, ls[i + 1])
+        rows.append(_row(solver, t, x, ls[i], (P, M1), of_x0=of_x0))
     return rows
 
 
-def dpm_singlestep(s: Any, timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
+def dpm_singlestep(
+    solver: DPM, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int
+) -> list[Row]:
     """DPM-Solver++ 2S and 3S (Lu et al. 2022, algorithm 1) as diffusers orders its steps.
 
     Slots: m1, m2 earlier predictions, m3 the x at the start of the group of evaluations.
     """
     ls = levels(sigmas)
+    of_x0 = solver.algorithm_type.endswith("++")
     rows = []
-    for i, (t, order) in enumerate(zip(timesteps, _singlestep_orders(s, len(timesteps)))):
+    for i, (t, order) in enumerate(zip(timesteps, _singlestep_orders(solver, len(timesteps)))):
+        order = min(order, max(i - begin, 0) + 1)
         start = X if order == 1 else M3
-        # The group's first evaluation is the one expanded about.
+        # The expansion is about the group's first evaluation.
         points = [ls[i - order + 1 + k] for k in range(order)]
         outputs = [P, M1, M2][:order][::-1]
-        x = _singlestep_update(s, start, outputs, points, ls[i + 1])
-        prediction = _prediction(s.prediction_type, ls[i], of_x0="++" in s.algorithm_type)
-        rows.append(Row(t, x, prediction, (P, M1, start)))
+        x = _singlestep_update(solver, start, outputs, points, ls[i + 1])
+        rows.append(_row(solver, t, x, ls[i], (P, M1, start), of_x0=of_x0))
     return rows
 
 
-def _singlestep_orders(s: Any, n: int) -> list[int]:
-    order = s.solver_order
-    whole = s.final_sigmas_type != "zero" and not s.lower_order_final and n % order == 0
+def _singlestep_orders(solver: DPM, n: int) -> list[int]:
+    order = solver.order
+    whole = not solver.to_zero and not solver.lower_order_final and n % order == 0
     orders = [1 + i % order for i in range(n)]
     if not whole and order > 1:
         if order == 3 and n % 3 == 0 and n:
             orders[-3:] = [1, 2, 1]
         elif order == 2 and n % 2 == 0 and n:
             orders[-2:] = [1, 1]
-    if s.final_sigmas_type == "zero":
+    if solver.to_zero:
         orders[-1] = 1
     return orders
 
 
 def _update(
-    s: Any,
+    solver: DPM,
     x: np.ndarray,
     outputs: Sequence[np.ndarray],
     points: Sequence[Level],
-    start: Level,
     end: Level,
 ) -> np.ndarray:
-    """One multistep update from start to end; outputs and points are the latest first."""
+    """One multistep update to `end`; outputs and points are the latest first."""
+    start = points[0]
     h = end.lam - start.lam
     d0 = outputs[0]
     if len(outputs) == 1:
-        return _expand(s, x, start, end, h, [d0])
+        return _expand(solver, x, start, end, h, [d0])
     r0 = (points[0].lam - points[1].lam) / h
     d1_0 = (outputs[0] - outputs[1]) / r0
     if len(outputs) == 2:
-        return _expand(s, x, start, end, h, [d0, d1_0])
+        return _expand(solver, x, start, end, h, [d0, d1_0])
     r1 = (points[1].lam - points[2].lam) / h
     d1_1 = (outputs[1] - outputs[2]) / r1
     d1 = d1_0 + r0 / (r0 + r1) * (d1_0 - d1_1)
-    return _expand(s, x, start, end, h, [d0, d1, (d1_0 - d1_1) / (r0 + r1)], heun=True)
+    return _expand(solver, x, start, end, h, [d0, d1, (d1_0 - d1_1) / (r0 + r1)], heun=True)
 
 
 def _singlestep_update(
-    s: Any, x: np.ndarray, outputs: Sequence[np.ndarray], points: Sequence[Level], end: Level
+    solver: DPM, x: np.ndarray, outputs: Sequence[np.ndarray], points: Sequence[Level], end: Level
 ) -> np.ndarray:
     """One update over a group; outputs and points are the earliest first."""
     start = points[0]
     h = end.lam - start.lam
     if len(outputs) == 1:
-        return _expand(s, x, start, end, h, [outputs[0]])
+        return _expand(solver, x, start, end, h, [outputs[0]])
     slopes = [
         (output - outputs[0]) / ((point.lam - start.lam) / h)
         for output, point in zip(outputs[1:], points[1:])
     ]
     if len(outputs) == 2:
-        return _expand(s, x, start, end, h, [outputs[0], slopes[0]])
-    if s.solver_type == "midpoint":
-        return _expand(s, x, start, end, h, [outputs[0], slopes[1]], heun=True)
+        return _expand(solver, x, start, end, h, [outputs[0], slopes[0]])
+    if solver.solver_type == "midpoint":
+        return _expand(solver, x, start, end, h, [outputs[0], slopes[1]], heun=True)
     r1, r0 = ((point.lam - start.lam) / h for point in points[1:])
     d1 = (r0 * slopes[0] - r1 * slopes[1]) / (r0 - r1)
     d2 = 2 * (slopes[1] - slopes[0]) / (r0 - r1)
-    return _expand(s, x, start, end, h, [outputs[0], d1, d2], heun=True)
+    return _expand(solver, x, start, end, h, [outputs[0], d1, d2], heun=True)
 
 
 def _expand(
-    s: Any,
+    solver: DPM,
     x: np.ndarray,
     start: Level,
     end: Level,
@@ -142,8 +184,8 @@ def _expand(
 
     `heun` takes the second coefficient exactly instead of as half the first (its midpoint form).
     """
-    sde = s.algorithm_type.startswith("sde")
-    if s.algorithm_type.endswith("++"):
+    sde = solver.algorithm_type.startswith("sde")
+    if solver.algorithm_type.endswith("++"):
         z = -2 * h if sde else -h
         scale, weight = end.sigma / start.sigma * (np.exp(-h) if sde else 1), -end.alpha
     else:
@@ -151,7 +193,7 @@ def _expand(
         scale, weight = end.alpha / start.alpha, -end.sigma * (2 if sde else 1)
     result = scale * x + weight * np.expm1(z) * derivatives[0]
     if len(derivatives) > 1:
-        exact = heun or s.solver_type == "heun"
+        exact = heun or solver.solver_type == "heun"
         second = np.expm1(z) / z - 1 if exact else 0.5 * np.expm1(z)
         result = result + weight * second * derivatives[1]
     if len(derivatives) > 2:
@@ -159,12 +201,12 @@ def _expand(
         # The sign of diffusers' 1/2 in the SDE form differs from the ODE's.
         result = result + weight * (third + 0.5 if sde else third - 0.5) * derivatives[2]
     if sde:
-        variance = -np.expm1(-2 * h) if s.algorithm_type.endswith("++") else np.expm1(2 * h)
+        variance = -np.expm1(-2 * h) if solver.algorithm_type.endswith("++") else np.expm1(2 * h)
         result = result + end.sigma * np.sqrt(variance) * NOISE
     return result
 
 
-def unipc(s: Any, timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
+def unipc(solver: UniPC, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int) -> list[Row]:
     """UniPC (Zhao et al. 2023, algorithms 1 and 2).
 
     Each row corrects the x it was given with the prediction made there, then predicts the next.
@@ -174,20 +216,20 @@ def unipc(s: Any, timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
     rows, last_order = [], 0
     for i, t in enumerate(timesteps):
         x = X
-        if i > 0 and (i - 1) not in s.disable_corrector:
+        if i > begin and (i - 1) not in solver.disable_corrector:
             points = [ls[i - 1 - k] for k in range(last_order)]
-            x = _uni_bh(s, M4, [M1, M2, M3][:last_order], points, ls[i], target=P)
-        order = min(s.solver_order, n - i) if s.lower_order_final else s.solver_order
-        last_order = order = min(order, i + 1)
+            x = _uni_bh(solver, M4, [M1, M2, M3][:last_order], points, ls[i], target=P)
+        order = min(solver.order, n - i) if solver.lower_order_final else solver.order
+        last_order = order = min(order, max(i - begin, 0) + 1)
         points = [ls[i - k] for k in range(order)]
-        following = _uni_bh(s, x, [P, M1, M2][:order], points, ls[i + 1], target=None)
-        prediction = _prediction(s.prediction_type, ls[i], of_x0=s.predict_x0)
-        rows.append(Row(t, following, prediction, (P, M1, M2, x)))
+        following = _uni_bh(solver, x, [P, M1, M2][:order], points, ls[i + 1], target=None)
+        memory = (P, M1, M2, x)
+        rows.append(_row(solver, t, following, ls[i], memory, of_x0=solver.predict_x0))
     return rows
 
 
 def _uni_bh(
-    s: Any,
+    solver: UniPC,
     x: np.ndarray,
     outputs: Sequence[np.ndarray],
     points: Sequence[Level],
@@ -198,16 +240,16 @@ def _uni_bh(
     """UniP (target None) or UniC (target: the prediction at `end`) of order len(outputs)."""
     start, order = points[0], len(outputs)
     h = end.lam - start.lam
-    z = -h if s.predict_x0 else h
+    z = -h if solver.predict_x0 else h
     phi = np.expm1(z)
-    b_h = z if s.solver_type == "bh1" else phi
+    b_h = z if solver.solver_type == "bh1" else phi
     ratios = [(point.lam - start.lam) / h for point in points[1:]]
     slopes = [(m - outputs[0]) / r for m, r in zip(outputs[1:], ratios)]
     if target is not None:
         slopes.append(target - outputs[0])
         ratios.append(1.0)
 
-    if s.predict_x0:
+    if solver.predict_x0:
         scale, weight = end.sigma / start.sigma, end.alpha
     else:
         scale, weight = end.alpha / start.alpha, end.sigma

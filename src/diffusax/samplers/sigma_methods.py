@@ -5,22 +5,21 @@
 
 import numpy as np
 
-from diffusax.samplers.rows import M1, M2, M3, NOISE, RAW, P, Row, X
-from diffusax.samplers.schedules import sigmas_to_timesteps
+from diffusax.samplers.noise_levels import sigmas_to_timesteps
+from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 
 
 def denoised(prediction_type: str, sigma: float) -> np.ndarray:
     """The predicted sample as a form in X and RAW."""
-    if prediction_type == "epsilon":
-        return X - sigma * RAW
-    if prediction_type == "v_prediction":
-        return X / (sigma**2 + 1) - sigma / np.sqrt(sigma**2 + 1) * RAW
-    return RAW
+    return x0_from(prediction_type, 1.0, sigma)
 
 
 def derivative(prediction_type: str, sigma: float) -> np.ndarray:
-    """D as a form in X and RAW."""
-    return RAW if prediction_type == "epsilon" else (X - denoised(prediction_type, sigma)) / sigma
+    """The derivative d of x in sigma, as a form in X and RAW: the predicted noise."""
+    return epsilon_from(prediction_type, 1.0, sigma)
 
 
 def in_scale(sigma: float) -> float:
@@ -34,6 +33,7 @@ def euler(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> li
         Row(
             t,
             X + (sigmas[i + 1] - sigma) * derivative(prediction_type, sigma),
+            (1.0, sigma),
             denoised(prediction_type, sigma),
             in_scale=in_scale(sigma),
         )
@@ -53,7 +53,8 @@ def euler_ancestral(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: 
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         down, up = ancestral_split(sigma, sigmas[i + 1])
         x = X + (down - sigma) * derivative(prediction_type, sigma) + up * NOISE
-        rows.append(Row(t, x, denoised(prediction_type, sigma), in_scale=in_scale(sigma)))
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, x, (1.0, sigma), prediction, in_scale=in_scale(sigma)))
     return rows
 
 
@@ -66,7 +67,7 @@ def lms(
         d = derivative(prediction_type, sigma)
         weights = [_lagrange_integral(sigmas, i, k, min(i + 1, order)) for k in range(order)]
         x = X + sum(w * form for w, form in zip(weights, (P, M1, M2, M3)))
-        rows.append(Row(t, x, d, (P, M1, M2), in_scale(sigma)))
+        rows.append(Row(t, x, (1.0, sigma), d, (P, M1, M2), in_scale(sigma)))
     return rows
 
 
@@ -74,14 +75,13 @@ def _lagrange_integral(sigmas: np.ndarray, i: int, k: int, order: int) -> float:
     """The integral over the step of the Lagrange polynomial that is one at sigma[i - k]."""
     if k >= order:
         return 0.0
-    nodes, weights = np.polynomial.legendre.leggauss(4)
     low, high = sigmas[i], sigmas[i + 1]
-    tau = (high - low) / 2 * nodes + (high + low) / 2
+    tau = (high - low) / 2 * _NODES + (high + low) / 2
     values = np.ones_like(tau)
     for j in range(order):
         if j != k:
             values *= (tau - sigmas[i - j]) / (sigmas[i - k] - sigmas[i - j])
-    return float((high - low) / 2 * (weights * values).sum())
+    return float((high - low) / 2 * (_WEIGHTS * values).sum())
 
 
 def heun(
@@ -97,12 +97,13 @@ def heun(
         dt = target - sigma
         x = X + dt * (X - P) / sigma
         prediction = denoised(prediction_type, sigma)
-        rows.append(Row(t, x, prediction, (X, P), in_scale(sigma), clip))
+        rows.append(Row(t, x, (1.0, sigma), prediction, (X, P), in_scale(sigma), clip))
         if target > 0:
             d = ((M1 - M2) / sigma + (X - P) / target) / 2
             prediction = denoised(prediction_type, target)
-            scale = in_scale(target)
-            rows.append(Row(timesteps[i + 1], M1 + dt * d, prediction, (), scale, clip))
+            level, scale = (1.0, target), in_scale(target)
+            x = M1 + dt * d
+            rows.append(Row(timesteps[i + 1], x, level, prediction, (), scale, clip))
     return rows
 
 
@@ -115,11 +116,11 @@ def kdpm2(
         target = sigmas[i + 1]
         middle = np.sqrt(sigma * target)
         first = X + (middle - sigma) * derivative(prediction_type, sigma)
-        rows.append(Row(t, first, denoised(prediction_type, sigma), (X,), in_scale=in_scale(sigma)))
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
         if target > 0:
-            rows.append(
-                _midpoint_row(middle, M1, target - sigma, prediction_type, every, noise=0.0)
-            )
+            x = M1 + (target - sigma) * derivative(prediction_type, middle)
+            rows.append(_midpoint_row(x, middle, target, prediction_type, every))
     return rows
 
 
@@ -129,24 +130,22 @@ def kdpm2_ancestral(
     """k-diffusion's sample_dpm_2_ancestral. Slot m1: x before."""
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
-        down, up = ancestral_split(sigma, sigmas[i + 1])
+        target = sigmas[i + 1]
+        down, up = ancestral_split(sigma, target)
         middle = np.sqrt(sigma * down)
         first = X + (middle - sigma) * derivative(prediction_type, sigma)
-        rows.append(Row(t, first, denoised(prediction_type, sigma), (X,), in_scale=in_scale(sigma)))
-        if sigmas[i + 1] > 0:
-            rows.append(_midpoint_row(middle, M1, down - sigma, prediction_type, every, noise=up))
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
+        if target > 0:
+            x = M1 + (down - sigma) * derivative(prediction_type, middle) + up * NOISE
+            rows.append(_midpoint_row(x, middle, target, prediction_type, every))
     return rows
 
 
 def _midpoint_row(
-    sigma: float,
-    x: np.ndarray,
-    dt: float,
-    prediction_type: str,
-    every: np.ndarray,
-    *,
-    noise: float,
+    x: np.ndarray, middle: float, target: float, prediction_type: str, every: np.ndarray
 ) -> Row:
-    t = float(sigmas_to_timesteps(np.array(sigma), every))
-    x = x + dt * derivative(prediction_type, sigma) + noise * NOISE
-    return Row(t, x, denoised(prediction_type, sigma), in_scale=in_scale(sigma))
+    """The evaluation at `middle`; diffusers' add_noise takes its x to be at `target` already."""
+    t = float(sigmas_to_timesteps(np.array(middle), every))
+    prediction = denoised(prediction_type, middle)
+    return Row(t, x, (1.0, target), prediction, in_scale=in_scale(middle))

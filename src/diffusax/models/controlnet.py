@@ -1,0 +1,169 @@
+"""ControlNet: a picture steers a UNet through its skip connections (Zhang et al. 2023)."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from msgspec import Meta
+
+from diffusax.config import Channels
+from diffusax.models.layers import Conv2d
+from diffusax.models.unet_encoder import MAX_LEVELS, UNetEncoder, UNetEncoderConfig
+
+Residuals = tuple[tuple[jax.Array, ...], jax.Array]
+"""One b h w c for each skip connection of the UNet, and one for its middle block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlNetConfig(UNetEncoderConfig):
+    """The options of diffusers' ControlNetModel, for Stable Diffusion and SDXL."""
+
+    class_name: ClassVar[str] = "ControlNetModel"
+    fixed: ClassVar[dict[str, Any]] = {
+        "act_fn": ("silu", "swish"),
+        "addition_embed_type_num_heads": 64,
+        "encoder_hid_dim": None,
+        "encoder_hid_dim_type": None,
+        "num_attention_heads": None,
+    }
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] = "UNetMidBlock2DCrossAttn"
+    class_embed_type: Literal["timestep", "identity", "projection"] | None = None
+    conditioning_channels: Channels = 3
+    controlnet_conditioning_channel_order: Literal["rgb", "bgr"] = "rgb"
+    conditioning_embedding_out_channels: Annotated[
+        tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)
+    ] = (16, 32, 96, 256)
+    global_pool_conditions: bool = False
+
+    @property
+    def downsampling(self) -> int:
+        """Pixels of the conditioning picture per latent, in each direction."""
+        return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
+
+
+class ConditioningEmbedding(nnx.Module):
+    """Convolutions from the conditioning picture to the latents' size. x: b H W 3 -> b h w c."""
+
+    def __init__(self, channels: int, widths: Sequence[int], d: int, *, rngs: nnx.Rngs):
+        self.conv_in = Conv2d(channels, widths[0], 3, rngs=rngs)
+        blocks: list[Conv2d] = []
+        for narrow, wide in itertools.pairwise(widths):
+            blocks.append(Conv2d(narrow, narrow, 3, rngs=rngs))
+            blocks.append(Conv2d(narrow, wide, 3, stride=2, rngs=rngs))
+        self.blocks = nnx.List(blocks)
+        self.conv_out = Conv2d(widths[-1], d, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.silu(self.conv_in(x))
+        for block in self.blocks:
+            x = nnx.silu(block(x))
+        return self.conv_out(x)
+
+
+class ControlNetModel(UNetEncoder):
+    """Residuals for a UNet's skip connections from latents, a prompt and a picture.
+
+    Upstream: diffusers models/controlnets/controlnet.py. `embed_condition` once for a picture, the
+    call for every evaluation, then `scale_residuals`; add the residuals of several and hand them
+    to the UNet.
+    """
+
+    config_class = ControlNetConfig
+
+    def __init__(self, config: ControlNetConfig, *, rngs: nnx.Rngs):
+        width = config.block_out_channels[0]
+        super().__init__(config, time_dim=4 * width, rngs=rngs)
+        self.controlnet_cond_embedding = ConditioningEmbedding(
+            config.conditioning_channels,
+            config.conditioning_embedding_out_channels,
+            width,
+            rngs=rngs,
+        )
+        widths = [width]
+        for block, d in zip(self.down_blocks, config.block_out_channels):
+            widths += [d] * (len(block.resnets) + (block.downsamplers is not None))
+        self.controlnet_down_blocks = nnx.List([Conv2d(d, d, 1, rngs=rngs) for d in widths])
+        self.controlnet_mid_block = Conv2d(
+            config.block_out_channels[-1], config.block_out_channels[-1], 1, rngs=rngs
+        )
+
+    def embed_condition(self, cond: jax.Array) -> jax.Array:
+        """What the call wants of a picture in [0, 1]. cond: b H W 3 -> b h w c."""
+        if self.config.controlnet_conditioning_channel_order == "bgr":
+            cond = cond[..., ::-1]
+        return self.controlnet_cond_embedding(cond)
+
+    def __call__(
+        self,
+        sample: jax.Array,
+        timestep: jax.Array,
+        encoder_hidden_states: jax.Array,
+        *,
+        cond_embedding: jax.Array,
+        class_labels: jax.Array | None = None,
+        timestep_cond: jax.Array | None = None,
+        added_cond: dict[str, jax.Array] | None = None,
+        gradient_checkpointing: str = "none",
+    ) -> Residuals:
+        """The residuals before any scale.
+
+        Args:
+            sample: b h w in_channels.
+            timestep: a scalar or b.
+            encoder_hidden_states: b s cross_attention_dim.
+            cond_embedding: b h w c (or 1 h w c), from `embed_condition`.
+            class_labels: b (or b c, for "projection"), where the config has them.
+            timestep_cond: has no effect: a ControlNet has no layer for it.
+            added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
+            gradient_checkpointing: as the UNet's.
+
+        Raises:
+            ValueError: a condition that the config asks for is missing.
+        """
+        dtype = self.conv_in.kernel.dtype
+        sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
+        timestep = jnp.broadcast_to(timestep, sample.shape[:1])
+        temb = self.embed(timestep, class_labels, timestep_cond, added_cond).astype(dtype)
+        x, skips = self.descend(
+            self.conv_in(sample) + cond_embedding.astype(dtype),
+            temb,
+            context,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        down = (conv(skip) for conv, skip in zip(self.controlnet_down_blocks, skips, strict=True))
+        return tuple(down), self.controlnet_mid_block(x)
+
+    def scale_residuals(self, residuals: Residuals, scales: jax.Array) -> Residuals:
+        """The residuals times `scales`, then their means over the map if the config says so.
+
+        scales: a scalar, one for each residual (r, the middle block's last), or r b: `guess_scales`
+        times the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
+        """
+        return scale_residuals(self.config, residuals, scales)
+
+
+def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
+    """As `ControlNetModel.scale_residuals`, without the network."""
+    down, mid = residuals
+    scales = jnp.asarray(scales)
+    scales = jnp.broadcast_to(scales, (len(down) + 1, *scales.shape[1:]))
+    scales = scales.reshape(len(down) + 1, -1, 1, 1, 1)
+    scaled = [x * scale.astype(x.dtype) for x, scale in zip((*down, mid), scales, strict=True)]
+    if config.global_pool_conditions:
+        scaled = [x.mean((1, 2), keepdims=True) for x in scaled]
+    return tuple(scaled[:-1]), scaled[-1]
+
+
+def guess_scales(count: int) -> np.ndarray:
+    """Guess mode's weights of `count` residuals, the middle block's last: 0.1 rising to 1.
+
+    Zhang et al. 2023, section 3.5, as upstream's `forward`: equal steps of the logarithm. float32.
+    """
+    return np.logspace(-1, 0, count, dtype=np.float32)

@@ -1,0 +1,310 @@
+"""What the UNet and the ControlNet share: embeddings, the way down and the middle."""
+
+import dataclasses
+import functools
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from msgspec import Meta
+
+from diffusax.config import (
+    Bool,
+    Channels,
+    Epsilon,
+    Heads,
+    Layers,
+    Positive,
+    check_groups,
+    check_types,
+    per_level,
+)
+from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.layers import Conv2d, Embedding, Linear
+from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
+
+MAX_LEVELS = 10
+# Seven times SDXL's. Building a network takes milliseconds for each.
+_MAX_BLOCKS = 640
+
+Depths = Layers | tuple[Layers | tuple[Layers, ...], ...]
+"""Transformer blocks per transformer: one number, one per level, or one per layer of each level."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetEncoderConfig:
+    """The options that diffusers' UNet2DConditionModel and ControlNetModel have in common.
+
+    `attention_head_dim` is, for historical reasons, the *number* of heads of a level (diffusers
+    issue 2011). Options with one value per level accept a single value for all. Attention's softmax
+    is in float32 whether `upcast_attention` asks for it or not.
+    """
+
+    in_channels: Channels = 4
+    flip_sin_to_cos: bool = True
+    freq_shift: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    down_block_types: tuple[Literal["CrossAttnDownBlock2D", "DownBlock2D"], ...] = (
+        "CrossAttnDownBlock2D",
+        "CrossAttnDownBlock2D",
+        "CrossAttnDownBlock2D",
+        "DownBlock2D",
+    )
+    mid_block_type: Literal["UNetMidBlock2DCrossAttn", "UNetMidBlock2D"] | None = (
+        "UNetMidBlock2DCrossAttn"
+    )
+    only_cross_attention: Bool = False
+    block_out_channels: Annotated[
+        tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)
+    ] = (320, 640, 1280, 1280)
+    layers_per_block: Layers | tuple[Layers, ...] = 2
+    downsample_padding: Annotated[int, Meta(ge=0, le=1)] = 1
+    mid_block_scale_factor: Positive = 1.0
+    norm_num_groups: Channels = 32
+    norm_eps: Epsilon = 1e-5
+    cross_attention_dim: Channels | tuple[Channels, ...] = 1280
+    transformer_layers_per_block: Depths = 1
+    attention_head_dim: Heads | tuple[Heads, ...] = 8
+    use_linear_projection: bool = False
+    upcast_attention: bool = False
+    class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = (
+        None
+    )
+    num_class_embeds: Annotated[int, Meta(ge=1, le=10**6)] | None = None
+    projection_class_embeddings_input_dim: Channels | None = None
+    addition_embed_type: Literal["text_time"] | None = None
+    addition_time_embed_dim: Channels | None = None
+    resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
+
+    def __post_init__(self) -> None:
+        check_types(self)  # type: ignore[arg-type]
+        levels = len(self.block_out_channels)
+        if len(self.down_block_types) != levels:
+            raise ValueError(
+                "down_block_types and block_out_channels must have one entry per level "
+                f"(got {len(self.down_block_types)} and {levels})"
+            )
+        check_groups(self.block_out_channels, self.norm_num_groups)
+        heads = per_level(self.attention_head_dim, levels)
+        if any(h > width for h, width in zip(heads, self.block_out_channels)):
+            raise ValueError(
+                f"attention_head_dim={self.attention_head_dim}, the number of heads, must not be "
+                f"more than block_out_channels={self.block_out_channels}"
+            )
+        if self.class_embed_type in ("projection", "simple_projection") or self.addition_embed_type:
+            self._require("projection_class_embeddings_input_dim")
+        if self.addition_embed_type:
+            self._require("addition_time_embed_dim")
+        if min(self.block_out_channels[0], self.addition_time_embed_dim or 4) < 4:
+            raise ValueError(
+                "block_out_channels[0] and addition_time_embed_dim, the widths of sinusoids, must "
+                f"be at least 4 (got {self.block_out_channels[0]}, {self.addition_time_embed_dim})"
+            )
+        blocks = self.count_blocks()
+        if blocks > _MAX_BLOCKS:
+            raise ValueError(
+                "layers_per_block and transformer_layers_per_block ask for "
+                f"{blocks} blocks; diffusax builds at most {_MAX_BLOCKS}"
+            )
+
+    def count_blocks(self) -> int:
+        """Resnets and transformer blocks, as a measure of the time that building takes."""
+        return sum(
+            len(level.resnets) + sum(o["layers"] for o in level.transformers)
+            for level in (*down_levels(self), mid_level(self))
+        )
+
+    def _require(self, name: str) -> None:
+        if getattr(self, name) is None:
+            raise ValueError(
+                f"{name} must be given with class_embed_type={self.class_embed_type!r} and "
+                f"addition_embed_type={self.addition_embed_type!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """The resnets of one resolution, as (channels in, out), and the options of its transformers."""
+
+    resnets: list[tuple[int, int]]
+    transformers: list[dict[str, Any]]
+
+
+def make_level(
+    config: UNetEncoderConfig, level: int, resnets: list[tuple[int, int]], depth: Any, attends: bool
+) -> Level:
+    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each)."""
+    levels = len(config.block_out_channels)
+    options = {
+        "heads": per_level(config.attention_head_dim, levels)[level],
+        "context_dim": per_level(config.cross_attention_dim, levels)[level],
+        "groups": config.norm_num_groups,
+        "use_linear_projection": config.use_linear_projection,
+        "only_cross_attention": per_level(config.only_cross_attention, levels)[level],
+    }
+    depths = per_level(depth, len(resnets)) if attends else ()
+    return Level(resnets, [{**options, "layers": n} for n in depths])
+
+
+def down_levels(config: UNetEncoderConfig) -> list[Level]:
+    """The levels on the way down, the largest maps first."""
+    widths, levels = config.block_out_channels, len(config.block_out_channels)
+    counts = per_level(config.layers_per_block, levels)
+    depths = per_level(config.transformer_layers_per_block, levels)
+    result = []
+    for i, (c, d) in enumerate(zip((widths[0], *widths), widths)):
+        resnets = [(c if j == 0 else d, d) for j in range(counts[i])]
+        attends = config.down_block_types[i] == "CrossAttnDownBlock2D"
+        result.append(make_level(config, i, resnets, depths[i], attends))
+    return result
+
+
+def mid_level(config: UNetEncoderConfig) -> Level:
+    """The middle: its transformer, if it has one, stands between the resnet and a second one."""
+    level, width = len(config.block_out_channels) - 1, config.block_out_channels[-1]
+    if config.mid_block_type is None:
+        return Level([], [])
+    depth = per_level(config.transformer_layers_per_block, level + 1)[-1]
+    attends = config.mid_block_type == "UNetMidBlock2DCrossAttn"
+    made = make_level(config, level, [(width, width)], depth, attends)
+    # Upstream never hands only_cross_attention to the middle block.
+    plain = [{**options, "only_cross_attention": False} for options in made.transformers]
+    return Level(made.resnets, plain)
+
+
+def resnet_options(config: UNetEncoderConfig, temb_dim: int) -> dict[str, Any]:
+    """What all resnets of the network have in common."""
+    return {
+        "time_dim": temb_dim,
+        "groups": config.norm_num_groups,
+        "eps": config.norm_eps,
+        "scale_shift": config.resnet_time_scale_shift == "scale_shift",
+    }
+
+
+class UNetEncoder(nnx.Module):
+    """The embeddings, the way down and the middle, under the names of diffusers' checkpoints."""
+
+    def __init__(
+        self,
+        config: UNetEncoderConfig,
+        *,
+        time_dim: int,
+        cond_dim: int | None = None,
+        concat_class: bool = False,
+        conv_in_kernel: int = 3,
+        rngs: nnx.Rngs,
+    ):
+        """time_dim: of the time embedding; the class embedding is added to it or `concat_class`."""
+        self.config: Any = config
+        self.concat_class = concat_class
+        width = config.block_out_channels[0]
+        self.conv_in = Conv2d(config.in_channels, width, conv_in_kernel, rngs=rngs)
+        self.time_embedding = TimestepEmbedding(width, time_dim, cond_dim=cond_dim, rngs=rngs)
+        self.class_embedding = _class_embedding(config, time_dim, rngs)
+        added = config.projection_class_embeddings_input_dim or 0
+        self.add_embedding = (
+            TimestepEmbedding(added, time_dim, rngs=rngs) if config.addition_embed_type else None
+        )
+
+        resnet = resnet_options(config, time_dim * 2 if concat_class else time_dim)
+        levels = down_levels(config)
+        self.down_blocks = nnx.List(
+            [
+                DownBlock(
+                    level.resnets,
+                    level.transformers,
+                    resnet,
+                    downsample_padding=config.downsample_padding if i < len(levels) - 1 else None,
+                    rngs=rngs,
+                )
+                for i, level in enumerate(levels)
+            ]
+        )
+        middle = mid_level(config)
+        resnet = {**resnet, "output_scale_factor": config.mid_block_scale_factor}
+        self.mid_block = (
+            MidBlock(config.block_out_channels[-1], middle.transformers, resnet, rngs=rngs)
+            if middle.resnets
+            else None
+        )
+
+    def embed(
+        self,
+        timestep: jax.Array,
+        class_labels: jax.Array | None,
+        timestep_cond: jax.Array | None,
+        added_cond: dict[str, jax.Array] | None,
+    ) -> jax.Array:
+        """The time embedding with all that is added to it. timestep: b -> b t.
+
+        Raises:
+            ValueError: a condition that the config asks for is missing.
+        """
+        temb = self.time_embedding(self._sinusoids(timestep), timestep_cond)
+        if self.class_embedding is not None:
+            if class_labels is None:
+                raise ValueError("class_labels must be given: this network has a class embedding")
+            if self.config.class_embed_type == "timestep":
+                class_labels = self._sinusoids(class_labels)
+            embedded = self.class_embedding(class_labels)
+            concat = self.concat_class
+            temb = jnp.concatenate([temb, embedded], axis=-1) if concat else temb + embedded
+        if self.add_embedding is not None:
+            if added_cond is None:
+                raise ValueError("added_cond must be given: this network has addition_embed_type")
+            temb = temb + self.add_embedding(self._text_time(**added_cond))
+        return temb
+
+    def descend(
+        self,
+        x: jax.Array,
+        temb: jax.Array,
+        context: jax.Array,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """From the first convolution's output to the middle block's, and the skip connections.
+
+        x: b h w c, temb: b t, context: b s k -> b h' w' d and one map for each skip connection.
+        """
+        skips = [x]
+        inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
+        for down in self.down_blocks:
+            run_down = functools.partial(down, remat=inner)
+            x, outputs = rematerialized(run_down, whole)(x, temb, context)
+            skips += outputs
+        if self.mid_block is not None:
+            run_mid = functools.partial(self.mid_block, remat=inner)
+            x = rematerialized(run_mid, whole)(x, temb, context)
+        return x, skips
+
+    def _sinusoids(self, values: jax.Array, dim: int | None = None) -> jax.Array:
+        return timestep_embedding(
+            values,
+            dim or self.config.block_out_channels[0],
+            flip_sin_to_cos=self.config.flip_sin_to_cos,
+            freq_shift=self.config.freq_shift,
+        )
+
+    def _text_time(self, text_embeds: jax.Array, time_ids: jax.Array) -> jax.Array:
+        times = self._sinusoids(time_ids.reshape(-1), self.config.addition_time_embed_dim)
+        return jnp.concatenate([text_embeds, times.reshape(text_embeds.shape[0], -1)], axis=-1)
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _class_embedding(config: UNetEncoderConfig, d: int, rngs: nnx.Rngs) -> Any:
+    c = config.projection_class_embeddings_input_dim or 0
+    match config.class_embed_type:
+        case "timestep":
+            return TimestepEmbedding(config.block_out_channels[0], d, rngs=rngs)
+        case "identity":
+            return _identity
+        case "projection":
+            return TimestepEmbedding(c, d, rngs=rngs)
+        case "simple_projection":
+            return Linear(c, d, rngs=rngs)
+    return Embedding(config.num_class_embeds, d, rngs=rngs) if config.num_class_embeds else None
