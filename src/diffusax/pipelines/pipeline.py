@@ -11,7 +11,7 @@ import jax
 from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.files import load_json, write_json
-from diffusax.models.network import Model, Network, Params, cast_params, floating_dtype
+from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
@@ -61,6 +61,8 @@ class DiffusionPipeline:
     family: ClassVar[Family]
     task: ClassVar[Task]
     extra_components: ClassVar[tuple[str, ...]] = ()
+    scheduler_options: ClassVar[dict[str, Any]] = {}
+    """What diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
 
     def __init__(self, **components: Any):
@@ -86,6 +88,10 @@ class DiffusionPipeline:
         for name in names:
             if name not in self.family.optional and components.get(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}")
+        scheduler = self.parts.scheduler
+        old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
+        if old:
+            self.scheduler = type(scheduler).from_config(scheduler.config, **old)
 
     @classmethod
     def component_names(cls) -> tuple[str, ...]:
@@ -202,9 +208,7 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(
-            path_or_repo, variant=variant, local_files_only=local_files_only, **hub
-        )
+        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
         class_name, listed, stored = read_model_index(folder)
         target = cls._class_for(class_name, folder)
         given = {k: v for k, v in components.items() if k not in _WITHOUT_MEANING}

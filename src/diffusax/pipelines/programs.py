@@ -178,6 +178,7 @@ def arrange(
     branches: per branch a tuple of arrays n ... (context, pooled). order: which of them each of the
     k branches takes; None stands for zeros. Each prompt's copies stand together.
     """
+
     def one(*leaves: jax.Array) -> jax.Array:
         chosen = [jnp.zeros_like(leaves[0]) if i is None else leaves[i] for i in order]
         return jnp.repeat(jnp.stack(chosen, axis=1), repeats, axis=0)
@@ -190,6 +191,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
 
     Keys, not handed-in noise, must be their randomness.
     """
+
     def join(axis: int, trees: list[Any]) -> Any:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
 
