@@ -19,7 +19,6 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.prompts import embeddings
 from diffusax.pipelines.run import ImagePipelineOutput, draw
-from diffusax.pipelines.tasks import Task
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -59,7 +58,9 @@ class DiffusionPipeline:
     """
 
     family: ClassVar[Family]
-    task: ClassVar[Task]
+    task: ClassVar[Any]
+    """What the call does, a function of `diffusax.pipelines.tasks`."""
+    __call__: Any
     extra_components: ClassVar[tuple[str, ...]] = ()
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """What diffusers sets in the config of an old checkpoint's scheduler."""
@@ -207,7 +208,7 @@ class DiffusionPipeline:
         Raises:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
         class_name, listed, stored = read_model_index(folder)
         target = cls._class_for(class_name, folder)
@@ -475,5 +476,5 @@ def _set(store: dict[str, Any], name: str, value: Any, kind: Any, example: str) 
         store[name] = _checked(name, value, kind, example)
 
 
-def _subclasses(cls: type) -> list[type]:
-    return [s for sub in cls.__subclasses__() for s in (sub, *_subclasses(sub))]
+def _subclasses(cls: Any) -> list[Any]:
+    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

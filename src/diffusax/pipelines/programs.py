@@ -93,8 +93,9 @@ def denoise_rows(
         return _draw(plan.noise, i + 1, state.shape[2:]) if row_keys else plan.noise
 
     def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
-        mask, latents, eps = plan.known or ()
-        return (1 - mask) * (signal * latents + noise * eps) + mask * x
+        assert plan.known is not None
+        given = signal * plan.known.latents + noise * plan.known.noise
+        return (1 - plan.known.mask) * given + plan.known.mask * x
 
     constrain = None if plan.known is None else put_back
     return run(model, state, plan.table, start, stop, draw, constrain)

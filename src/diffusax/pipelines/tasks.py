@@ -85,8 +85,8 @@ def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
 def inpaint(c: Components, call: Call) -> Job:
     """Pictures drawn anew where the mask is white.
 
-    A UNet with as many channels as the latents keeps the rest by putting it back after each row; one
-    with more is given the mask and the masked picture beside the latents.
+    A UNet with as many channels as the latents keeps the rest by putting it back after each row;
+    one with more is given the mask and the masked picture beside the latents.
     """
     b, height, width = count_images(call), *image_size(c, call)
     noise = noise_source(call.noise, call.seed, b)
