@@ -51,10 +51,10 @@ class MultiControlNetModel:
 
 
 class DiffusionPipeline:
-    """What all pipelines share; `DiffusionPipeline.from_pretrained` gives the one a checkpoint names.
+    """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
-    Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning a component, the scheduler too, takes effect at once and compiles nothing for networks
-    of the same architecture.
+    Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
+    takes effect at once and compiles nothing for networks of the same architecture.
     """
 
     family: ClassVar[Family]
@@ -335,7 +335,7 @@ class DiffusionPipeline:
         clip_skip: int | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """The embeddings of prompts and negative prompts, (prompts images) t d each, as in diffusers.
+        """The embeddings of prompts and negative prompts, (prompts images) t d each.
 
         The second is None without guidance. device and lora_scale change nothing. options:
         long_prompt and prompt_weighting.

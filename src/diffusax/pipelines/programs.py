@@ -112,6 +112,12 @@ def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) ->
 
 
 @jax.jit
+def final_latents(state: jax.Array) -> jax.Array:
+    """The latents in the sampler's state, b h w c."""
+    return state[0]
+
+
+@jax.jit
 def first_state(latents: jax.Array) -> jax.Array:
     """The sampler's state before the first row, 6 b h w c."""
     return init_state(latents)
@@ -119,7 +125,7 @@ def first_state(latents: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """Standard normal numbers for each key, b followed by `shape`. Rows draw at their number + 1."""
+    """Standard normal numbers for each key, b ...; rows draw at their number + 1."""
     return _draw(keys, index, shape)
 
 

@@ -37,7 +37,7 @@ def draw(pipe: Any, task: Task, call: Call) -> Any:
     job = task(c, call)
     pipe.begin_run(call, job)
     state = run_rows(pipe, c, job, call)
-    images = output(c, state[0], call.output_type, tiled=pipe.vae.tiling)
+    images = output(c, programs.final_latents(state), call.output_type, tiled=pipe.vae.tiling)
     return job.finish(images) if job.finish is not None else images
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
-from diffusax.pipelines.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
 from diffusax.pipelines.programs import Knobs, Known, Plan
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
