@@ -16,7 +16,7 @@ from msgspec import Meta
 Channels = Annotated[int, Meta(ge=1, le=65536)]
 """A width, a size of an embedding or of a vector."""
 Heads = Annotated[int, Meta(ge=1, le=1024)]
-Layers = Annotated[int, Meta(ge=1, le=128)]
+Layers = Annotated[int, Meta(ge=1, le=64)]
 """How many of something stand one after the other."""
 Pixels = Annotated[int, Meta(ge=1, le=16384)]
 """A side of a picture or of a latent map."""
@@ -26,6 +26,9 @@ Size = Pixels | Annotated[tuple[Pixels, ...], Meta(min_length=2, max_length=2)]
 Positive = Annotated[float, Meta(ge=1e-12, le=1e6)]
 Epsilon = Annotated[float, Meta(ge=0, le=1)]
 Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
+MAX_LEVELS = 10
+Widths = Annotated[tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)]
+"""The channels of each level."""
 Bool = bool | tuple[bool, ...]
 
 
@@ -97,16 +100,16 @@ def check_types(config: Config) -> None:
         object.__setattr__(config, name, converted)
 
 
-def per_level(value: Any, levels: int) -> tuple[Any, ...]:
-    """`value` for each level: a tuple as it is, a single value repeated.
+def per_level(name: str, value: Any, count: int) -> tuple[Any, ...]:
+    """The option `name` for each of `count` levels (or layers): a single value repeated.
 
     Raises:
-        ValueError: the tuple has not `levels` entries.
+        ValueError: it is a tuple that has not `count` entries.
     """
     if not isinstance(value, tuple):
-        return (value,) * levels
-    if len(value) != levels:
-        raise ValueError(f"config has {len(value)} values for {levels} levels: {value}")
+        return (value,) * count
+    if len(value) != count:
+        raise ValueError(f"{name} must have {count} entries or be one value (got {value})")
     return value
 
 
