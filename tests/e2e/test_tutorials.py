@@ -17,7 +17,7 @@ def places(tiny_checkpoints, tmp_path_factory):
     picture(1, 96, 80).save(folder / "init.png")
     mask(1, 96, 80).save(folder / "mask.png")
     picture(9, 96, 80).save(folder / "control.png")
-    xl_folder, xl = tiny_checkpoints.pipeline("xl")
+    xl = tiny_checkpoints.pipeline("xl")[1]
     xl.save_pretrained(folder / "fp16", variant="fp16")
     kinds = {"SD": "sd", "XL": "xl", "REFINER": "xl-refiner", "INPAINT": "sd-inpaint"}
     kinds |= {"INSTRUCT": "sd-instruct", "LCM": "lcm"}

@@ -1,7 +1,8 @@
 """Short programs as in diffusers' documentation; `d` is diffusers or diffusax.
 
-Each leaves pictures (PIL, or arrays in [0, 1]) in `images`. The names in capitals are folders of tiny
-checkpoints; `torch`, `load_image`, `INIT`, `MASK` and `CONTROL` (paths of pictures) are there too.
+Each leaves pictures (PIL, or arrays in [0, 1]) in `images`. The names in capitals are folders of
+tiny checkpoints; `torch`, `load_image`, and the paths of pictures `INIT`, `MASK` and `CONTROL` are
+there, too.
 """
 
 TEXT_TO_IMAGE = """

@@ -1,4 +1,4 @@
-"""What compiles nothing: every knob, every sampler, another checkpoint, another task on one shape."""
+"""What compiles nothing: every knob, sampler, further checkpoint and task on one shape."""
 
 import numpy as np
 import pytest

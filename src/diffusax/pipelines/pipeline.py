@@ -1,5 +1,6 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
+import dataclasses
 import inspect
 import logging
 from collections.abc import Callable
@@ -61,6 +62,7 @@ class DiffusionPipeline:
     family: ClassVar[Family]
     task: ClassVar[Task]
     extra_components: ClassVar[tuple[str, ...]] = ()
+    mends_scheduler: ClassVar[bool] = False
     parts: Components
 
     def __init__(self, **components: Any):
@@ -76,6 +78,8 @@ class DiffusionPipeline:
         self.progress_bar_options: dict[str, Any] = {}
         self._guidance_scale: float | None = None
         self._num_timesteps, self._interrupt = 0, False
+        if self.mends_scheduler and isinstance(components.get("scheduler"), Scheduler):
+            components["scheduler"] = _mended(components["scheduler"])
         for name, value in components.items():
             if name in options:
                 options[name] = bool(value)
@@ -454,6 +458,13 @@ def _load(
             models = [load_network(folder / n, **options) for n in names]
             loaded[name] = models if len(models) > 1 else models[0]
     return loaded
+
+
+def _mended(scheduler: Scheduler) -> Scheduler:
+    """Options that early checkpoints lack, as diffusers' Stable Diffusion pipelines set them."""
+    wanted = {"steps_offset": 1, "clip_sample": False}
+    known = {field.name for field in dataclasses.fields(scheduler)}
+    return dataclasses.replace(scheduler, **{k: v for k, v in wanted.items() if k in known})
 
 
 def _checked(name: str, value: Any, kind: Any, example: str) -> Any:

@@ -54,11 +54,11 @@ def text_to_image(c: Components, call: Call) -> Job:
     return make_job(c, call, schedule, noise, x, size=(height, width))
 
 
-def image_to_image(c: Components, call: Call) -> Job:
+def image_to_image(c: Components, call: Call, schedule: Schedule | None = None) -> Job:
     """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
-    schedule = make_schedule(c, call, from_image=True)
+    schedule = schedule or make_schedule(c, call, from_image=True)
     pixels = to_pixels(_required(call, "image"), call.height, call.width, factor=c.factor)
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
@@ -72,6 +72,11 @@ def image_to_image(c: Components, call: Call) -> Job:
             signal, level = schedule.levels[0].astype(np.float32)
             x = programs.begin(noise.draw("start", shape), level, clean, signal)
     return make_job(c, call, schedule, noise, x, size=size)
+
+
+def consistency_image_to_image(c: Components, call: Call) -> Job:
+    """As image_to_image, with every step within the strength's share of the distilled timesteps."""
+    return image_to_image(c, call, make_schedule(c, call, strength=call.strength))
 
 
 def inpaint(c: Components, call: Call) -> Job:
@@ -196,8 +201,12 @@ def make_job(
     return Job(Plan(latents, conditions, table, knobs, source, known), schedule, noise, weights)
 
 
-def make_schedule(c: Components, call: Call, *, from_image: bool = False) -> Schedule:
+def make_schedule(
+    c: Components, call: Call, *, from_image: bool = False, strength: float = 1.0
+) -> Schedule:
     """The rows of the run, cut at what strength, denoising_start and denoising_end say.
+
+    strength: of a consistency model's sampler, which spends all its steps below it.
 
     Raises:
         ValueError: nothing is left of the run.
@@ -207,6 +216,7 @@ def make_schedule(c: Components, call: Call, *, from_image: bool = False) -> Sch
         "timesteps": None if call.timesteps is None else tuple(call.timesteps),
         "sigmas": None if call.sigmas is None else tuple(call.sigmas),
         "eta": call.eta or 0.0,
+        "strength": strength,
     }
     if call.original_inference_steps is not None:
         options["original_inference_steps"] = call.original_inference_steps
