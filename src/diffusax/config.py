@@ -62,7 +62,7 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
         if key.startswith("_") or key in cls.ignored:
             continue
         if key in names:
-            values[key] = tuple(value) if isinstance(value, list) else value
+            values[key] = value
         elif key not in cls.fixed:
             raise ValueError(f"{source}: {cls.class_name} has no option {key!r} in diffusax")
         elif value not in (supported := _supported(cls.fixed[key])):

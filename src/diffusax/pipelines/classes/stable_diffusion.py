@@ -23,7 +23,7 @@ class StableDiffusionPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
-    mends_scheduler = True
+    scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
@@ -45,7 +45,7 @@ class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(image_to_image)
-    mends_scheduler = True
+    scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
@@ -67,7 +67,7 @@ class StableDiffusionInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(inpaint)
-    mends_scheduler = True
+    scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
     @documented
     def __call__(
