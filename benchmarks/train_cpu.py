@@ -22,7 +22,7 @@ from diffusax.config import config_from_dict
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
-from diffusax.training.step import init_state, make_train_step
+from diffusax.training.step import initial_state, make_train_step
 
 
 def embedded_unet() -> dict:
@@ -88,7 +88,7 @@ def jax_step(network, latents, noise, timesteps, hidden):
     )
     batch = {"all": jax.device_put(({"moments": moments, "encoder_hidden_states": hidden}, draws))}
     frozen = {"empty": jnp.zeros(hidden.shape[1:])}
-    state = init_state({"unet": network.params}, optimizer, seed=0)
+    state = initial_state({"unet": network.params}, optimizer, seed=0)
 
     def run() -> float:
         nonlocal state

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import diffusax
-from diffusax.pipelines.images import contact_sheet
+from diffusax.pictures import contact_sheet
 
 PROMPTS = (
     "a red apple",

@@ -3,3 +3,21 @@ import os
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory):
+    """Tiny checkpoints of every kind, each built once in the session (see tiny.py)."""
+    from tiny import TinyCheckpoints
+
+    return TinyCheckpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def pairs(tiny_checkpoints):
+    """Pipelines of diffusers and of ours from the same checkpoints (see pairs.py)."""
+    from pairs import Pairs
+
+    return Pairs(tiny_checkpoints)

@@ -11,11 +11,11 @@ COMMIT = "a" * 40
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """`repos` maps "models/someone/tiny" or "datasets/someone/tiny" to its files, or to None where
-    it is gated; `requested` lists the files that were fetched.
+    """`repos` maps "models/someone/tiny" or "datasets/someone/tiny" to its files, to None where it
+    is gated, or to the status to answer with; `requested` lists the files that were fetched.
     """
 
-    repos: dict[str, dict[str, bytes] | None]
+    repos: dict[str, dict[str, bytes] | int | None]
     requested: list[str]
 
     def do_HEAD(self):
@@ -30,6 +30,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def answer(self, *, body):
         path = self.path.split("?")[0].removeprefix("/")
         for repo, files in self.repos.items():
+            if isinstance(files, int) and repo.removeprefix("models/") in path:
+                return self.send(files, b"", {}, body)
             if path.startswith(f"api/{repo}"):
                 return self.describe(path, repo, files, body)
             prefix = f"{repo.removeprefix('models/')}/resolve/"
@@ -68,7 +70,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(repos: dict[str, dict[str, bytes] | None]) -> Iterator[tuple[str, list[str]]]:
+def serve(repos: dict[str, dict[str, bytes] | int | None]) -> Iterator[tuple[str, list[str]]]:
     """The server's address, and the list of files fetched from it."""
     handler = type("Handler", (Hub,), {"repos": repos, "requested": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,12 +1,28 @@
-"""Tiny real PyTorch checkpoints with all weights random, zero-initialised ones too."""
+"""Tiny real PyTorch checkpoints with all weights random, zero-initialised ones too.
 
+A checkpoint has a kind (what it is for) and a variation:
+    a: two levels, predicts noise, autoencoder of factor 4.
+    b: another architecture, predicts v, autoencoder of factor 8; SDXL's with latents_mean and
+       latents_std, and without zeros for empty prompts.
+    c: the architecture of a, with other weights, another scheduler and other noise levels, whose
+       file leaves out what it does not change, as files on the Hub do.
+"""
+
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from clip_vocabulary import write_clip_vocabulary
 from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+)
 
 UNET: dict[str, dict[str, Any]] = {
     "sd1": {
@@ -21,6 +37,19 @@ UNET: dict[str, dict[str, Any]] = {
     },
 }
 UNET["sd2"] = {**UNET["sd1"], "attention_head_dim": (2, 4), "use_linear_projection": True}
+UNET["xl"] = {
+    **UNET["sd1"],
+    "block_out_channels": (16, 32),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": (2, 4),
+    "transformer_layers_per_block": (1, 2),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+    "cross_attention_dim": 32 + 24,
+    "projection_class_embeddings_input_dim": 16 + 6 * 8,
+}
 VAE: dict[str, Any] = {
     "block_out_channels": (16, 16, 32),
     "down_block_types": ("DownEncoderBlock2D",) * 3,
@@ -29,6 +58,12 @@ VAE: dict[str, Any] = {
     "norm_num_groups": 8,
     "sample_size": 64,
 }
+VAE_8: dict[str, Any] = {
+    **VAE,
+    "block_out_channels": (8, 16, 16, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+}
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -36,6 +71,7 @@ TEXT = {
     "num_attention_heads": 4,
     "projection_dim": 16,
 }
+TEXT_2 = {**TEXT, "hidden_size": 24, "hidden_act": "gelu"}
 SCHEDULER = {
     "beta_start": 0.00085,
     "beta_end": 0.012,
@@ -43,6 +79,36 @@ SCHEDULER = {
     "steps_offset": 1,
     "skip_prk_steps": True,
 }
+SPARSE = {"beta_end": 0.015, "beta_schedule": "linear", "steps_offset": 1}
+LEVELS = {k: v for k, v in SCHEDULER.items() if k.startswith("beta")}
+LATENT_STATISTICS = {
+    "latents_mean": [-1.6, 1.1, 0.3, -0.2],
+    "latents_std": [1.9, 1.3, 0.9, 1.2],
+    "scaling_factor": 0.5,
+    "force_upcast": True,
+}
+
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # diffusers' class, changes of the UNet, constructor arguments
+    "sd": ("StableDiffusionPipeline", {}, {}),
+    "sd-inpaint": ("StableDiffusionInpaintPipeline", {"in_channels": 9}, {}),
+    "sd-instruct": ("StableDiffusionInstructPix2PixPipeline", {"in_channels": 8}, {}),
+    "lcm": ("LatentConsistencyModelPipeline", {"time_cond_proj_dim": 16}, {}),
+    "xl": ("StableDiffusionXLPipeline", {}, {}),
+    "xl-refiner": (
+        "StableDiffusionXLImg2ImgPipeline",
+        {"cross_attention_dim": 24, "projection_class_embeddings_input_dim": 16 + 5 * 8},
+        {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False},
+    ),
+    "xl-inpaint": ("StableDiffusionXLInpaintPipeline", {"in_channels": 9}, {}),
+    "xl-instruct": ("StableDiffusionXLInstructPix2PixPipeline", {"in_channels": 8}, {}),
+    "xl-cosxl": (
+        "StableDiffusionXLInstructPix2PixPipeline",
+        {"in_channels": 8},
+        {"is_cosxl_edit": True},
+    ),
+}
+SEEDS = {"a": 0, "b": 100, "c": 200}
 
 
 def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
@@ -71,14 +137,15 @@ def build_stable_diffusion(
     vae: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
     scheduler: Any = None,
+    pipeline_class: Any = StableDiffusionPipeline,
     **save: Any,
-) -> StableDiffusionPipeline:
+) -> Any:
     """A tiny pipeline in the style of SD 1.x or 2.x, saved in `folder`."""
     vocabulary = folder.with_name(folder.name + "-vocabulary")
     write_clip_vocabulary(vocabulary, pad="<|endoftext|>" if style == "sd1" else "!")
     activation = "quick_gelu" if style == "sd1" else "gelu"
     text_config = CLIPTextConfig(**{**TEXT, "hidden_act": activation, **(text or {})})
-    pipe = StableDiffusionPipeline(
+    pipe = pipeline_class(
         vae=randomize(AutoencoderKL(**{**VAE, **(vae or {})}), seed),
         text_encoder=randomize(CLIPTextModel(text_config), seed + 1),
         tokenizer=CLIPTokenizer.from_pretrained(vocabulary),
@@ -88,6 +155,131 @@ def build_stable_diffusion(
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    return _saved(pipe, folder, save)
+
+
+def build_stable_diffusion_xl(
+    folder: Path,
+    *,
+    seed: int = 0,
+    unet: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    scheduler: Any = None,
+    refiner: bool = False,
+    pipeline_class: Any = diffusers.StableDiffusionXLPipeline,
+    **options: Any,
+) -> Any:
+    """A tiny pipeline in the style of SDXL, saved in `folder`.
+
+    A refiner has the second text encoder only.
+    """
+    vocabulary = folder.with_name(folder.name + "-vocabulary")
+    first = write_clip_vocabulary(vocabulary / "1")
+    second = write_clip_vocabulary(vocabulary / "2", pad="!")
+    text = randomize(CLIPTextModel(CLIPTextConfig(**TEXT, hidden_act="quick_gelu")), seed + 1)
+    text_2 = randomize(CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_2)), seed + 3)
+    pipe = pipeline_class(
+        vae=randomize(AutoencoderKL(**{**VAE, **(vae or {})}), seed),
+        text_encoder=None if refiner else text,
+        text_encoder_2=text_2,
+        tokenizer=None if refiner else CLIPTokenizer.from_pretrained(first),
+        tokenizer_2=CLIPTokenizer.from_pretrained(second),
+        unet=randomize(UNet2DConditionModel(**{**UNET["xl"], **(unet or {})}), seed + 2),
+        scheduler=scheduler or diffusers.EulerDiscreteScheduler(**LEVELS, steps_offset=1),
+        **options,
+    )
+    return _saved(pipe, folder, {})
+
+
+def build_checkpoint(folder: Path, kind: str, variation: str) -> Any:
+    """The checkpoint of a kind and a variation (see above), saved in `folder`."""
+    pipe = _build(folder, kind, variation)
+    if variation == "c":
+        path = folder / "scheduler" / "scheduler_config.json"
+        kept = {"_class_name", "_diffusers_version", *SPARSE}
+        config = {k: v for k, v in json.loads(path.read_text()).items() if k in kept}
+        path.write_text(json.dumps(config))
+    return pipe
+
+
+def _build(folder: Path, kind: str, variation: str) -> Any:
+    class_name, unet, options = KINDS[kind]
+    given = {
+        "pipeline_class": getattr(diffusers, class_name),
+        "seed": SEEDS[variation],
+        "scheduler": _scheduler(kind, variation),
+    }
+    if variation == "b":
+        unet = {**unet, "sample_size": 8}
+    if not kind.startswith("xl"):
+        style = "sd2" if variation == "b" else "sd1"
+        return build_stable_diffusion(
+            folder, style=style, unet=unet, vae=VAE_8 if variation == "b" else None, **given
+        )
+    if variation == "b":
+        unet["attention_head_dim"] = (4, 2)
+        unet["norm_num_groups"] = 4
+        options = {**options, "force_zeros_for_empty_prompt": False}
+    vae = {**VAE_8, **LATENT_STATISTICS} if variation == "b" else None
+    return build_stable_diffusion_xl(
+        folder, unet=unet, vae=vae, refiner=kind == "xl-refiner", **given, **options
+    )
+
+
+def build_controlnet(folder: Path, family: str, variation: str, seed: int = 0) -> Any:
+    """A tiny ControlNet for the UNets of a family ("sd", "xl") and variation, saved in `folder`."""
+    style = "xl" if family == "xl" else "sd2" if variation == "b" else "sd1"
+    config = {k: v for k, v in UNET[style].items() if k not in ("sample_size", "up_block_types")}
+    if style == "xl" and variation == "b":
+        config |= {"attention_head_dim": (4, 2), "norm_num_groups": 4}
+    channels = (4, 8, 8, 16) if variation == "b" else (4, 8, 16)
+    config["conditioning_embedding_out_channels"] = channels
+    controlnet = diffusers.ControlNetModel(**config)
+    randomize(controlnet, SEEDS[variation] + 50 + seed)
+    controlnet.save_pretrained(folder)
+    return controlnet
+
+
+class TinyCheckpoints:
+    """Checkpoints that are built once, when they are first asked for, in folders of `root`."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.pipeline = functools.cache(self._pipeline)
+        self.controlnet = functools.cache(self._controlnet)
+
+    def _pipeline(self, kind: str, variation: str = "a") -> tuple[Path, Any]:
+        folder = self.root / f"{kind}-{variation}"
+        return folder, build_checkpoint(folder, kind, variation)
+
+    def _controlnet(self, family: str, variation: str = "a", seed: int = 0) -> tuple[Path, Any]:
+        folder = self.root / f"controlnet-{family}-{variation}-{seed}"
+        return folder, build_controlnet(folder, family, variation, seed)
+
+
+def _scheduler(kind: str, variation: str) -> Any:
+    if kind == "lcm":
+        options = {"original_inference_steps": 40} if variation == "c" else {}
+        prediction = "v_prediction" if variation == "b" else "epsilon"
+        return diffusers.LCMScheduler(**LEVELS, prediction_type=prediction, **options)
+    if variation == "b":
+        return diffusers.DDIMScheduler(
+            **LEVELS,
+            prediction_type="v_prediction",
+            clip_sample=False,
+            set_alpha_to_one=False,
+            steps_offset=1,
+        )
+    if variation == "c":
+        return diffusers.EulerDiscreteScheduler(**SPARSE)
+    if kind.startswith("xl"):
+        return diffusers.EulerDiscreteScheduler(
+            **LEVELS, steps_offset=1, timestep_spacing="leading"
+        )
+    return PNDMScheduler(**SCHEDULER)
+
+
+def _saved(pipe: Any, folder: Path, save: dict[str, Any]) -> Any:
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder, **save)
     return pipe

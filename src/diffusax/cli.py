@@ -16,7 +16,7 @@ from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.files import load_json, weight_files
 from diffusax.checkpoints.tensors import read_entries
 from diffusax.extras import require_extra
-from diffusax.pipelines.images import contact_sheet, png_parameters
+from diffusax.pictures import contact_sheet, png_parameters
 from diffusax.samplers import SAMPLER_NAMES, scheduler_from_name
 
 

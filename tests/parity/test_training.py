@@ -12,7 +12,7 @@ from tiny import build_stable_diffusion
 import diffusax
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
-from diffusax.training.step import init_state, make_train_step
+from diffusax.training.step import initial_state, make_train_step
 
 STEPS, BATCH = 20, 4
 LR, WEIGHT_DECAY = 1e-3, 1e-2
@@ -93,7 +93,7 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
 
     optimizer = make_optimizer(OptimizerConfig(lr=LR, weight_decay=WEIGHT_DECAY), STEPS)
     step = jax.jit(make_train_step(given, optimizer))
-    state = init_state({name: pipe.params[name] for name in trained}, optimizer, seed=0)
+    state = initial_state({name: pipe.params[name] for name in trained}, optimizer, seed=0)
     frozen = {**pipe.params, "empty": jnp.zeros(77, jnp.int32)}
     losses = []
     for batch in run:

@@ -1,23 +1,11 @@
 """Every sampler against diffusers' scheduler, each intermediate x, on a non-linear model."""
 
-import json
-
-import diffusers
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-import torch
+from upstream import ROUNDING, SD, build, compare, config_of
 
 from diffusax import samplers
 
-SHAPE = (1, 4, 6, 6)
-SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 STEPS = (1, 2, 4, 7, 20, 50)
-TOLERANCE = 1e-5
-# The state is float32: where one step takes a large x to a small one, what the large one was
-# rounded to stays.
-ROUNDING = 1e-6
 # Heun's second evaluation divides by the next sigma: a single step from 14.6 to 0.03 magnifies
 # that rounding 250 times.
 HEUN_IN_TWO = 1e-4
@@ -131,6 +119,51 @@ CASES = [
         "DPMSolverSinglestepScheduler",
         {**SD, "algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"},
     ),
+    ("DEISMultistepScheduler", SD),
+    ("DEISMultistepScheduler", {**SD, "solver_order": 3, "prediction_type": "v_prediction"}),
+    ("DEISMultistepScheduler", {**SD, "use_karras_sigmas": True, "lower_order_final": False}),
+    ("DEISMultistepScheduler", {**SD, "thresholding": True, "timestep_spacing": "leading"}),
+    ("DPMSolverSDEScheduler", SD),
+    ("DPMSolverSDEScheduler", {**SD, "use_karras_sigmas": True}),
+    ("DPMSolverSDEScheduler", {"prediction_type": "v_prediction", "timestep_spacing": "trailing"}),
+    ("EDMEulerScheduler", {}),
+    ("EDMEulerScheduler", {"sigma_schedule": "exponential", "final_sigmas_type": "sigma_min"}),
+    ("EDMEulerScheduler", {"prediction_type": "v_prediction", "sigma_data": 1.0, "rho": 5.0}),
+    ("EDMDPMSolverMultistepScheduler", {}),
+    ("EDMDPMSolverMultistepScheduler", {"solver_order": 3, "prediction_type": "v_prediction"}),
+    (
+        "EDMDPMSolverMultistepScheduler",
+        {"algorithm_type": "sde-dpmsolver++", "solver_type": "heun", "sigma_max": 30.0},
+    ),
+    ("EDMDPMSolverMultistepScheduler", {"final_sigmas_type": "sigma_min", "thresholding": True}),
+    ("DDPMScheduler", {**SD, "thresholding": True, "sample_max_value": 1.5}),
+    ("DDPMScheduler", {"beta_schedule": "sigmoid"}),
+    ("DDPMScheduler", {"beta_schedule": "laplace", "clip_sample": False}),
+    ("DDIMScheduler", {**SD, "thresholding": True, "dynamic_thresholding_ratio": 0.9}),
+    ("LCMScheduler", {"thresholding": True, "sample_max_value": 1.2}),
+    ("HeunDiscreteScheduler", {"beta_schedule": "exp"}),
+    (
+        "EulerDiscreteScheduler",
+        {
+            **SD,
+            "timestep_type": "continuous",
+            "prediction_type": "v_prediction",
+            "use_karras_sigmas": True,
+            "sigma_min": 0.002,
+            "sigma_max": 700.0,
+        },
+    ),
+    ("DPMSolverMultistepScheduler", {**SD, "thresholding": True, "sample_max_value": 2.0}),
+    (
+        "DPMSolverMultistepScheduler",
+        {
+            **SD,
+            "thresholding": True,
+            "algorithm_type": "dpmsolver",
+            "final_sigmas_type": "sigma_min",
+        },
+    ),
+    ("UniPCMultistepScheduler", {**SD, "thresholding": True}),
     ("UniPCMultistepScheduler", SD),
     ("UniPCMultistepScheduler", {**SD, "solver_order": 3, "use_karras_sigmas": True}),
     (
@@ -155,91 +188,28 @@ CASES = [
 ]
 
 
-def config_of(scheduler):
-    return json.loads(scheduler.to_json_string())
-
-
-def model(x, t, xp):
-    """Some function of x and t that is bounded, and linear in neither."""
-    mixed = x + 0.5 * xp.flip(x, (2,)) + 0.25 * xp.flip(x, (3,))
-    return xp.tanh(mixed) + 0.1 * xp.cos(3 * x + t / 100.0)
-
-
-def reference(scheduler, x, noises, eta=None):
-    """Every x of a diffusers run, the initial one included; the noise comes from `noises`."""
-    xs, drawn = [x], iter(noises)
-    module = __import__(scheduler.__module__, fromlist=["randn_tensor"])
-    original = getattr(module, "randn_tensor", None)
-    module.randn_tensor = lambda *_, **__: next(drawn)
-    options = {} if eta is None else {"eta": eta}
-    try:
-        for t in scheduler.timesteps:
-            scaled = scheduler.scale_model_input(x, t)
-            x = scheduler.step(model(scaled, t.float(), torch), t, x, **options).prev_sample
-            xs.append(x)
-    finally:
-        if original is not None:
-            module.randn_tensor = original
-    return np.stack([x.numpy() for x in xs])
-
-
-@jax.jit
-def one_row(state, table, i, noise):
-    def apply(x, t):
-        return model(x, t, jnp)
-
-    return samplers.run(apply, state, table, i, i + 1, lambda _: noise)
-
-
-def ours(schedule, x, noises):
-    state, table, drawn = samplers.init_state(jnp.asarray(x)), schedule.table(), iter(noises)
-    xs = [x]
-    for i, draws in enumerate(schedule.draws_noise):
-        noise = next(drawn).numpy() if draws else np.zeros_like(x)
-        state = one_row(state, table, i, noise)
-        xs.append(np.asarray(state[0]))
-    return np.stack(xs)
-
-
-def compare(schedule, scheduler, eta=None, rounding=ROUNDING):
-    generator = torch.Generator().manual_seed(3)
-    noises = [torch.randn(SHAPE, generator=generator) for _ in range(len(schedule))]
-    x = torch.randn(SHAPE, generator=generator) * float(scheduler.init_noise_sigma)
-    # In float64, so that the reference does not lose digits where a large x becomes a small one.
-    expected = reference(scheduler, x.double(), noises, eta)
-    actual = ours(schedule, x.numpy(), noises)
-    np.testing.assert_allclose(schedule.timesteps, scheduler.timesteps, rtol=1e-5, atol=1e-3)
-    np.testing.assert_allclose(
-        schedule.init_noise_sigma, float(scheduler.init_noise_sigma), rtol=1e-6
-    )
-    largest = 0.0
-    for a, b in zip(actual, expected, strict=True):
-        largest = max(largest, np.abs(b).max())
-        assert np.abs(a - b).max() <= TOLERANCE * np.abs(b).max() + rounding * largest
-
-
 @pytest.mark.parametrize(("name", "config"), CASES)
 def test_every_step_equals_diffusers(name, config):
     for steps in STEPS:
-        scheduler = getattr(diffusers, name)(**config)
+        scheduler = build(name, **config)
         if name == "PNDMScheduler" and not config.get("skip_prk_steps") and steps < 4:
             continue
         scheduler.set_timesteps(steps)
-        eta = 0.3 if name == "TCDScheduler" else None
+        eta = {"eta": 0.3} if name == "TCDScheduler" else {}
         ours = samplers.scheduler_from_config({**config_of(scheduler), **config})
         if name == "KDPM2AncestralDiscreteScheduler" and steps == 2:
             # sigma_down is a difference of squares of which float32 leaves diffusers two digits.
             continue
         rounding = HEUN_IN_TWO if name == "HeunDiscreteScheduler" and steps == 2 else ROUNDING
-        compare(ours.schedule(steps, eta=eta or 0.0), scheduler, eta, rounding)
+        compare(ours.schedule(steps, **eta), scheduler, rounding=rounding, **eta)
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
 def test_ddim_with_eta_equals_diffusers(eta):
-    scheduler = diffusers.DDIMScheduler(**SD, clip_sample=False)
+    scheduler = build("DDIMScheduler", **SD, clip_sample=False)
     scheduler.set_timesteps(9)
     ours = samplers.DDIMScheduler.from_config(config_of(scheduler))
-    compare(ours.schedule(9, eta=eta), scheduler, eta)
+    compare(ours.schedule(9, eta=eta), scheduler, eta=eta)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +224,7 @@ def test_ddim_with_eta_equals_diffusers(eta):
     ],
 )
 def test_custom_timesteps_equal_diffusers(name, timesteps):
-    scheduler = getattr(diffusers, name)(**SD)
+    scheduler = build(name, **SD)
     scheduler.set_timesteps(timesteps=timesteps)
     ours = samplers.scheduler_from_config(config_of(scheduler))
     compare(ours.schedule(timesteps=timesteps), scheduler)
@@ -262,7 +232,7 @@ def test_custom_timesteps_equal_diffusers(name, timesteps):
 
 def test_custom_sigmas_equal_diffusers():
     sigmas = [14.6, 6.0, 2.5, 1.1, 0.3, 0.0]
-    scheduler = diffusers.EulerDiscreteScheduler(**SD)
+    scheduler = build("EulerDiscreteScheduler", **SD)
     scheduler.set_timesteps(sigmas=sigmas)
     ours = samplers.EulerDiscreteScheduler.from_config(config_of(scheduler))
     compare(ours.schedule(sigmas=sigmas), scheduler)

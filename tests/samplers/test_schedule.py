@@ -5,16 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
 from diffusax import samplers
-from diffusax.samplers import schedules
 
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 X = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
 
 
-def drift(x, t):
+def drift(x, t, i):
     return jnp.tanh(x) + jnp.cos(t / 100)
 
 
@@ -127,29 +125,13 @@ def test_bad_runs_are_errors():
     ddim, euler = samplers.DDIMScheduler(), samplers.EulerDiscreteScheduler()
     with pytest.raises(ValueError, match="at least 1"):
         ddim.schedule(0)
-    with pytest.raises(ValueError, match="at most"):
+    with pytest.raises(ValueError, match="at most num_train_timesteps"):
         ddim.schedule(1001)
     with pytest.raises(ValueError, match="does not take custom timesteps"):
         ddim.schedule(timesteps=[3, 2])
     with pytest.raises(ValueError, match="descending"):
         euler.schedule(timesteps=[2, 3])
-    with pytest.raises(ValueError, match="only one"):
+    with pytest.raises(ValueError, match="exactly one"):
         euler.schedule(timesteps=[3, 2], sigmas=[3.0, 2.0, 0.0])
     with pytest.raises(ValueError, match="unknown sampler"):
         samplers.scheduler_from_name("eulr")
-
-
-def test_beta_quantile_equals_scipy():
-    q = np.linspace(0, 1, 41)
-    expected = scipy.stats.beta.ppf(q, 0.6, 0.6)
-    np.testing.assert_allclose(schedules.beta_quantile(q, 0.6), expected, atol=1e-12)
-
-
-def test_noise_scales_equal_diffusers_add_noise():
-    import torch
-
-    t = np.array([0, 500, 999])
-    signal, noise = samplers.DDIMScheduler(**SD).noise_scales(t)
-    x, eps = torch.ones(3, 1), torch.full((3, 1), 2.0)
-    expected = diffusers.DDIMScheduler(**SD).add_noise(x, eps, torch.tensor(t))
-    np.testing.assert_allclose(signal + 2 * noise, expected[:, 0], rtol=1e-6)

@@ -2,6 +2,10 @@
 
 import json
 import logging
+import os
+import resource
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +13,14 @@ from pictures import picture, png
 from PIL import Image
 from toy_run import Rows
 
-from diffusax.training.data import Batches, choose_caption, load_image, prepare_image
+from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.training.data import (
+    Batches,
+    caption_ids,
+    choose_caption,
+    prepare_image,
+    read_picture,
+)
 
 
 def prepare(row, rng):
@@ -136,12 +147,58 @@ def test_images_in_any_mode_become_rgb_and_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     image.convert("L").save(tmp_path / "gray.png", exif=exif)
-    loaded = load_image({"bytes": None, "path": str(tmp_path / "gray.png")})
+    loaded = read_picture({"bytes": None, "path": str(tmp_path / "gray.png")})
     assert loaded.mode == "RGB"
     assert loaded.size == (32, 40)
-    assert load_image(png(image)).tobytes() == image.tobytes()
+    assert read_picture(png(image)).tobytes() == image.tobytes()
     with pytest.raises(ValueError, match="no image bytes, but int"):
-        load_image(3)
+        read_picture(3)
+
+
+def test_deep_and_transparent_pictures_look_as_they_should():
+    deep = Image.fromarray(np.full((4, 4), 0x8080, np.uint16))
+    np.testing.assert_array_equal(np.asarray(read_picture(png(deep))), 0x80)
+    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    np.testing.assert_array_equal(np.asarray(read_picture(png(clear))), 255)
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1), (2, 100)])
+@pytest.mark.parametrize("center_crop", [True, False])
+def test_long_and_narrow_pictures_are_cut_before_they_grow(size, center_crop):
+    image = Image.new("L", size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = prepare_image(
+        image,
+        np.random.default_rng(0),
+        resolution=64,
+        center_crop=center_crop,
+        random_flip=False,
+    )
+    assert result.shape == (64, 64)
+    # Kilobytes; whole, the picture would have 245 million pixels.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "fifo", ""])
+def test_paths_that_are_no_files_are_not_read(special, tmp_path):
+    if special == "fifo":
+        special = str(tmp_path / "fifo")
+        os.mkfifo(special)
+    with pytest.raises(ValueError, match="is not a regular file"):
+        read_picture({"bytes": None, "path": special})
+
+
+def test_captions_without_end_are_cut_off(checkpoint):
+    tokenizer = CLIPTokenizer.from_folder(checkpoint / "tokenizer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start = time.perf_counter()
+        ids = caption_ids(tokenizer, "a dog " * 2_000_000)
+        assert time.perf_counter() - start < 5
+    np.testing.assert_array_equal(ids, caption_ids(tokenizer, "a dog " * 200))
+    assert ids[-1] == tokenizer.eos_token_id
+    np.testing.assert_array_equal(caption_ids(tokenizer, "a\n dog"), tokenizer("a\n dog")[0])
+    assert caption_ids(tokenizer, "half a pair: \ud83d").shape == ids.shape
 
 
 def test_one_of_several_captions_is_drawn():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.training_utils import EMAModel
 
-from diffusax.training.ema import EMAConfig, begin_ema, maybe_update_ema, update_ema
+from diffusax.training.ema import EMAConfig, copy_as_average, maybe_update_ema, update_ema
 
 STEPS = 40
 
@@ -25,7 +25,7 @@ def run(config: EMAConfig, values: np.ndarray, *, images: int = 1, start: int = 
             config, state, params, steps_since_start=since, images_per_step=images
         )
     )
-    state = begin_ema({"w": jnp.asarray(values[start])})
+    state = copy_as_average({"w": jnp.asarray(values[start])})
     averages = []
     for step in range(start + 1, len(values)):
         state = update(state, {"w": jnp.asarray(values[step])}, step - start)
@@ -93,8 +93,10 @@ def test_starting_late_is_starting_anew_from_there():
     np.testing.assert_array_equal(late, anew)
 
 
-def test_start_is_a_fraction_of_the_run_below_one_and_a_step_from_one_on():
+def test_start_is_a_step_as_a_whole_number_and_a_fraction_of_the_run_with_a_point():
     assert EMAConfig(ema="constant", ema_start=0.9).start_step(2000) == 1800
+    assert EMAConfig(ema="constant", ema_start=1.0).start_step(2000) == 2000
+    assert EMAConfig(ema="constant", ema_start=0.999).start_step(2000) == 1998
     assert EMAConfig(ema="constant", ema_start=1).start_step(2000) == 1
     assert EMAConfig(ema="constant", ema_start=700).start_step(2000) == 700
     assert EMAConfig(ema_start=0.5).start_step(2000) is None
@@ -110,7 +112,7 @@ def test_every_k_steps_averages_only_those():
 
 def test_half_life_counts_the_images_between_updates():
     config = EMAConfig(ema="half_life", ema_half_life_images=64, ema_every=4)
-    state = begin_ema({"w": jnp.ones(1)})
+    state = copy_as_average({"w": jnp.ones(1)})
     state = maybe_update_ema(
         config, state, {"w": jnp.zeros(1)}, steps_since_start=jnp.int32(4), images_per_step=16
     )
@@ -120,7 +122,7 @@ def test_half_life_counts_the_images_between_updates():
 def test_a_decay_near_one_keeps_its_digits():
     config = EMAConfig(ema="constant", ema_decay=0.99999)
     state = update_ema(
-        config, begin_ema({"w": jnp.zeros(1)}), {"w": jnp.ones(1)}, images_per_update=1
+        config, copy_as_average({"w": jnp.zeros(1)}), {"w": jnp.ones(1)}, images_per_update=1
     )
     np.testing.assert_allclose(state.params["w"], 1e-5, rtol=1e-6)
 
@@ -133,6 +135,7 @@ def test_a_decay_near_one_keeps_its_digits():
         {"ema_min_decay": 0.9, "ema_decay": 0.5},
         {"ema_every": 0},
         {"ema_start": -1},
+        {"ema_start": 700.0},
         {"ema_half_life_images": 0},
     ],
 )

@@ -59,6 +59,18 @@ def test_every_optimizer_goes_downhill(name):
         assert (after**2).mean() < 0.6 * (before**2).mean()
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
+def test_the_decay_follows_the_learning_rate(name):
+    config = OptimizerConfig(optimizer=name, lr=0.1, lr_schedule="linear", weight_decay=0.5)
+    optimizer = make_optimizer(config, 4)
+    params = {"linear": {"kernel": jnp.ones((8, 8))}}
+    state = optimizer.init(params)
+    for step in range(4):
+        updates, state = optimizer.update(jax.tree.map(jnp.zeros_like, params), state, params)
+        decay = 0.5 * float(learning_rate(config, 4)(step))
+        np.testing.assert_allclose(updates["linear"]["kernel"], -decay, rtol=1e-5)
+
+
 def test_muon_moves_kernels_by_orthogonal_matrices_and_all_else_as_adamw():
     """Against torch.optim.Muon, which takes 2-D parameters, with the kernels as in PyTorch."""
     rng = np.random.default_rng(0)

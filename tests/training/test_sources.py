@@ -1,10 +1,13 @@
 """Rows from Parquet, folders and the Hub."""
 
+import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +15,7 @@ import pytest
 from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
-from diffusax.training.data import load_image
+from diffusax.training.data import read_picture
 from diffusax.training.sources import cache_folder, open_source
 
 COLUMNS = ("image", "text")
@@ -29,7 +32,7 @@ def test_parquet_shards_are_read_in_order(tmp_path, how):
     source = open_source(str(path[how]), COLUMNS)
     expected = [f"number {i}" for i in range(3 if how == "file" else 11)]
     assert texts(source) == expected
-    assert load_image(source[2]["image"]).tobytes() == picture(2).tobytes()
+    assert read_picture(source[2]["image"]).tobytes() == picture(2).tobytes()
     assert source.name(2).endswith("train-00000.parquet row 2")
 
 
@@ -51,13 +54,13 @@ def test_images_may_be_bytes_alone(tmp_path):
     table = pa.table({"image": [png(picture(0))], "text": ["a"]})
     pq.write_table(table, tmp_path / "x.parquet")
     source = open_source(str(tmp_path), COLUMNS)
-    assert load_image(source[0]["image"]).tobytes() == picture(0).tobytes()
+    assert read_picture(source[0]["image"]).tobytes() == picture(0).tobytes()
 
 
 def test_a_folder_of_images_with_metadata(tmp_path):
     source = open_source(str(write_image_folder(tmp_path / "data", 5)), COLUMNS)
     assert texts(source) == [f"number {i}" for i in range(5)]
-    assert load_image(source[3]["image"]).tobytes() == picture(3).tobytes()
+    assert read_picture(source[3]["image"]).tobytes() == picture(3).tobytes()
     assert source.name(3).endswith("3.png")
 
 
@@ -86,16 +89,94 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path, kind):
 def test_what_is_no_data_set_says_so(tmp_path):
     with pytest.raises(ValueError, match="neither Parquet files"):
         open_source(str(tmp_path), COLUMNS)
-    with pytest.raises(ValueError, match="no data set at"):
-        open_source(str(tmp_path / "nothing"), COLUMNS)
+    for name in (str(tmp_path / "nothing"), "nopics", "a/b/c"):
+        with pytest.raises(ValueError, match=f"no file or folder '{name}' here"):
+            open_source(name, COLUMNS)
     with pytest.raises(ValueError, match="no file matches"):
         open_source(str(tmp_path / "*.parquet"), COLUMNS)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ValueError, match=r"broken.parquet is not a whole Parquet file"):
         open_source(str(tmp_path), COLUMNS)
-    (tmp_path / "metadata.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match="line 1 has no file_name"):
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"}', "line 2 must be a row with a file_name"),
+        ('{"text": "a", "file_name": null}', "line 2 must be a row with a file_name"),
+        ("7", "line 2 must be a row with a file_name"),
+        ("[" * 100_000, "line 2: "),
+        ("{", "line 2: "),
+        ('{"file_name": "../../etc/passwd"}', "line 2: the path '../../etc/passwd' leads out of"),
+        ('{"file_name": "/etc/passwd"}', "line 2: the path '/etc/passwd' leads out of"),
+        ('{"file_name": "a/../../b.png"}', "leads out of"),
+        ('{"file_name": "a\\u0000.png"}', "leads out of"),
+    ],
+)
+def test_rows_of_metadata_that_cannot_be_are_named(tmp_path, line, message):
+    first = '{"text": "a", "file_name": "b/../a.png"}'
+    (tmp_path / "metadata.jsonl").write_text(f"{first}\n{line}\n")
+    with pytest.raises(ValueError, match=re.escape(message)):
         open_source(str(tmp_path), COLUMNS)
+
+
+def test_captions_may_hold_any_separator(tmp_path):
+    captions = ["a\u2028b", "c\x85d", "e\x0bf", "g\x1ch"]
+    for i in range(len(captions)):
+        picture(i).save(tmp_path / f"{i}.png")
+    rows = [{"file_name": f"{i}.png", "text": caption} for i, caption in enumerate(captions)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines), "utf-8")
+    assert texts(open_source(str(tmp_path), COLUMNS)) == captions
+    (tmp_path / "metadata.jsonl").unlink()
+    lines = [f'{row["file_name"]},"{row["text"]}\n"' for row in rows]
+    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,text", *lines]), "utf-8")
+    source = open_source(str(tmp_path), COLUMNS)
+    assert texts(source) == [caption + "\n" for caption in captions]
+    assert read_picture(source[1]["image"]).tobytes() == picture(1).tobytes()
+
+
+def test_captions_in_files_beside_the_pictures(tmp_path, caplog):
+    for i, name in enumerate("abc"):
+        picture(i).save(tmp_path / f"{name}.png")
+    assert texts(open_source(str(tmp_path), COLUMNS)) == ["a", "b", "c"]
+    assert any("names of the files serve as such" in message for message in caplog.messages)
+    (tmp_path / "a.txt").write_text("a red apple\n")
+    with pytest.raises(ValueError, match=r"b.png has no caption"):
+        open_source(str(tmp_path), COLUMNS)
+    assert len(open_source(str(tmp_path), ("image",))) == 3
+    (tmp_path / "b.txt").write_text("two dogs")
+    (tmp_path / "c.txt").write_text("the sea")
+    assert texts(open_source(str(tmp_path), COLUMNS)) == ["a red apple", "two dogs", "the sea"]
+    (tmp_path / "c.txt").write_bytes(bytes(2**21))
+    with pytest.raises(ValueError, match=r"c.txt is no caption"):
+        open_source(str(tmp_path), COLUMNS)
+
+
+@pytest.mark.parametrize("path", ["../out.png", "/etc/passwd"])
+def test_pictures_beside_a_parquet_file_stay_in_its_folder(tmp_path, path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    picture(0).save(folder / "in.png")
+    picture(1).save(tmp_path / "out.png")
+    cells = [{"bytes": None, "path": name} for name in ("in.png", path)]
+    pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}), folder / "x.parquet")
+    source = open_source(str(folder), COLUMNS)
+    assert read_picture(source[0]["image"]).tobytes() == picture(0).tobytes()
+    with pytest.raises(ValueError, match="leads out of the data set's folder"):
+        source[1]
+
+
+def test_without_a_home_folder_the_cache_goes_where_the_variable_says(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setenv("DIFFUSAX_CACHE", "/there")
+    assert cache_folder() == Path("/there")
+    monkeypatch.delenv("DIFFUSAX_CACHE")
+    with pytest.raises(ValueError, match="set DIFFUSAX_CACHE"):
+        cache_folder()
 
 
 def test_a_hub_data_set_is_fetched(tmp_path):

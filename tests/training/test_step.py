@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from diffusax.training.ema import EMAConfig, begin_ema
-from diffusax.training.step import init_state, make_train_step
+from diffusax.training.ema import EMAConfig, copy_as_average
+from diffusax.training.step import initial_state, make_train_step
 
 PARAMS = {"w": {"kernel": np.random.default_rng(0).standard_normal((5, 3)).astype(np.float16)}}
 FROZEN = {"bias": jnp.ones(3)}
@@ -26,7 +26,7 @@ def batch(n: int = 12, seed: int = 0) -> dict:
 def run(steps: int = 3, optimizer=None, batches=None, state=None, **options):
     optimizer = optimizer or optax.adam(0.1)
     step = jax.jit(make_train_step(loss, optimizer, **options))
-    state = state or init_state(PARAMS, optimizer, seed=7)
+    state = state or initial_state(PARAMS, optimizer, seed=7)
     history = []
     for i in range(steps):
         state, metrics = step(state, FROZEN, (batches or batch)(seed=i))
@@ -63,7 +63,7 @@ def test_each_example_and_step_draws_its_own_numbers():
 
     optimizer = optax.sgd(0.1)
     step = jax.jit(make_train_step(spying, optimizer))
-    state = init_state(PARAMS, optimizer, seed=0)
+    state = initial_state(PARAMS, optimizer, seed=0)
     for _ in range(2):
         state, _ = step(state, FROZEN, batch())
     jax.effects_barrier()
@@ -71,7 +71,7 @@ def test_each_example_and_step_draws_its_own_numbers():
     assert len(np.unique(keys, axis=0)) == 24
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted():
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
     def batches(seed):
         values = batch(seed=seed)
         return {"x": values["x"].at[0, 0].set(jnp.nan)} if seed == 1 else values
@@ -79,25 +79,35 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted():
     ema = EMAConfig(ema="constant", ema_decay=0.5)
     optimizer = optax.adam(0.1)
     start, _ = run(1, optimizer)
-    start = start._replace(ema=begin_ema(start.params))
+    start = start._replace(ema=copy_as_average(start.params))
     after, history = run(2, optimizer, batches, start, ema=ema)
     assert [h["skipped"] for h in history] == [0, 1]
     before, _ = run(1, optimizer, batches, start, ema=ema)
-    for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(before.params)):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(jax.tree.leaves(after.opt_state), jax.tree.leaves(before.opt_state)):
-        np.testing.assert_array_equal(a, b)
-    assert np.isfinite(jax.tree.leaves(after.ema.params)[0]).all()
+    assert_same((after.params, after.opt_state, after.ema), before[1:4])
     resumed, history = run(1, optimizer, state=after)
     assert np.isfinite(history[0]["loss"])
     assert int(resumed.step) == 4
 
 
+@pytest.mark.parametrize("rate", [np.nan, np.inf, 1e30])
+def test_an_update_that_is_not_finite_is_skipped_too(rate):
+    optimizer = optax.adam(rate)
+    state = initial_state(PARAMS, optimizer, seed=7)
+    state = state._replace(ema=copy_as_average(state.params))
+    after, history = run(2, optimizer, state=state, ema=EMAConfig(ema="constant"))
+    assert [h["skipped"] for h in history] == [1, 2]
+    assert_same((after.params, after.opt_state, after.ema), state[1:4])
+
+
+def assert_same(tree, expected) -> None:
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
+
+
 def test_the_average_is_of_the_parameters_after_each_step():
     ema = EMAConfig(ema="constant", ema_decay=0.75)
     optimizer = optax.sgd(0.3)
-    state = init_state(PARAMS, optimizer, seed=7)
-    state = state._replace(ema=begin_ema(state.params))
+    state = initial_state(PARAMS, optimizer, seed=7)
+    state = state._replace(ema=copy_as_average(state.params))
     expected = np.asarray(state.params["w"]["kernel"], np.float64)
     for i in range(4):
         state, _ = run(1, optimizer, lambda seed, i=i: batch(seed=i), state, ema=ema)

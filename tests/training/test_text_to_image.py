@@ -214,19 +214,3 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
     recipe.save(recipe.params, tmp_path)
     saved = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     assert saved.scheduler.prediction_type == "v_prediction"
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("gradient_checkpointing", "some"),
-        ("prediction_type", "score"),
-        ("caption_dropout", 1.5),
-        ("compute_dtype", "float64"),
-        ("steps", 0),
-        ("report_to", ("paper",)),
-    ],
-)
-def test_options_that_cannot_be(option, value):
-    with pytest.raises(ValueError, match=option):
-        TextToImageConfig(**{option: value})

@@ -1,19 +1,11 @@
 """Disk and Hub <-> networks. Safetensors only."""
 
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.networks import (
-    cast_network,
-    load_network,
-    parse_dtype,
-    read_model_index,
-    save_network,
-    write_model_index,
-)
+from diffusax.checkpoints.model_index import read_model_index, write_model_index
+from diffusax.checkpoints.networks import load_network, save_network
 
 __all__ = [
-    "cast_network",
     "load_network",
-    "parse_dtype",
     "read_model_index",
     "resolve",
     "save_network",

@@ -1,44 +1,36 @@
 """Which files of a component's folder hold its configuration and its weights."""
 
-import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from diffusax.files import load_json
+
 STEMS = ("diffusion_pytorch_model", "model")
+_VARIANT = re.compile(
+    rf"(?:{'|'.join(STEMS)})\.(?:safetensors\.index\.(?P<indexed>[^.]+)\.json"
+    r"|(?P<named>[^.]+?)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?)"
+)
 _REFUSED = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".msgpack")
-
-
-def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ValueError: the file is missing, or is not a JSON object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing; is this a diffusers checkpoint?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(data).__name__}")
-    return data
 
 
 def choose_weights(names: Iterable[str], variant: str | None = None) -> str | None:
     """The one of a folder's file names to load: a safetensors file or an index of several.
 
     Falls back to the files without a variant where the folder has none of this variant, as
-    diffusers does. None if there is nothing to load.
+    diffusers does for the components of a pipeline. None if there is nothing to load.
     """
     names = set(names)
-    for suffix in (variant, None) if variant else (None,):
-        for stem in STEMS:
-            for candidate in _candidates(stem, suffix):
-                if candidate in names:
-                    return candidate
-    return None
+    chosen = choose_variant(names, variant) if variant else None
+    return chosen or choose_variant(names, None)
+
+
+def choose_variant(names: Iterable[str], variant: str | None) -> str | None:
+    """As `choose_weights`, but of this variant only."""
+    names = set(names)
+    candidates = (name for stem in STEMS for name in _candidates(stem, variant))
+    return next((name for name in candidates if name in names), None)
 
 
 def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
@@ -61,12 +53,32 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
     return shards
 
 
+def fitting_variant(folder: Path, variant: str | None) -> str | None:
+    """The variant where a pipeline's component has it, None where it has other weights only."""
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    return variant if variant and choose_variant(names, variant) else None
+
+
 def shard_names(index: dict[str, Any], path: Path) -> list[str]:
-    """The file names in a *.safetensors.index.json."""
-    try:
-        return sorted(set(index["weight_map"].values()))
-    except (KeyError, AttributeError, TypeError):
-        raise ValueError(f"{path} has no weight_map; download it again") from None
+    """The file names in a *.safetensors.index.json.
+
+    Raises:
+        ValueError: it names none, or something else than files beside it.
+    """
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{path} has no weight_map; download it again")
+    for name in weight_map.values():
+        beside = isinstance(name, str) and not {"/", "\\", "\0"} & set(name)
+        if not beside or not name.endswith(".safetensors"):
+            raise ValueError(f"{path} names {name!r}, which is no safetensors file beside it")
+    return sorted(set(weight_map.values()))
+
+
+def variants(names: Iterable[str]) -> list[str]:
+    """The variants of which there are weights among a folder's file names."""
+    found = (_VARIANT.fullmatch(name) for name in names)
+    return sorted({match["named"] or match["indexed"] for match in found if match})
 
 
 def _candidates(stem: str, variant: str | None) -> tuple[str, ...]:
@@ -82,14 +94,8 @@ def _candidates(stem: str, variant: str | None) -> tuple[str, ...]:
 def _nothing_to_load(folder: Path, names: list[str]) -> str:
     if not names:
         return f"{folder} is missing or empty; is this a diffusers checkpoint?"
-    variants = sorted(
-        name.split(".")[1].split("-")[0]
-        for name in names
-        for stem in STEMS
-        if name.startswith(f"{stem}.") and name.endswith(".safetensors")
-    )
-    if variants:
-        return f"{folder} has only the variant {variants[0]!r}; pass variant={variants[0]!r}"
+    if found := variants(names):
+        return f"{folder} has only the variant {found[0]!r}; pass variant={found[0]!r}"
     if pickles := [name for name in names if name.endswith(_REFUSED)]:
         return (
             f"{folder / pickles[0]} is not a safetensors file, and loading it could run code; "

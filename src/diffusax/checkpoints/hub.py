@@ -1,54 +1,85 @@
 """A checkpoint's folder, from this machine or from the Hugging Face Hub."""
 
 import contextlib
+import dataclasses
+import errno
+import logging
+import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants, errors
 
-from diffusax.checkpoints.files import choose_weights, load_json, shard_names
+from diffusax.checkpoints.files import choose_variant, choose_weights, shard_names, variants
+from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
+from diffusax.checkpoints.model_index import read_model_index
+from diffusax.files import load_json
 
 # Components that no pipeline here runs; the safety checker alone is 1.2 GB.
 _SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+_CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
+
 EMBEDDED = {"emoji": Path(__file__).parents[1] / "data" / "emoji"}
 """The checkpoints inside the package, by name."""
+
+logger = logging.getLogger(__name__)
 
 
 def resolve(
     path_or_repo: str | Path,
     *,
+    subfolder: str | None = None,
     revision: str | None = None,
     variant: str | None = None,
     token: str | bool | None = None,
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
+    skip: Collection[str] = (),
 ) -> Path:
     """A folder as it is, an embedded checkpoint by its name, anything else as a Hub repository.
 
-    Of a repository, what is used is fetched.
+    Of a repository, only the files that are used are fetched: those of the components in
+    model_index.json where it has one, those of `subfolder` where that is given. Without a
+    connection an earlier download serves. Honours HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored
+    login, as huggingface_hub does.
 
-    Honours HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored login, as huggingface_hub does.
+    Args:
+        path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
+        subfolder: a folder in it, such as "unet"; the result is that folder.
+        revision: a branch, tag or commit of the repository.
+        variant: such as "fp16". Components that lack it are taken without; one at least must have
+            it.
+        token: for private and gated repositories; by default the stored login.
+        local_files_only: use the cache only.
+        cache_dir: instead of HF_HOME.
+        skip: components of a pipeline that are not needed.
 
     Raises:
-        ValueError: neither a folder nor a repository that can be had; says why.
+        ValueError: there is no such folder, repository, subfolder or variant, or it cannot be
+            fetched; says why.
     """
-    if Path(path_or_repo).is_dir():
-        return Path(path_or_repo)
-    if path_or_repo in EMBEDDED:
-        return EMBEDDED[str(path_or_repo)]
-    if isinstance(path_or_repo, Path) or path_or_repo.startswith((".", "/", "~")):
-        raise ValueError(f"there is no folder {path_or_repo}")
-    repo = path_or_repo
+    if not isinstance(path_or_repo, str | os.PathLike):
+        raise ValueError(
+            f"path_or_repo must be a folder or a Hub repository id (got {path_or_repo!r})"
+        )
+    wanted = _Wanted(_relative(subfolder), variant, frozenset({*skip, *_SKIPPED}))
+    folder = _local(path_or_repo)
+    if folder is not None:
+        if not (folder / wanted.subfolder).is_dir():
+            raise ValueError(f"there is no folder {folder / wanted.subfolder}")
+        wanted.check_variant(str(folder), wanted.on_disk(folder))
+        return folder / wanted.subfolder
+    repo = str(path_or_repo)
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-    local_files_only = local_files_only or constants.HF_HUB_OFFLINE
     with hub_errors(repo, revision):
-        if local_files_only:
-            return _cached(repo, revision, cache_dir)
-        return _download(repo, variant, options)
+        if local_files_only or constants.HF_HUB_OFFLINE:
+            return _cached(repo, wanted, options, "HF_HUB_OFFLINE or local_files_only is set")
+        return _download(repo, wanted, options)
 
 
 @contextlib.contextmanager
@@ -72,46 +103,140 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
             f"there is no folder {repo!r} here and no such repository on the Hub (a private one "
             "needs token=... or `hf auth login`)"
         ) from None
-    except (errors.HfHubHTTPError, OSError) as error:
-        first_line = str(error).strip().splitlines()[:1]
-        raise ValueError(f"the Hub does not answer for {repo!r}: {first_line}") from None
+    except (errors.HTTPError, OSError) as error:
+        answer = "does not answer" if _is_connection_problem(error) else "gives an error"
+        raise ValueError(f"the Hub {answer} for {repo!r}: {_reason(error)}") from None
 
 
-def _download(repo: str, variant: str | None, options: dict[str, Any]) -> Path:
-    revision, token = options["revision"], options["token"]
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What is used of a checkpoint."""
+
+    subfolder: str
+    variant: str | None
+    skip: frozenset[str]
+
+    def folders(self, root: Path) -> list[str]:
+        """The folders of a checkpoint to read, where model_index.json stands in `root`, if any."""
+        if self.subfolder or not (root / MODEL_INDEX).is_file():
+            return [self.subfolder]
+        _, components, _ = read_model_index(root)
+        return [name for name in components if name not in self.skip]
+
+    def on_disk(self, root: Path) -> dict[str, list[str]]:
+        """The file names in each of those folders that is there."""
+        paths = {folder: root / folder for folder in self.folders(root)}
+        return {k: os.listdir(path) for k, path in paths.items() if path.is_dir()}
+
+    def check_variant(self, source: str, listing: Mapping[str, Collection[str]]) -> None:
+        """Raises ValueError where no folder has weights of the variant, as diffusers does.
+
+        Logs a warning where only some have it.
+        """
+        has = {folder for folder, names in listing.items() if choose_variant(names, self.variant)}
+        plain = {folder for folder, names in listing.items() if choose_variant(names, None)}
+        if not self.variant or not (has or plain):
+            return
+        if not has:
+            found = sorted({v for names in listing.values() for v in variants(names)})
+            other = f"it has {', '.join(map(repr, found))}" if found else "leave variant out"
+            raise ValueError(f"{source} has no weights of variant={self.variant!r}; {other}")
+        if plain - has:
+            logger.warning(
+                "%s has no variant %r of %s; other weights of it are loaded",
+                source,
+                self.variant,
+                ", ".join(sorted(plain - has)),
+            )
+
+
+def _local(path_or_repo: str | os.PathLike[str]) -> Path | None:
+    """The folder on this machine, if it is one; None for what can only be a repository."""
+    text = os.path.expanduser(path_or_repo)
+    if os.path.isdir(text):
+        return Path(text)
+    if text in EMBEDDED:
+        return EMBEDDED[text]
+    if not isinstance(path_or_repo, str) or text.startswith((".", "/", "~")):
+        kind = "is a file, not a folder" if os.path.exists(text) else "is no folder here"
+        raise ValueError(f"{text} {kind}; give the folder of a checkpoint in diffusers' layout")
+    return None
+
+
+def _relative(subfolder: str | None) -> str:
+    parts = PurePosixPath(subfolder or "").parts
+    if ".." in parts or "/" in parts:
+        raise ValueError(f"subfolder must be a folder of the checkpoint (got {subfolder!r})")
+    return "/".join(parts)
+
+
+def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
+    api = huggingface_hub.HfApi(token=options["token"])
     try:
-        names = huggingface_hub.HfApi(token=token).list_repo_files(repo, revision=revision)
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
-        raise
-    except Exception:
-        # Without a connection a copy in the cache serves.
-        return _cached(repo, revision, options["cache_dir"])
+        info = api.model_info(repo, revision=options["revision"])
+    except (errors.HTTPError, OSError) as error:
+        if not _is_connection_problem(error):
+            raise
+        reason = f"the Hub is not reachable: {_reason(error)}"
+        return _cached(repo, wanted, options, reason)
 
-    wanted = []
-    for folder, files in _by_folder(names).items():
-        if folder.split("/")[0] in _SKIPPED:
-            continue
+    def fetch(name: str) -> Path:
+        return Path(huggingface_hub.hf_hub_download(repo, name, **options))
+
+    names = [file.rfilename for file in info.siblings or ()]
+    by_folder = _by_folder(names)
+    is_pipeline = MODEL_INDEX in names and not wanted.subfolder
+    root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
+    listing = {f: by_folder[f] for f in wanted.folders(root) if f in by_folder}
+    if not any(name.endswith((".json", ".txt")) for files in listing.values() for name in files):
+        where = f"in {wanted.subfolder} " if wanted.subfolder else ""
+        there = ", ".join(sorted(folder for folder in by_folder if folder)) or "no folders"
+        raise ValueError(f"{repo!r} has no checkpoint {where}in diffusers' layout (it has {there})")
+    wanted.check_variant(repo, listing)
+
+    patterns = [MODEL_INDEX] if is_pipeline else []
+    for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
-        wanted += [prefix + f for f in files if f.endswith((".json", ".txt"))]
-        chosen = choose_weights(files, variant)
+        patterns += [prefix + f for f in files if f.endswith((".json", ".txt"))]
+        chosen = choose_weights(files, wanted.variant)
         if chosen is not None and chosen.endswith(".json"):
-            index = Path(huggingface_hub.hf_hub_download(repo, prefix + chosen, **options))
-            wanted += [prefix + shard for shard in shard_names(load_json(index), index)]
+            index = fetch(prefix + chosen)
+            patterns += [prefix + shard for shard in shard_names(load_json(index), index)]
         elif chosen is not None:
-            wanted.append(prefix + chosen)
-    return Path(huggingface_hub.snapshot_download(repo, allow_patterns=wanted, **options))
+            patterns.append(prefix + chosen)
+    snapshot = huggingface_hub.snapshot_download(repo, allow_patterns=patterns, **options)
+    return Path(snapshot) / wanted.subfolder
 
 
-def _cached(repo: str, revision: str | None, cache_dir: str | Path | None) -> Path:
-    """The folder of an earlier download, which has only those files that were used."""
-    for name in ("model_index.json", "config.json"):
-        found = huggingface_hub.try_to_load_from_cache(repo, name, cache_dir, revision)
-        if isinstance(found, str):
-            return Path(found).parent
-    raise ValueError(
-        f"{repo!r} is not in the local cache and the Hub is not reachable (or switched off by "
-        "HF_HUB_OFFLINE or local_files_only)"
+def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) -> Path:
+    """The folder of an earlier download, which has only those files that were used then.
+
+    Raises:
+        ValueError: there is none, or components are missing in it; ends with the reason.
+    """
+    prefix = f"{wanted.subfolder}/" if wanted.subfolder else ""
+    names = [prefix + name for name in _CONFIGS] if prefix else [MODEL_INDEX, "config.json"]
+    cache_dir, revision = options["cache_dir"], options["revision"]
+    found = (
+        huggingface_hub.try_to_load_from_cache(repo, name, cache_dir, revision) for name in names
     )
+    folder = next((Path(path).parent for path in found if isinstance(path, str)), None)
+    if folder is None:
+        of = f"{wanted.subfolder} of " if prefix else ""
+        raise ValueError(f"{of}{repo!r} is not in the local cache, and {reason}")
+    root = folder.parents[wanted.subfolder.count("/")] if wanted.subfolder else folder
+    listing = wanted.on_disk(root)
+    missing = [
+        name
+        for name in wanted.folders(root)
+        if not (files := listing.get(name))
+        or ("config.json" in files and not choose_weights(files, wanted.variant))
+    ]
+    if missing:
+        parts = ", ".join(filter(None, missing)) or "its weights"
+        raise ValueError(f"{repo!r} is only partly in the local cache (not {parts}), and {reason}")
+    wanted.check_variant(repo, listing)
+    return folder
 
 
 def _by_folder(names: list[str]) -> dict[str, list[str]]:
@@ -120,3 +245,17 @@ def _by_folder(names: list[str]) -> dict[str, list[str]]:
         path = PurePosixPath(name)
         folders[str(path.parent) if path.parent.name else ""].append(path.name)
     return folders
+
+
+def _is_connection_problem(error: Exception) -> bool:
+    """Whether the Hub was not reached, or answers that it is out of order."""
+    if isinstance(error, errors.HfHubHTTPError):
+        return getattr(error.response, "status_code", 0) >= 500
+    # What the HTTP clients raise without an answer is an HTTPError or an OSError.
+    local = isinstance(error, errors.LocalTokenNotFoundError | PermissionError)
+    return not local and getattr(error, "errno", None) not in _DISK_ERRORS
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

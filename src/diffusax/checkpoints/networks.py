@@ -1,58 +1,61 @@
-"""A component's folder (config.json and safetensors) <-> a Network."""
+"""A component's folder (config.json and safetensors) <-> a Model."""
 
-import dataclasses
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from diffusax.checkpoints.files import STEMS, load_json, weight_files
+from diffusax.checkpoints.files import STEMS, weight_files
+from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.tensors import split_into_shards, write_tensors
 from diffusax.checkpoints.tree import load_params, params_to_tensors
 from diffusax.config import config_from_dict, config_to_dict
+from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
-from diffusax.models.network import Network, abstract
+from diffusax.models.network import Model, Network, parse_dtype
 
 _TRANSFORMERS = ("CLIPTextModel", "CLIPTextModelWithProjection")
 
 
 def load_network(
-    folder: Path, *, dtype: Any = None, variant: str | None = None, device: Any = None
-) -> Network:
-    """The network in `folder`, as diffusers or transformers saved it.
+    path_or_repo: str | Path,
+    *,
+    subfolder: str | None = None,
+    dtype: Any = None,
+    variant: str | None = None,
+    device: Any = None,
+    **hub: Any,
+) -> Model:
+    """The network in a folder or Hub repository, as diffusers or transformers saved it.
 
     Args:
-        folder: holds config.json and safetensors files (one, or several with an index).
+        path_or_repo: a folder that holds config.json and safetensors files (one, or several with an
+            index), or a Hub repository id.
+        subfolder: where in it, such as "unet" for a pipeline's checkpoint.
         dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
         variant: such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
         device: a device or sharding for `jax.device_put`.
+        **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:
         ValueError: the folder or its config is not one that diffusax can read; says which and why.
     """
-    folder = Path(folder)
+    folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     data = load_json(folder / "config.json")
-    name = _class_name(data, folder)
-    module_class: Any = MODELS[name]
+    module_class: Any = MODELS[_class_name(data, folder)]
     config = config_from_dict(module_class.config_class, data, source=str(folder / "config.json"))
-    apply, shapes = abstract(module_class, config)
+    network = Network(module_class, config)
     params = load_params(
         module_class,
-        shapes,
+        network.shapes,
         weight_files(folder, variant),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=device,
     )
-    return Network(config, apply, params, name)
+    return Model(network, params)
 
 
 def save_network(
-    network: Network,
-    folder: Path,
+    model: Model,
+    folder: str | Path,
     *,
     variant: str | None = None,
     max_shard_size: int = 10 * 2**30,
@@ -63,10 +66,10 @@ def save_network(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", _config(network))
-    stem = STEMS[1] if network.class_name in _TRANSFORMERS else STEMS[0]
+    write_json(folder / "config.json", _config(model))
+    stem = STEMS[1] if model.class_name in _TRANSFORMERS else STEMS[0]
     stem = f"{stem}.{variant}" if variant else stem
-    tensors = params_to_tensors(network.params)
+    tensors = params_to_tensors(model.params)
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     groups = list(split_into_shards(sizes, max_shard_size))
     if len(groups) == 1:
@@ -83,68 +86,11 @@ def save_network(
     write_json(folder / index, {"metadata": total, "weight_map": weight_map})
 
 
-def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
-    """model_index.json: the pipeline's class, its components as (library, class), its options."""
-    data = load_json(Path(folder) / "model_index.json")
-    components = {
-        name: (value[0], value[1])
-        for name, value in data.items()
-        if isinstance(value, list) and len(value) == 2 and value[0] is not None
-    }
-    options = {
-        name: value
-        for name, value in data.items()
-        if not name.startswith("_") and not isinstance(value, list)
-    }
-    return data.get("_class_name", ""), components, options
-
-
-def write_model_index(
-    folder: Path, class_name: str, components: dict[str, Any], **options: Any
-) -> None:
-    """Writes model_index.json; a component of None is one the pipeline runs without."""
-    listed = {name: list(value or (None, None)) for name, value in components.items()}
-    data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
-    write_json(Path(folder) / "model_index.json", data)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Writes a JSON file; it appears only when whole."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
-def parse_dtype(dtype: Any) -> np.dtype:
-    """A floating-point dtype from its name or a JAX dtype.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    try:
-        parsed = jnp.dtype(dtype)
-    except TypeError:
-        parsed = None
-    if parsed is None or not jnp.issubdtype(parsed, jnp.floating):
-        raise ValueError(
-            f"dtype must be a floating-point type (got {dtype!r}); use 'float32', 'bfloat16' or "
-            "'float16'"
-        )
-    return parsed
-
-
-def cast_network(network: Network, dtype: Any) -> Network:
-    """The same network with its floating-point parameters in another dtype."""
-    parsed = parse_dtype(dtype)
-    cast = jax.tree.map(
-        lambda x: x.astype(parsed) if jnp.issubdtype(x.dtype, jnp.floating) else x, network.params
-    )
-    return dataclasses.replace(network, params=cast)
-
-
 def _class_name(data: dict[str, Any], folder: Path) -> str:
-    name = data.get("_class_name") or next(iter(data.get("architectures") or ()), None)
-    if name is None:
+    architectures = data.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    name = data.get("_class_name") or first
+    if not isinstance(name, str):
         raise ValueError(f"{folder / 'config.json'} has neither _class_name nor architectures")
     if name not in MODELS:
         raise ValueError(
@@ -154,10 +100,9 @@ def _class_name(data: dict[str, Any], folder: Path) -> str:
     return name
 
 
-def _config(network: Network) -> dict[str, Any]:
-    data = config_to_dict(network.config)
-    if network.class_name not in _TRANSFORMERS:
+def _config(model: Model) -> dict[str, Any]:
+    data = config_to_dict(model.config)
+    if model.class_name not in _TRANSFORMERS:
         return data
     del data["_class_name"]
-    dtype = str(network.dtype)
-    return {"architectures": [network.class_name], **data, "torch_dtype": dtype}
+    return {"architectures": [model.class_name], **data, "dtype": "float32"}

@@ -1,8 +1,8 @@
 """Safetensors files read tensor by tensor, and written."""
 
 import json
+import math
 import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from diffusax.files import written_whole
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -54,8 +56,7 @@ class TensorFile:
 
     def view(self, entry: Entry) -> np.ndarray:
         """The tensor in place, valid until `release`."""
-        count = int(np.prod(entry.shape))
-        flat = np.frombuffer(self._map, entry.dtype, count, entry.offset)
+        flat = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
         return flat.reshape(entry.shape)
 
     def release(self, entry: Entry) -> None:
@@ -68,23 +69,25 @@ class TensorFile:
 def read_entries(path: Path) -> dict[str, Entry]:
     """The tensors in a safetensors file, by name; reads the header only.
 
+    The library checks the file. Its header is then parsed here, because the library does not tell
+    where in the file a tensor stands, and without that no page of it can be given back.
+
     Raises:
         ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
     """
     try:
         with safe_open(path, framework="numpy"):
             pass
-    except (SafetensorError, OSError) as error:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(length))
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a whole safetensors file ({error}); download it again"
         ) from None
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
     entries = {}
     for name, info in header.items():
-        if name == "__metadata__":
-            continue
         if info["dtype"] not in _DTYPES:
             raise ValueError(f"{path}: {name} has dtype {info['dtype']}, which JAX does not have")
         begin, end = info["data_offsets"]
@@ -94,15 +97,21 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file; `path` appears only when it is whole."""
-    partial = path.with_name(path.name + ".partial")
+    """Writes a safetensors file; `path` appears only when it is whole.
+
+    Raises:
+        OSError: it cannot be written; names the file and says why.
+    """
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    partial.touch()
-    mode = partial.stat().st_mode
-    save_file(contiguous, partial, metadata={"format": "pt"})
-    # safetensors makes files that only their owner can read.
-    partial.chmod(mode)
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
+        try:
+            save_file(contiguous, partial, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+        # safetensors makes files that only their owner can read.
+        partial.chmod(mode)
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
+
+MAX_LISTED = 20
+"""How many tensors an error names."""
 
 _WEIGHTS = ("kernel", "scale", "embedding")
 
@@ -67,29 +71,29 @@ def load_params(
             (which some files leave out) and `ignored_keys` (suffixes of tensors to skip).
         abstract_params: shapes, as from `diffusax.models.network.abstract`.
         files: safetensors files.
-        dtype: of the floating-point parameters; None keeps each tensor's own.
+        dtype: of the parameters; None keeps each tensor's own. Tensors of 8 bits are read only with
+            a dtype: networks do not compute in them.
         device: a device or sharding for `jax.device_put`.
 
     Raises:
-        ValueError: lists every missing, unexpected and misshapen tensor.
+        ValueError: lists the tensors that are missing, unexpected, misshapen, there twice, or no
+            floating-point numbers.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract_params)
     wanted = {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
     tensor_files = {path: TensorFile(path) for path in files}
-    found = _match(module_class, wanted, [file.entries for file in tensor_files.values()])
-    _check(wanted, found, list(tensor_files))
+    found, twice = _match(module_class, wanted, [file.entries for file in tensor_files.values()])
+    _check(wanted, found, twice, list(tensor_files))
+    _check_dtypes(wanted, found, dtype)
 
     def load(name: str) -> jax.Array:
         path, shape = wanted[name]
         entry = found[name]
         file = tensor_files[entry.path]
         tensor = file.view(entry).reshape(torch_shape(shape, path))
-        cast = (
-            dtype if np.issubdtype(tensor.dtype, np.floating) or tensor.dtype.kind == "V" else None
-        )
         # A copy even where nothing changes: JAX may keep a host array without copying it.
         tensor = to_flax(tensor, path)
-        array = aligned_empty(tensor.shape, cast or tensor.dtype)
+        array = aligned_empty(tensor.shape, dtype or tensor.dtype)
         np.copyto(array, tensor, casting="unsafe")
         file.release(entry)
         return jax.device_put(array, device)
@@ -114,11 +118,13 @@ def _match(
     module_class: type[nnx.Module],
     wanted: Mapping[str, Any],
     entries: Iterable[Mapping[str, Entry]],
-) -> dict[str, Entry]:
+) -> tuple[dict[str, Entry], list[str]]:
+    """The tensors by the network's names for them, and the names that several tensors have."""
     legacy = getattr(module_class, "legacy_names", ())
     prefix = getattr(module_class, "key_prefix", "")
     ignored = getattr(module_class, "ignored_keys", ())
-    found = {}
+    found: dict[str, Entry] = {}
+    twice = []
     for name, entry in (item for file in entries for item in file.items()):
         if ignored and name.endswith(ignored):
             continue
@@ -126,13 +132,16 @@ def _match(
             name = name.replace(old, new)
         if name not in wanted and prefix + name in wanted:
             name = prefix + name
+        if name in found:
+            twice.append(name)
         found[name] = entry
-    return found
+    return found, twice
 
 
 def _check(
     wanted: Mapping[str, tuple[Any, tuple[int, ...]]],
     found: Mapping[str, Entry],
+    twice: list[str],
     files: list[Path],
 ) -> None:
     missing = [name for name in wanted if name not in found]
@@ -144,18 +153,37 @@ def _check(
         and _squeezed(entry.shape)
         != _squeezed(expected := torch_shape(wanted[name][1], wanted[name][0]))
     ]
-    if missing or unexpected or misshapen:
-        parts = [
-            f"{len(names)} {what}: {', '.join(names)}"
-            for what, names in (
-                ("missing", missing),
-                ("unexpected", unexpected),
-                ("misshapen", misshapen),
-            )
-            if names
-        ]
+    kinds = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "misshapen": misshapen,
+        "there twice": twice,
+    }
+    if parts := [
+        f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names
+    ]:
         where = ", ".join(map(str, files))
         raise ValueError(f"{where} does not fit its config.json: {'; '.join(parts)}")
+
+
+def _check_dtypes(wanted: Iterable[str], found: Mapping[str, Entry], dtype: Any) -> None:
+    for name in wanted:
+        entry = found[name]
+        if not jnp.issubdtype(entry.dtype, jnp.floating):
+            raise ValueError(
+                f"{entry.path}: {name} holds {entry.dtype}, not floating-point numbers; quantised "
+                "weights are not supported, so load the original checkpoint"
+            )
+        if entry.dtype.itemsize == 1 and dtype is None:
+            raise ValueError(
+                f"{entry.path}: {name} holds {entry.dtype}, in which networks do not compute; give "
+                "a dtype to load it in, such as 'bfloat16'"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:MAX_LISTED])
+    return f"{shown} and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else shown
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

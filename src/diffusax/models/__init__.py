@@ -5,7 +5,7 @@ from flax import nnx
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
-from diffusax.models.network import Network, Params, initialize
+from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 
@@ -32,6 +32,7 @@ __all__ = [
     "CLIPTextModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
+    "Model",
     "Network",
     "Params",
     "UNet2DConditionConfig",

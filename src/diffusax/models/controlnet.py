@@ -140,8 +140,8 @@ class ControlNetModel(UNetEncoder):
     def scale_residuals(self, residuals: Residuals, scales: jax.Array) -> Residuals:
         """The residuals times `scales`, then their means over the map if the config says so.
 
-        scales: a scalar, or one for each residual, the middle block's last: `guess_scales` times
-        the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
+        scales: a scalar, one for each residual (r, the middle block's last), or r b: `guess_scales`
+        times the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
         """
         return scale_residuals(self.config, residuals, scales)
 
@@ -149,7 +149,9 @@ class ControlNetModel(UNetEncoder):
 def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
     """As `ControlNetModel.scale_residuals`, without the network."""
     down, mid = residuals
-    scales = jnp.broadcast_to(jnp.asarray(scales), (len(down) + 1,))
+    scales = jnp.asarray(scales)
+    scales = jnp.broadcast_to(scales, (len(down) + 1, *scales.shape[1:]))
+    scales = scales.reshape(len(down) + 1, -1, 1, 1, 1)
     scaled = [x * scale.astype(x.dtype) for x, scale in zip((*down, mid), scales, strict=True)]
     if config.global_pool_conditions:
         scaled = [x.mean((1, 2), keepdims=True) for x in scaled]

@@ -1,8 +1,9 @@
-"""A network as a pure function of (parameters, inputs)."""
+"""A network as a pure function of (parameters, inputs), and a network with its parameters."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -10,50 +11,199 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.rngs import ShapeRngs
+
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """`apply(params, *inputs, method="__call__")` beside the parameters it starts from.
+    """A class of networks at one configuration: static, hashable, without arrays.
 
-    `apply` holds no arrays, so it can be closed over by `jax.jit` while `params` stay an argument.
-    A network that comes from elsewhere (PyTorch through torchax) has the same attributes.
+    Compiled programs take it as a static argument, so that all checkpoints of one architecture
+    share them. A network that comes from elsewhere (PyTorch through torchax) has the same
+    attributes.
     """
 
+    module_class: Any
+    """A Flax NNX module class with a `config_class`."""
     config: Any
-    apply: Callable[..., Any]
-    params: Params
-    class_name: str
+    """Its frozen config dataclass."""
+
+    @property
+    def class_name(self) -> str:
+        """The name in the checkpoint, which is diffusers' or transformers' own."""
+        return self.module_class.__name__
+
+    @property
+    def shapes(self) -> Params:
+        """The parameter tree as shapes; computes nothing."""
+        return _abstract(self.module_class, self.config)[1]
+
+    def apply(self, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        """The named method of the network with these parameters."""
+        graphdef, _ = _abstract(self.module_class, self.config)
+        return getattr(nnx.merge(graphdef, params), method)(*args, **kwargs)
+
+
+class Model:
+    """A network with its parameters, as it is loaded, saved and put into a pipeline.
+
+    Calling it runs the network, compiled: inputs as the module in `diffusax.models` describes them,
+    channels last.
+
+    Attributes:
+        network: the static description.
+        params: the parameters. A pipeline's model keeps them in `pipe.params`.
+        tiling: whether an autoencoder decodes pictures larger than its sample_size in tiles.
+    """
+
+    def __init__(self, network: Network, params: Params, *, tiling: bool = False):
+        self.network, self.tiling = network, tiling
+        self._store, self._name = {"params": params}, "params"
+
+    def bound_to(self, store: dict[str, Params], name: str) -> "Model":
+        """A model of the same network whose parameters stand in `store[name]` from now on."""
+        store[name] = self.params
+        model = Model(self.network, None, tiling=self.tiling)
+        model._store, model._name = store, name
+        return model
+
+    @property
+    def params(self) -> Params:
+        """The parameters, a nested dict of arrays."""
+        return self._store[self._name]
+
+    @params.setter
+    def params(self, params: Params) -> None:
+        self._store[self._name] = params
+
+    @property
+    def config(self) -> Any:
+        """The network's configuration."""
+        return self.network.config
+
+    @property
+    def class_name(self) -> str:
+        """The network's class."""
+        return self.network.class_name
+
+    @property
+    def apply(self) -> Any:
+        """The pure function of (params, inputs), see `Network.apply`."""
+        return self.network.apply
 
     @property
     def num_params(self) -> int:
+        """The number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
     def dtype(self) -> Any:
+        """The dtype of the parameters, in which the network computes."""
         return jax.tree.leaves(self.params)[0].dtype
 
+    def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        """The network's result for these arrays."""
+        return _apply(self.network, self.params, method, args, kwargs)
 
-def abstract(module_class: Any, config: Any) -> tuple[Callable[..., Any], Params]:
-    """The pure function of a network and the shapes of its parameters; computes nothing."""
-    module = nnx.eval_shape(lambda: module_class(config, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(module)
+    def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":
+        """The model itself, cast where a floating-point dtype is given.
 
-    def apply(params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        return getattr(nnx.merge(graphdef, params), method)(*args, **kwargs)
+        Devices are accepted and change nothing: JAX has placed the parameters already.
+        """
+        dtypes = [dtype, *args]
+        found = next((d for d in map(floating_dtype, dtypes) if d is not None), None)
+        if found is not None:
+            self.params = cast_params(self.params, found)
+        return self
 
-    return apply, nnx.to_pure_dict(state)
+    def enable_tiling(self) -> None:
+        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
+        self.tiling = True
+
+    def disable_tiling(self) -> None:
+        """Decodes every picture in one piece."""
+        self.tiling = False
+
+    def enable_slicing(self) -> None:
+        """Accepted for diffusers' sake; XLA plans the memory of a batch itself."""
+
+    def disable_slicing(self) -> None:
+        """Accepted for diffusers' sake."""
+
+    def eval(self) -> "Model":
+        """The model itself: networks here have no training mode."""
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Model":
+        """The model itself: gradients are asked of a function, not of parameters."""
+        return self
+
+    def __repr__(self) -> str:
+        size = f"{self.num_params / 1e6:.1f} M parameters"
+        return f"{self.class_name}({size}, {self.dtype})"
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _apply(network: Network, params: Params, method: str, args: Any, kwargs: Any) -> Any:
+    return network.apply(params, *args, method=method, **kwargs)
+
+
+@functools.lru_cache(64)
+def _abstract(module_class: Any, config: Any) -> tuple[Any, Params]:
+    """The structure of a network and the shapes of its parameters."""
+    graphdef, state = nnx.split(module_class(config, rngs=ShapeRngs()))
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def parse_dtype(dtype: Any) -> np.dtype:
+    """A floating-point dtype from its name, a JAX or NumPy dtype, or PyTorch's.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    parsed = floating_dtype(dtype)
+    if parsed is None:
+        raise ValueError(
+            f"dtype must be a floating-point type (got {dtype!r}); use 'float32', 'bfloat16' or "
+            "'float16'"
+        )
+    return parsed
+
+
+def floating_dtype(dtype: Any) -> np.dtype | None:
+    """As `parse_dtype`; None where it is no floating-point dtype."""
+    name = str(dtype)
+    if name.startswith("torch."):
+        dtype = name.removeprefix("torch.")
+    try:
+        parsed = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        return None
+    if parsed is None or not jnp.issubdtype(parsed, jnp.floating):
+        return None
+    return np.dtype(np.float32) if parsed == np.float64 and not _x64() else parsed
+
+
+def _x64() -> bool:
+    return bool(jax.config.read("jax_enable_x64"))
+
+
+def cast_params(params: Params, dtype: Any) -> Params:
+    """The tree with its floating-point leaves in another dtype; gradients keep the first."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
+    )
 
 
 def initialize(
     module_class: type[nnx.Module], config: Any, *, seed: int = 0, dtype: Any = np.float32
-) -> Network:
-    """A network with freshly drawn parameters, see `initialize_params`."""
-    apply, shapes = abstract(module_class, config)
-    params = initialize_params(shapes, seed=seed, dtype=dtype)
-    return Network(config, apply, params, module_class.__name__)
+) -> Model:
+    """A model with freshly drawn parameters, see `initialize_params`."""
+    network = Network(module_class, config)
+    return Model(network, initialize_params(network.shapes, seed=seed, dtype=dtype))
 
 
 def initialize_params(

@@ -1,6 +1,21 @@
-"""Tasks: host-side work around the three compiled programs."""
+"""Pipelines: tasks over families of checkpoints, on three kinds of compiled program."""
 
-from diffusax.pipelines.loading import DiffusionPipeline
-from diffusax.pipelines.stable_diffusion import ImagePipelineOutput, StableDiffusionPipeline
+from diffusax.pipelines import classes
+from diffusax.pipelines.auto import (
+    AutoPipelineForImage2Image,
+    AutoPipelineForInpainting,
+    AutoPipelineForText2Image,
+)
+from diffusax.pipelines.classes import *  # noqa: F403
+from diffusax.pipelines.pipeline import DiffusionPipeline, MultiControlNetModel
+from diffusax.pipelines.run import ImagePipelineOutput
 
-__all__ = ["DiffusionPipeline", "ImagePipelineOutput", "StableDiffusionPipeline"]
+__all__ = [
+    "AutoPipelineForImage2Image",
+    "AutoPipelineForInpainting",
+    "AutoPipelineForText2Image",
+    "DiffusionPipeline",
+    "ImagePipelineOutput",
+    "MultiControlNetModel",
+    *classes.__all__,
+]

@@ -3,29 +3,33 @@
 import dataclasses
 import functools
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from diffusax.pipelines.programs import image_keys
+from diffusax.pipelines.programs import draw_noise
 from diffusax.runtime.torch_random import TorchGenerator
 
-SEED_LIMIT = {"jax": 2**32, "torch": 2**63}
-
-_image_keys = jax.jit(image_keys)
+Shape = tuple[int, int, int]
+Purpose = Literal["start", "image", "masked"]
+# Rows draw at their number + 1, far below these.
+_INDEX = {"start": np.uint32(0), "image": np.uint32(2**32 - 1), "masked": np.uint32(2**32 - 2)}
+_JAX_LIMIT = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxNoise:
-    """A key per image; the programs draw from it themselves."""
+    """A key per image; image i of a seed has the same numbers in every batch."""
 
     keys: jax.Array
 
-    def initial(self, shape: tuple[int, int, int, int]) -> Any:
-        return self.keys
+    def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
+        """Normal numbers for each image, b h w c, whatever `rows` says."""
+        return draw_noise(self.keys, shape, _INDEX[purpose])
 
-    def row(self, shape: tuple[int, int, int, int], *, draws: bool) -> Any:
+    def row(self, shape: Shape, *, draws: bool) -> Any:
+        """What the denoise program draws from by itself."""
         return self.keys
 
 
@@ -34,31 +38,54 @@ class TorchNoise:
     """The numbers of torch.Generator().manual_seed(seed), in the order in which diffusers draws."""
 
     generators: tuple[TorchGenerator, ...]
+    images: int
 
-    def initial(self, shape: tuple[int, int, int, int]) -> Any:
-        """shape: b h w c, the layout of the result; drawn as b c h w."""
-        b, h, w, c = shape
+    def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
+        """The next numbers, rows h w c (by default one row per image); drawn as rows c h w."""
+        h, w, c = shape
+        rows = self.images if rows is None else rows
         if len(self.generators) == 1:
-            drawn = self.generators[0].randn((b, c, h, w))
+            drawn = self.generators[0].randn((rows, c, h, w))
         else:
-            drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators])
+            drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators[:rows]])
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
-    def row(self, shape: tuple[int, int, int, int], *, draws: bool) -> Any:
+    def row(self, shape: Shape, *, draws: bool) -> Any:
         """The noise of a row that draws some; zeros for one that does not."""
-        return self.initial(shape) if draws else _zeros(shape)
+        return self.draw("start", shape) if draws else _zeros((self.images, *shape))
 
 
-def noise_source(kind: str, seed: list[int] | int | None, n: int) -> JaxNoise | TorchNoise:
-    """The noise of n images; None draws a seed from the system."""
+Noise = JaxNoise | TorchNoise
+
+
+def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
+    """The noise of n images; None draws a seed from the system.
+
+    Raises:
+        ValueError: the seed is out of range, or a list of another length than n.
+    """
     if seed is None:
         seed = secrets.randbits(32)
+    if isinstance(seed, list) and len(seed) != n:
+        raise ValueError(f"seed has {len(seed)} entries for {n} images; give one or {n}")
+    seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
-        seeds = seed if isinstance(seed, list) else [seed]
-        return TorchNoise(tuple(TorchGenerator(s) for s in seeds))
+        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n)
+    for value in seeds:
+        if not 0 <= value < _JAX_LIMIT:
+            raise ValueError(
+                f"seed must be an integer from 0 to {_JAX_LIMIT - 1} (got {value}); noise='torch' "
+                "takes larger ones"
+            )
     if isinstance(seed, list):
-        return JaxNoise(_image_keys(np.array(seed, np.uint32), np.zeros(n, np.uint32)))
+        return JaxNoise(_image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
     return JaxNoise(_image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
+
+
+@jax.jit
+def _image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
+    """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
+    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
 
 
 @functools.lru_cache(2)

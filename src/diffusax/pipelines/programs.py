@@ -1,174 +1,244 @@
-"""The compiled programs of text to image: encode, denoise, decode.
+"""The compiled programs: encode, denoise, decode.
 
-All that a user turns between calls (prompt, steps, sampler, guidance, seed) is an argument; a new
-shape or dtype compiles a new program, nothing else does.
+All that a user turns between calls is an argument. Compiled programs belong to the networks, which
+hold no parameters: a second checkpoint of the same architecture, and another task on the same
+shapes, compile nothing. What compiles is listed in the README under "Shapes and compilation".
 """
 
-import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.embeddings import guidance_scale_embedding
-from diffusax.models.network import Network, Params
-from diffusax.samplers import Table, init_state, run
-from diffusax.text.prompts import apply_weights
+from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
+from diffusax.models.network import Network, Params, cast_params
+from diffusax.pipelines.denoisers import Conditions, Denoiser, spread
+from diffusax.pipelines.guidance import mix
+from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
 
-class Guidance(NamedTuple):
-    """Classifier-free guidance: scale (Ho and Salimans 2022), rescale (Lin et al. 2024, eq. 15)."""
+class Knobs(NamedTuple):
+    """What may change from row to row, besides the sampler. A row's values may be one per image.
 
-    scale: Any
+    weights: n k-1, of guidance. rescale: n. control: n m k r, what each of the r residuals of each
+    of m ControlNets counts for in each branch; None without ControlNets.
+    """
+
+    weights: Any
     rescale: Any
+    control: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """Pure functions of (params, inputs), for one set of networks; the methods can be jitted."""
+class Known(NamedTuple):
+    """Latents that are given, as in inpainting: what the mask leaves out is put back at each row.
 
-    text_encoder: Network
-    unet: Network
-    vae: Network
+    mask: b h w 1, one where to draw. latents, noise: b h w c.
+    """
 
-    def encode(
-        self,
-        params: Params,
-        input_ids: jax.Array,
-        weights: jax.Array | None = None,
-        *,
-        clip_skip: int | None = None,
-        repeats: int = 1,
-    ) -> jax.Array:
-        """Prompts to what the UNet attends to.
-
-        input_ids: n w t (w windows of t tokens), weights: n w t -> (n repeats) (w t) d. Each
-        prompt's copies stand together.
-        """
-        n, w, t = input_ids.shape
-        hidden = self.text_encoder.apply(
-            params, input_ids.reshape(n * w, t), method="encode", clip_skip=clip_skip
-        )
-        if weights is not None:
-            hidden = apply_weights(hidden, weights.reshape(n * w, t))
-        return jnp.repeat(hidden.reshape(n, w * t, -1), repeats, axis=0)
-
-    def begin(self, noise: jax.Array, scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The sampler's state before the first row.
-
-        noise: latents b h w c in any real dtype, or one random key per image (b), from which
-        latents of `shape` (h w c) are drawn. scale: the initial standard deviation.
-        """
-        if _is_keys(noise):
-            noise = _draw(noise, 0, shape)
-        return init_state(noise * scale)
-
-    def denoise(
-        self,
-        params: Params,
-        state: jax.Array,
-        context: jax.Array,
-        table: Table,
-        start: jax.Array | int,
-        stop: jax.Array | int,
-        noise: jax.Array,
-        guidance: Guidance,
-    ) -> jax.Array:
-        """Rows start..stop of the sampler's table.
-
-        Args:
-            params: the UNet's.
-            state: as from `begin`, b h w c in each slot.
-            context: b s d; or 2b s d, the negative prompts first, which turns guidance on.
-            table: from `Schedule.table`.
-            start: the first row.
-            stop: the row after the last.
-            noise: random keys (b), or the noise of these rows (b h w c).
-            guidance: the scale and rescale, scalars.
-        """
-        b = state.shape[1]
-        guided = context.shape[0] == 2 * b
-        conditions = self._conditions(guidance, context.shape[0])
-
-        def model(x: jax.Array, t: jax.Array) -> jax.Array:
-            doubled = jnp.concatenate([x, x]) if guided else x
-            prediction = self.unet.apply(params, doubled, t, context, **conditions)
-            prediction = prediction.astype(jnp.float32)
-            return _guide(prediction, guidance) if guided else prediction
-
-        def draw(row: jax.Array) -> jax.Array:
-            return _draw(noise, row + 1, state.shape[2:]) if _is_keys(noise) else noise
-
-        return run(model, state, table, start, stop, draw)
-
-    def decode(self, params: Params, latents: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Latents b h w c -> pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
-        images = self.decode_raw(params, latents)
-        finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
-        return to_unit_range(images), finite
-
-    def decode_raw(self, params: Params, latents: jax.Array) -> jax.Array:
-        """Latents b h w c -> pictures b H W 3 around [-1, 1], float32."""
-        config = self.vae.config
-        z = latents / config.scaling_factor + (config.shift_factor or 0.0)
-        return self.vae.apply(params, z, method="decode").astype(jnp.float32)
-
-    def generate(self, params: Params, inputs: dict[str, Any]) -> jax.Array:
-        """The whole of text to image as one pure function, for jit, vmap and grad.
-
-        Args:
-            params: {"text_encoder": ..., "unet": ..., "vae": ...}.
-            inputs: from `StableDiffusionPipeline.prepare_inputs`. The table is not padded, so that
-                the number of steps is static and the loop differentiable in reverse.
-
-        Returns:
-            Pictures b H W 3 in [0, 1], float32.
-        """
-        if "context" in inputs:
-            context = inputs["context"]
-        else:
-            context = self.encode(params["text_encoder"], inputs["input_ids"])
-        state = self.begin(inputs["noise"], inputs["init_noise_sigma"], inputs["noise"].shape[1:])
-        rows = inputs["table"].timestep.shape[0]
-        draws = inputs.get("keys", inputs["noise"])
-        state = self.denoise(
-            params["unet"], state, context, inputs["table"], 0, rows, draws, inputs["guidance"]
-        )
-        return to_unit_range(self.decode_raw(params["vae"], state[0]))
-
-    def _conditions(self, guidance: Guidance, b: int) -> dict[str, jax.Array]:
-        dim = getattr(self.unet.config, "time_cond_proj_dim", None)
-        if dim is None:
-            return {}
-        scale = jnp.broadcast_to(guidance.scale - 1, (b,))
-        return {"timestep_cond": guidance_scale_embedding(scale, dim)}
+    mask: Any
+    latents: Any
+    noise: Any
 
 
-def to_unit_range(images: jax.Array) -> jax.Array:
-    """[-1, 1] -> [0, 1], clipped."""
-    return jnp.clip(images / 2 + 0.5, 0.0, 1.0)
+class Plan(NamedTuple):
+    """One run of the sampler, all of it data."""
+
+    latents: Any
+    """b h w c, what the run starts from."""
+    conditions: Conditions
+    table: Table
+    knobs: Knobs
+    noise: Any
+    """One random key per image (b), or the noise of the row that is run next (b h w c)."""
+    known: Known | None = None
 
 
-def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
-    """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
-    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def denoise(
+    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+) -> jax.Array:
+    """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents."""
+    return denoise_rows(denoiser, params, state, plan, start, stop)
 
 
-def _guide(prediction: jax.Array, guidance: Guidance) -> jax.Array:
-    uncond, cond = jnp.split(prediction, 2)
-    guided = uncond + guidance.scale * (cond - uncond)
-    axes = tuple(range(1, guided.ndim))
-    std = cond.std(axes, keepdims=True, ddof=1)
-    guided_std = guided.std(axes, keepdims=True, ddof=1)
-    rescaled = guided * (std / guided_std)
-    mixed = guidance.rescale * rescaled + (1 - guidance.rescale) * guided
-    return jnp.where(guidance.rescale > 0, mixed, guided)
+def denoise_rows(
+    denoiser: Denoiser,
+    params: Params,
+    state: jax.Array,
+    plan: Plan,
+    start: Any,
+    stop: Any,
+    *,
+    rematerialize: bool = False,
+) -> jax.Array:
+    """As `denoise`, not compiled by itself.
+
+    rematerialize: compute predictions again for a gradient instead of keeping what led to them.
+    """
+    predict = jax.checkpoint(denoiser) if rematerialize else denoiser
+    b, k = state.shape[1], plan.knobs.weights.shape[-1] + 1
+    conditions = denoiser.prepare(params, plan.conditions, k)
+    row_keys = _is_keys(plan.noise)
+
+    def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
+        knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
+        branches = spread(x[:, None], k)
+        t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
+        y = predict(params, branches, t, conditions, knobs.control)
+        y = y.astype(jnp.float32)[..., : x.shape[-1]]
+        return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
+
+    def draw(i: jax.Array) -> jax.Array:
+        return _draw(plan.noise, i + 1, state.shape[2:]) if row_keys else plan.noise
+
+    def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
+        assert plan.known is not None
+        given = signal * plan.known.latents + noise * plan.known.noise
+        return (1 - plan.known.mask) * given + plan.known.mask * x
+
+    constrain = None if plan.known is None else put_back
+    return run(model, state, plan.table, start, stop, draw, constrain)
 
 
-def _is_keys(noise: jax.Array) -> bool:
+@jax.jit
+def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) -> jax.Array:
+    """The latents that a run starts from: signal clean + scale noise, b h w c.
+
+    clean: latents b h w c (or fewer, which are repeated); None for pure noise.
+    """
+    x = noise.astype(jnp.float32) * scale
+    return x if clean is None else x + signal * repeat_to(clean, x.shape[0])
+
+
+@jax.jit
+def first_state(latents: jax.Array) -> jax.Array:
+    """The sampler's state before the first row, 6 b h w c."""
+    return init_state(latents)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
+    """Standard normal numbers for each key, b followed by `shape`. Rows draw at their number + 1."""
+    return _draw(keys, index, shape)
+
+
+@functools.partial(jax.jit, static_argnames=("vae", "upcast", "scale", "normalize"))
+def encode_image(
+    vae: Network,
+    params: Params,
+    pixels: jax.Array,
+    noise: jax.Array | None,
+    *,
+    upcast: bool = False,
+    scale: bool = True,
+    normalize: bool = False,
+) -> jax.Array:
+    """Pictures b H W 3 in [-1, 1] to latents b h w z, float32.
+
+    noise: b h w z, which latents of the autoencoder's distribution to take (more rows than pictures
+    repeat these); None takes the most likely ones. scale, normalize: see `latents.scale_latents`.
+    """
+    params = cast_params(params, jnp.float32) if upcast else params
+    encoded = vae.apply(params, pixels, method="encode")
+    mean, logvar = encoded if isinstance(encoded, tuple) else (encoded, None)
+    z = mean.astype(jnp.float32)
+    if noise is not None:
+        z = repeat_to(z, noise.shape[0])
+        if logvar is not None:
+            z = sample_latents(z, repeat_to(logvar.astype(jnp.float32), z.shape[0]), noise)
+    return scale_latents(vae.config, z, normalize=normalize) if scale else z
+
+
+@functools.partial(jax.jit, static_argnames=("vae", "upcast", "normalize"))
+def decode(
+    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Latents b h w z to pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
+    images = decode_pixels(vae, params, latents, upcast=upcast, normalize=normalize)
+    finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
+    return to_unit(images), finite
+
+
+@functools.partial(jax.jit, static_argnames=("vae", "upcast", "normalize"))
+def decode_pixels(
+    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+) -> jax.Array:
+    """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
+    params = cast_params(params, jnp.float32) if upcast else params
+    z = unscale_latents(vae.config, latents, normalize=normalize)
+    return vae.apply(params, z, method="decode").astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("order", "repeats"))
+def arrange(
+    branches: tuple[Any, ...], *, order: tuple[int | None, ...], repeats: int
+) -> tuple[jax.Array, ...]:
+    """What some prompts became, as leaves of `Conditions`: (n repeats) k ....
+
+    branches: per branch a tuple of arrays n ... (context, pooled). order: which of them each of the
+    k branches takes; None stands for zeros. Each prompt's copies stand together.
+    """
+
+    def one(*leaves: jax.Array) -> jax.Array:
+        chosen = [jnp.zeros_like(leaves[0]) if i is None else leaves[i] for i in order]
+        return jnp.repeat(jnp.stack(chosen, axis=1), repeats, axis=0)
+
+    return jax.tree.map(one, *branches)
+
+
+def batch_plans(plans: list[Plan]) -> Plan:
+    """Plans of one shape as one plan, in which every image keeps its own sampler and knobs.
+
+    Keys, not handed-in noise, must be their randomness.
+    """
+
+    def join(axis: int, trees: list[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
+
+    sizes = [plan.latents.shape[0] for plan in plans]
+    spread_rows = [
+        jax.tree.map(lambda c, b=b: jnp.repeat(jnp.asarray(c)[:, None], b, 1), plan.knobs)
+        for plan, b in zip(plans, sizes)
+    ]
+    tables = [plan.table for plan, b in zip(plans, sizes) for _ in range(b)]
+    return Plan(
+        join(0, [plan.latents for plan in plans]),
+        join(0, [plan.conditions for plan in plans]),
+        stack_tables(tables),
+        join(1, spread_rows),
+        jnp.concatenate([plan.noise for plan in plans]),
+        None if plans[0].known is None else join(0, [plan.known for plan in plans]),
+    )
+
+
+@functools.lru_cache(64)
+def device_table(schedule: Schedule) -> Table:
+    """The schedule's table, on the device once for all calls."""
+    return jax.tree.map(jnp.asarray, schedule.table())
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def tile(x: jax.Array, b: int) -> jax.Array:
+    """x repeated along its first axis, as a whole, until there are b. Float32."""
+    return repeat_to(x.astype(jnp.float32), b)
+
+
+@jax.jit
+def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
+    """An inpainting UNet's further input, b 1 h w c+1: the mask, then the masked latents."""
+    return jnp.concatenate([mask, latents], axis=-1)[:, None]
+
+
+def repeat_to(x: jax.Array, b: int) -> jax.Array:
+    """x repeated along its first axis, as a whole, until there are b."""
+    return x if x.shape[0] == b else jnp.tile(x, (b // x.shape[0], *(1,) * (x.ndim - 1)))
+
+
+def _is_keys(noise: Any) -> bool:
     return jnp.issubdtype(noise.dtype, jax.dtypes.prng_key)
 
 
-def _draw(keys: jax.Array, index: jax.Array | int, shape: tuple[int, ...]) -> jax.Array:
+def _draw(keys: jax.Array, index: Any, shape: tuple[int, ...]) -> jax.Array:
     draw = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))
     return draw(keys)

@@ -1,56 +1,29 @@
 """Samplers as tables: coefficients on the host, one generic step in the compiled program."""
 
-from diffusax.samplers.names import (
-    SAMPLER_NAMES,
-    SCHEDULERS,
-    scheduler_from_config,
-    scheduler_from_name,
-)
-from diffusax.samplers.rows import Row, Schedule, Table
-from diffusax.samplers.schedulers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    LCMScheduler,
-    PNDMScheduler,
-    Scheduler,
-    TCDScheduler,
-)
-from diffusax.samplers.sigma_schedulers import (
-    DPMSolverMultistepScheduler,
-    DPMSolverSinglestepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    HeunDiscreteScheduler,
-    KDPM2AncestralDiscreteScheduler,
-    KDPM2DiscreteScheduler,
-    LMSDiscreteScheduler,
-    UniPCMultistepScheduler,
-)
+from diffusax.samplers import alpha_schedulers, edm_schedulers, sigma_schedulers, snr_schedulers
+from diffusax.samplers.alpha_schedulers import *  # noqa: F403
+from diffusax.samplers.edm_schedulers import *  # noqa: F403
+from diffusax.samplers.names import SAMPLER_NAMES, scheduler_from_config, scheduler_from_name
+from diffusax.samplers.rows import Row, Schedule, Table, stack_tables
+from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
+from diffusax.samplers.sigma_schedulers import *  # noqa: F403
+from diffusax.samplers.snr_schedulers import *  # noqa: F403
 from diffusax.samplers.step import init_state, run
 
 __all__ = [
     "SAMPLER_NAMES",
     "SCHEDULERS",
-    "DDIMScheduler",
-    "DDPMScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "EulerDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-    "KDPM2DiscreteScheduler",
-    "LCMScheduler",
-    "LMSDiscreteScheduler",
-    "PNDMScheduler",
     "Row",
     "Schedule",
     "Scheduler",
-    "TCDScheduler",
     "Table",
-    "UniPCMultistepScheduler",
     "init_state",
     "run",
     "scheduler_from_config",
     "scheduler_from_name",
+    "stack_tables",
 ]
+__all__ += alpha_schedulers.__all__
+__all__ += edm_schedulers.__all__
+__all__ += sigma_schedulers.__all__
+__all__ += snr_schedulers.__all__

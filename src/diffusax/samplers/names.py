@@ -1,80 +1,57 @@
 """Samplers by name, for configs and the command line."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from diffusax.samplers.schedulers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    LCMScheduler,
-    PNDMScheduler,
-    Scheduler,
-    TCDScheduler,
+# Importing the classes enters them in SCHEDULERS.
+from diffusax.samplers import (  # noqa: F401
+    alpha_schedulers,
+    edm_schedulers,
+    sigma_schedulers,
+    snr_schedulers,
 )
-from diffusax.samplers.sigma_schedulers import (
-    DPMSolverMultistepScheduler,
-    DPMSolverSinglestepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    HeunDiscreteScheduler,
-    KDPM2AncestralDiscreteScheduler,
-    KDPM2DiscreteScheduler,
-    LMSDiscreteScheduler,
-    UniPCMultistepScheduler,
-)
-
-SCHEDULERS: dict[str, type[Scheduler]] = {
-    cls.class_name: cls
-    for cls in (
-        DDIMScheduler,
-        DDPMScheduler,
-        DPMSolverMultistepScheduler,
-        DPMSolverSinglestepScheduler,
-        EulerAncestralDiscreteScheduler,
-        EulerDiscreteScheduler,
-        HeunDiscreteScheduler,
-        KDPM2AncestralDiscreteScheduler,
-        KDPM2DiscreteScheduler,
-        LCMScheduler,
-        LMSDiscreteScheduler,
-        PNDMScheduler,
-        TCDScheduler,
-        UniPCMultistepScheduler,
-    )
-}
+from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
-_NAMES: dict[str, tuple[type[Scheduler], dict[str, Any]]] = {
-    "ddim": (DDIMScheduler, {}),
-    "ddpm": (DDPMScheduler, {}),
+_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddim": ("DDIMScheduler", {}),
+    "deis": ("DEISMultistepScheduler", {}),
+    "ddpm": ("DDPMScheduler", {}),
     "dpm": (
-        DPMSolverMultistepScheduler,
+        "DPMSolverMultistepScheduler",
         {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"},
     ),
-    "dpm++2m": (DPMSolverMultistepScheduler, {"algorithm_type": "dpmsolver++"}),
-    "dpm++3m": (DPMSolverMultistepScheduler, {"solver_order": 3}),
-    "dpm++2m_sde": (DPMSolverMultistepScheduler, _SDE),
-    "dpm++3m_sde": (DPMSolverMultistepScheduler, {**_SDE, "solver_order": 3}),
-    "dpm++2s": (DPMSolverSinglestepScheduler, {"algorithm_type": "dpmsolver++"}),
-    "euler": (EulerDiscreteScheduler, {}),
-    "euler_a": (EulerAncestralDiscreteScheduler, {}),
-    "heun": (HeunDiscreteScheduler, {}),
-    "kdpm2": (KDPM2DiscreteScheduler, {}),
-    "kdpm2_a": (KDPM2AncestralDiscreteScheduler, {}),
-    "lcm": (LCMScheduler, {}),
-    "lms": (LMSDiscreteScheduler, {}),
-    "pndm": (PNDMScheduler, {"skip_prk_steps": True}),
-    "tcd": (TCDScheduler, {}),
-    "unipc": (UniPCMultistepScheduler, {}),
+    "dpm++2m": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "dpm++3m": ("DPMSolverMultistepScheduler", {"solver_order": 3}),
+    "dpm++2m_sde": ("DPMSolverMultistepScheduler", _SDE),
+    "dpm++3m_sde": ("DPMSolverMultistepScheduler", {**_SDE, "solver_order": 3}),
+    "dpm++2s": ("DPMSolverSinglestepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "dpm++_sde": ("DPMSolverSDEScheduler", {}),
+    "edm_dpm++2m": ("EDMDPMSolverMultistepScheduler", {}),
+    "edm_euler": ("EDMEulerScheduler", {}),
+    "euler": ("EulerDiscreteScheduler", {}),
+    "euler_a": ("EulerAncestralDiscreteScheduler", {}),
+    "heun": ("HeunDiscreteScheduler", {}),
+    "kdpm2": ("KDPM2DiscreteScheduler", {}),
+    "kdpm2_a": ("KDPM2AncestralDiscreteScheduler", {}),
+    "lcm": ("LCMScheduler", {}),
+    "lms": ("LMSDiscreteScheduler", {}),
+    "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
+    "tcd": ("TCDScheduler", {}),
+    "unipc": ("UniPCMultistepScheduler", {}),
 }
-_NAMES |= {
+_KARRAS = {
     f"{name}_karras": (cls, {**options, "use_karras_sigmas": True})
     for name, (cls, options) in _NAMES.items()
-    if "use_karras_sigmas" in cls.__dataclass_fields__
+    if "use_karras_sigmas" in SCHEDULERS[cls].__dataclass_fields__
 }
+_NAMES |= _KARRAS
 SAMPLER_NAMES = tuple(sorted(_NAMES))
 
 
-def scheduler_from_name(name: str, config: dict[str, Any] | Scheduler | None = None) -> Scheduler:
+def scheduler_from_name(
+    name: str, config: Mapping[str, Any] | Scheduler | None = None
+) -> Scheduler:
     """A sampler by short name ("dpm++2m_karras") or diffusers class name, on a noise schedule.
 
     Args:
@@ -88,20 +65,20 @@ def scheduler_from_name(name: str, config: dict[str, Any] | Scheduler | None = N
     if name in SCHEDULERS:
         cls = SCHEDULERS[name]
     elif name in _NAMES:
-        cls, options = _NAMES[name]
+        cls, options = SCHEDULERS[_NAMES[name][0]], _NAMES[name][1]
     else:
         raise ValueError(f"unknown sampler {name!r}; use one of {', '.join(SAMPLER_NAMES)}")
     return cls.from_config(config if config is not None else {}, **options)
 
 
-def scheduler_from_config(config: dict[str, Any], **overrides: Any) -> Scheduler:
+def scheduler_from_config(config: Mapping[str, Any], **overrides: Any) -> Scheduler:
     """The sampler that a scheduler_config.json describes.
 
     Raises:
         ValueError: its class, an option or an option's value is not supported.
     """
     name = config.get("_class_name")
-    if name not in SCHEDULERS:
+    if not isinstance(name, str) or name not in SCHEDULERS:
         raise ValueError(
             f"scheduler {name!r} is not supported; diffusax has {', '.join(SCHEDULERS)}"
         )

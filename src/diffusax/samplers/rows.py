@@ -3,27 +3,44 @@
 The state is the latents x and five memory slots. A row evaluates
 
     raw = model(in_scale x, t)
-    p   = clip(c_x x + c_out raw, -clip, clip)
+    p   = threshold(clip(c_x x + c_out raw, -clip, clip))
     state' = A (x, m1 ... m5, raw, p, noise)
 
 with A one row of coefficients for each slot. The methods write the rows of A as sums of the unit
-vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers.
+vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers. Such a sum is
+called a form.
 """
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 SLOTS = 6
 X, M1, M2, M3, M4, M5, RAW, P, NOISE = np.eye(SLOTS + 3)
-MIN_HEIGHT = 1024
+MIN_HEIGHT = 2048
+"""1,000 steps of two evaluations each fit."""
+
+CLEAN = (1.0, 0.0)
+"""The level of latents without noise."""
+
+_NOISE = int(NOISE.argmax())
 
 
 class Table(NamedTuple):
     """The rows as arrays, padded to a fixed height: an argument of the compiled program.
 
-    in_scale, timestep, clip: n. prediction: n 2. update: n 6 9. All float32.
+    The rows of padding change nothing. All are float32; with `stack_tables` each has one more axis
+    after n, that of the images.
+
+    in_scale, timestep, clip: n.
+    prediction: n 2, the coefficients of x and of the raw prediction in p.
+    update: n 6 9, the matrix A.
+    level: n 2, the (signal, noise) of x after the row, x = signal x0 + noise eps.
+    threshold: n 2, the quantile and the highest value of dynamic thresholding (Saharia et al. 2022,
+        section 2.3), a highest value of 0 for none; None if no row has it.
     """
 
     in_scale: np.ndarray
@@ -31,61 +48,142 @@ class Table(NamedTuple):
     clip: np.ndarray
     prediction: np.ndarray
     update: np.ndarray
+    level: np.ndarray
+    threshold: np.ndarray | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One model evaluation. `memory` gives m1, m2 ... after it; the other slots keep theirs."""
+    """One model evaluation.
+
+    timestep: what the model is told. x: the form of the next x. level: the (signal, noise) of the x
+    that the row is given. prediction: the form of p, in X and RAW. memory: the forms of m1, m2 ...
+    after the row; the other slots keep theirs.
+    """
 
     timestep: float
     x: np.ndarray
+    level: tuple[float, float]
     prediction: np.ndarray = dataclasses.field(default_factory=lambda: RAW)
     memory: tuple[np.ndarray, ...] = ()
     in_scale: float = 1.0
     clip: float = np.inf
+    threshold: tuple[float, float] = (0.0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
     """A sampler's run, computed on the host: what the compiled program is given as data.
 
-    timesteps: diffusers' `scheduler.timesteps`, one per row. init_noise_sigma: the standard
-    deviation of the initial latents.
+    rows: those from begin to end of the run. init_noise_sigma: the standard deviation of the
+    initial latents of a whole run. order: rows per step, 2 for Heun and KDPM2. last_level: the
+    (signal, noise) of x after the last row: that of the row that would follow, (1, 0) where none
+    would.
     """
 
     rows: tuple[Row, ...]
     init_noise_sigma: float
+    order: int = 1
+    last_level: tuple[float, float] = CLEAN
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @functools.cached_property
     def timesteps(self) -> np.ndarray:
-        return np.array([row.timestep for row in self.rows], np.float32)
+        """diffusers' `scheduler.timesteps`, one per row: n, float32."""
+        return _frozen(np.array([row.timestep for row in self.rows], np.float32))
 
-    @property
+    @functools.cached_property
     def draws_noise(self) -> np.ndarray:
-        """Whether each row adds noise."""
-        return np.array([row.x @ NOISE != 0 for row in self.rows])
+        """Whether each row draws noise: n."""
+        return _frozen(np.any(self._forms()[:, :, _NOISE], axis=1))
+
+    @functools.cached_property
+    def levels(self) -> np.ndarray:
+        """The (signal, noise) of the x given to each row, then of the result: n+1 2, float64.
+
+        x = signal x0 + noise eps is what diffusers' `add_noise` gives there.
+        """
+        return _frozen(np.array([row.level for row in self.rows] + [self.last_level], np.float64))
 
     def table(self) -> Table:
-        """The rows padded to 1024, or to the next power of two beyond."""
+        """The rows padded to MIN_HEIGHT, or to the next power of two beyond; computed once."""
+        return self._table
+
+    @functools.cached_property
+    def _table(self) -> Table:
         n = len(self.rows)
-        height = max(MIN_HEIGHT, 1 << (n - 1).bit_length())
+        # At least one row of padding, which `stack_tables` can repeat.
+        height = max(MIN_HEIGHT, 1 << n.bit_length())
         update = np.zeros((height, SLOTS, SLOTS + 3), np.float32)
-        update[:, :, :SLOTS] = np.eye(SLOTS)
-        for i, row in enumerate(self.rows):
-            update[i, 0] = row.x
-            for slot, form in enumerate(row.memory, 1):
-                update[i, slot] = form
-
-        def column(name: str, fill: float) -> np.ndarray:
-            values = np.full(height, fill, np.float32)
-            values[:n] = [getattr(row, name) for row in self.rows]
-            return values
-
-        prediction = np.zeros((height, 2), np.float32)
-        prediction[:n] = [(row.prediction @ X, row.prediction @ RAW) for row in self.rows]
+        update[n:, range(SLOTS), range(SLOTS)] = 1
+        update[:n] = self._forms()
+        rows = self.rows
+        prediction = np.array([row.prediction for row in rows]) @ np.stack([X, RAW], 1)
+        threshold = np.array([row.threshold for row in rows])
         return Table(
-            column("in_scale", 1), column("timestep", 0), column("clip", np.inf), prediction, update
+            in_scale=_padded([row.in_scale for row in rows], height, 1.0),
+            timestep=_padded(self.timesteps, height, 0.0),
+            clip=_padded([row.clip for row in rows], height, np.inf),
+            prediction=_padded(prediction, height, 0.0),
+            update=_frozen(update),
+            level=_padded(self.levels[1:], height, self.last_level),
+            threshold=_padded(threshold, height, 0.0) if threshold.any() else None,
         )
+
+    def _forms(self) -> np.ndarray:
+        """The matrices A of the rows: n 6 9."""
+        forms = [form for row in self.rows for form in (row.x, *row.memory)]
+        counts = np.array([1 + len(row.memory) for row in self.rows])
+        update = np.zeros((len(self.rows), SLOTS, SLOTS + 3))
+        update[:, range(SLOTS), range(SLOTS)] = 1
+        update[np.arange(SLOTS) < counts[:, None]] = forms
+        return update
+
+
+def stack_tables(tables: Sequence[Table]) -> Table:
+    """The tables of several runs as one, for a batch with one image of each: n b ....
+
+    Images whose runs are shorter are left as they are in the rows beyond.
+
+    Raises:
+        ValueError: there are no tables.
+    """
+    if not tables:
+        raise ValueError("stack_tables needs at least one table (got none)")
+    height = max(len(table.timestep) for table in tables)
+    tables = [_heightened(table, height) for table in tables]
+    threshold = None
+    if any(table.threshold is not None for table in tables):
+        none = np.zeros((height, 2), np.float32)
+        threshold = np.stack([none if t.threshold is None else t.threshold for t in tables], 1)
+    names = [name for name in Table._fields if name != "threshold"]
+    columns = {name: np.stack([getattr(t, name) for t in tables], 1) for name in names}
+    return Table(**columns, threshold=threshold)
+
+
+def _heightened(table: Table, height: int) -> Table:
+    """The table with its last row, one of padding, repeated up to `height`."""
+    more = height - len(table.timestep)
+    if not more:
+        return table
+    columns = {
+        name: np.concatenate([column, column[-1:].repeat(more, 0)])
+        for name, column in table._asdict().items()
+        if column is not None
+    }
+    return Table(**columns)
+
+
+def _padded(values: Sequence[float] | np.ndarray, height: int, fill: object) -> np.ndarray:
+    values = np.asarray(values, np.float32)
+    column = np.empty((height, *values.shape[1:]), np.float32)
+    column[: len(values)] = values
+    column[len(values) :] = fill
+    return _frozen(column)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

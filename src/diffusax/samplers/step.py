@@ -17,37 +17,69 @@ def init_state(x: jax.Array) -> jax.Array:
 
 
 def run(
-    model: Callable[[jax.Array, jax.Array], jax.Array],
+    model: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     state: jax.Array,
     table: Table,
     start: jax.Array | int,
     stop: jax.Array | int,
     noise: Callable[[jax.Array], jax.Array],
+    constrain: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Rows start..stop of the table; both may be traced, so that one program serves any run.
 
     Args:
-        model: (x: b h w c, float32, timestep: scalar) -> the raw prediction, b h w c.
+        model: (x: b h w c, float32, timestep: scalar or b, row number) -> the raw prediction,
+            b h w c; channels beyond c, a learned variance, are left out.
         state: 6 b h w c from `init_state` or an earlier call; slot 0 holds the latents.
-        table: the coefficients.
+        table: the coefficients, the same for all images or one's own for each (`stack_tables`).
         start: the first row.
         stop: the row after the last.
-        noise: row number -> standard normal noise, b h w c; computed only where a row adds some.
+        noise: row number -> standard normal noise, b h w c; computed only where a row draws some.
+        constrain: (x: b h w c, signal, noise level, row number) -> x, applied to the latents after
+            each row; the two are the level of x there, each a scalar or b 1 1 1.
     """
 
     def body(i: jax.Array, state: jax.Array) -> jax.Array:
         row = jax.tree.map(lambda column: jnp.asarray(column)[i], table)
         x = state[0]
-        raw = model(row.in_scale * x, row.timestep).astype(jnp.float32)
-        p = row.prediction[0] * x + row.prediction[1] * raw
-        p = jnp.clip(p, -row.clip, row.clip)
+        raw = model(_spread(row.in_scale, x) * x, row.timestep, i).astype(jnp.float32)
+        raw = raw[..., : x.shape[-1]]
+        p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
+        clip = _spread(row.clip, x)
+        p = jnp.clip(p, -clip, clip)
+        if row.threshold is not None:
+            p = _threshold(p, row.threshold[..., 0], row.threshold[..., 1])
         drawn = jax.lax.cond(
-            row.update[0, _NOISE] != 0,
+            (row.update[..., _NOISE] != 0).any(),
             lambda: noise(i).astype(jnp.float32),
             lambda: jnp.zeros_like(x),
         )
         terms = jnp.concatenate([state, raw[None], p[None], drawn[None]])
-        # Full precision: an accelerator's default would round the latents to bfloat16.
-        return jnp.einsum("st,t...->s...", row.update, terms, precision=jax.lax.Precision.HIGHEST)
+        state = _mix(row.update, terms)
+        if constrain is None:
+            return state
+        signal, level = (_spread(row.level[..., k], x) for k in range(2))
+        return state.at[0].set(constrain(state[0], signal, level, i))
 
     return jax.lax.fori_loop(start, stop, body, state)
+
+
+def _mix(update: jax.Array, terms: jax.Array) -> jax.Array:
+    """The next state, 6 b ..., from update: 6 9 or b 6 9, and terms: 9 b ...."""
+    equation = "st,t...->s..." if update.ndim == 2 else "bst,tb...->sb..."
+    # Full precision: an accelerator's default would round the latents to bfloat16.
+    return jnp.einsum(equation, update, terms, precision=jax.lax.Precision.HIGHEST)
+
+
+def _threshold(p: jax.Array, quantile: jax.Array, highest: jax.Array) -> jax.Array:
+    """Dynamic thresholding (Saharia et al. 2022, section 2.3) where `highest` is above 0."""
+    sizes = jnp.abs(p).reshape(p.shape[0], -1)
+    quantile = jnp.broadcast_to(quantile, p.shape[:1])
+    limit = jnp.minimum(jnp.maximum(jax.vmap(jnp.quantile)(sizes, quantile), 1), highest)
+    limit = _spread(jnp.where(highest > 0, limit, 1), p)
+    return jnp.where(_spread(highest, p) > 0, jnp.clip(p, -limit, limit) / limit, p)
+
+
+def _spread(value: jax.Array, x: jax.Array) -> jax.Array:
+    """A scalar, or one number per image as b 1 1 1."""
+    return value if value.ndim == 0 else value.reshape(-1, *[1] * (x.ndim - 1))

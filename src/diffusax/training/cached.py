@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 from tqdm.auto import tqdm
 
 from diffusax.checkpoints.networks import write_json
@@ -24,9 +25,11 @@ from diffusax.training.data import (
     DataConfig,
     Element,
     Tally,
+    caption_ids,
     choose_caption,
     read_pixels,
 )
+from diffusax.training.options import Count, Seed, require_options
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"
@@ -38,16 +41,16 @@ class CacheConfig(DataConfig):
 
     model: str = ""
     """The checkpoint whose autoencoder and text encoder are used."""
-    output: str = "out/cache"
+    output: Annotated[str, Meta(min_length=1)] = "out/cache"
     """The folder to write."""
     text_embeddings: bool = False
     """Store what the text encoder makes of the captions, not only their tokens."""
-    copies: int = 1
+    copies: Count = 1
     """How often to store each picture, each time cropped and mirrored anew."""
-    batch_size: int = 16
-    """Pictures encoded at a time."""
-    seed: int = 0
-    """Of crops, mirroring and the choice among several captions."""
+    batch_size: Count = 16
+    """The number of pictures encoded at a time."""
+    seed: Seed = 0
+    """The random seed of crops, mirroring and the choice among several captions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +105,6 @@ def is_cache(path: str) -> bool:
     return (Path(path) / _INDEX).is_file()
 
 
-def as_is(row: dict[str, Any], rng: np.random.Generator) -> Element:
-    """A cached row is an example already."""
-    return row
-
-
 def fingerprint(network: Network) -> str:
     """A digest of the parameters, rounded to float16, so that their dtype does not matter."""
     digest = hashlib.sha256()
@@ -124,6 +122,7 @@ def cache_latents(config: CacheConfig) -> int:
         ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
             is broken; says why.
     """
+    require_options(config, ("model", "data"))
     pyarrow = require_extra("pyarrow", "train")
     pipe = DiffusionPipeline.from_pretrained(config.model, dtype="float32")
     source = open_source(config.data, (config.image_column, config.caption_column))
@@ -173,18 +172,23 @@ def _batches(
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             row = source[index]
-            pixels = read_pixels(config, row, rng)
+            pixels = read_pixels(config, resolution, row, rng)
             caption = choose_caption(row[config.caption_column], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
-        return {"pixel_values": pixels, "input_ids": pipe.tokenizer(caption)[0]}
+        return {"pixel_values": pixels, "input_ids": caption_ids(pipe.tokenizer, caption)}
 
+    resolution = config.resolution or pipe.unet.config.sample_size * pipe.vae.config.downsampling
     tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
     with ThreadPoolExecutor(config.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]
-            elements: list[Any] = [e for e in pool.map(prepare, chunk) if tally.usable(e)]
+            elements: list[Element] = []
+            for element in pool.map(prepare, chunk):
+                tally.count(element)
+                if not isinstance(element, Broken):
+                    elements.append(element)
             if elements:
                 yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 

@@ -1,16 +1,20 @@
 """From rows to batches, with Grain: shuffled, split over hosts, prefetched, resumable."""
 
 import dataclasses
-import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image, ImageOps
 
 from diffusax.extras import require_extra
+from diffusax.pictures import load_image
+from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.training.options import Options
+from diffusax.training.signals import follow_parent
 from diffusax.training.sources import Source
 
 log = logging.getLogger(__name__)
@@ -19,29 +23,34 @@ MAX_BROKEN = 0.01
 """The share of broken rows that stops a run."""
 BROKEN_WINDOW = 1000
 """Rows before which the share is of this many (or of the whole data set), not of those seen."""
+MAX_ASPECT = 16
+"""Longer pictures are cut to this many times their shorter side before they are resized."""
+MAX_CAPTION = 10_000
+"""Characters of a caption that are read; no text encoder takes a tenth of them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Options):
     """Where examples come from and how pictures are prepared."""
 
     data: str = ""
-    """A folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a folder that
-    cache-latents wrote."""
+    """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
+    folder that cache-latents wrote."""
     image_column: str = "image"
     """The column with the pictures: bytes, or {bytes, path} as `datasets` writes them."""
     caption_column: str = "text"
-    """The column with the captions: a text, or a list of which one is drawn each time."""
-    resolution: int = 512
-    """Pixels a side."""
+    """The column with the captions: a text, or a list of which one is drawn each time. What is too
+    long for the text encoder is cut off."""
+    resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The height and width of the training pictures in pixels; by default the model's own."""
     center_crop: bool = False
     """Crop in the middle instead of anywhere."""
     random_flip: bool = False
     """Mirror half of the pictures."""
-    workers: int = 0
-    """Processes that decode pictures; 0 decodes in threads of this one."""
-    threads: int = 4
-    """Threads that read rows, in each process."""
+    workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """The number of processes that decode pictures; 0 decodes in threads of this one."""
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """The number of threads that read rows, in each process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,30 +65,32 @@ Element = dict[str, np.ndarray]
 Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
 
 
-def load_image(value: Any) -> Image.Image:
-    """The picture in a cell, RGB, upright.
+def read_pixels(
+    config: DataConfig, resolution: int, row: dict[str, Any], rng: np.random.Generator
+) -> np.ndarray:
+    """The picture of a row, resized and cropped as the options say. h w 3 uint8."""
+    return prepare_image(
+        read_picture(row[config.image_column]),
+        rng,
+        resolution=resolution,
+        center_crop=config.center_crop,
+        random_flip=config.random_flip,
+    )
+
+
+def read_picture(cell: Any) -> Image.Image:
+    """The picture in a cell, RGB, upright, on white.
+
+    cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
 
     Raises:
         ValueError: the cell holds no picture that Pillow can read.
     """
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, str):
-        value = Path(value).read_bytes()
-    if not isinstance(value, bytes):
-        raise ValueError(f"no image bytes, but {type(value).__name__}")
-    return ImageOps.exif_transpose(Image.open(io.BytesIO(value))).convert("RGB")
-
-
-def read_pixels(config: DataConfig, row: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """The picture of a row, resized and cropped as the options say. h w 3 uint8."""
-    return prepare_image(
-        load_image(row[config.image_column]),
-        rng,
-        resolution=config.resolution,
-        center_crop=config.center_crop,
-        random_flip=config.random_flip,
-    )
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or Path(cell.get("path") or "")
+    if not isinstance(cell, bytes | Path):
+        raise ValueError(f"no image bytes, but {type(cell).__name__}")
+    return load_image(cell)
 
 
 def prepare_image(
@@ -91,32 +102,49 @@ def prepare_image(
     random_flip: bool,
 ) -> np.ndarray:
     """The shorter side resized to `resolution`, a square cut out of it. h w 3 uint8."""
-    width, height = image.size
-    scale = resolution / min(width, height)
-    size = max(resolution, round(width * scale)), max(resolution, round(height * scale))
-    if size != image.size:
-        image = image.resize(size, Image.Resampling.LANCZOS)
-    spare = size[0] - resolution, size[1] - resolution
-    left, top = (
-        (round(n / 2) for n in spare) if center_crop else (int(rng.integers(n + 1)) for n in spare)
-    )
-    image = image.crop((left, top, left + resolution, top + resolution))
+
+    def cut(image: Image.Image, width: int, height: int) -> Image.Image:
+        spare = image.width - width, image.height - height
+        left, top = (
+            (round(n / 2) for n in spare)
+            if center_crop
+            else (int(rng.integers(n + 1)) for n in spare)
+        )
+        return image.crop((left, top, left + width, top + height))
+
+    # A picture of 1x60000 would grow to gigabytes.
+    longest = MAX_ASPECT * min(image.size)
+    if max(image.size) > longest:
+        image = cut(image, min(image.width, longest), min(image.height, longest))
+    scale = resolution / min(image.size)
+    width, height = (max(resolution, round(n * scale)) for n in image.size)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.LANCZOS)
+    image = cut(image, resolution, resolution)
     if random_flip and rng.random() < 0.5:
         image = ImageOps.mirror(image)
     return np.asarray(image)
 
 
-def choose_caption(value: Any, rng: np.random.Generator) -> str:
+def choose_caption(cell: Any, rng: np.random.Generator) -> str:
     """The caption in a cell, one of them where there are several.
 
     Raises:
         ValueError: it holds no text.
     """
-    if isinstance(value, list) and value:
-        value = value[rng.integers(len(value))]
-    if not isinstance(value, str):
-        raise ValueError(f"the caption is not a text but {type(value).__name__}")
-    return value
+    if isinstance(cell, list) and cell:
+        cell = cell[rng.integers(len(cell))]
+    if not isinstance(cell, str):
+        raise ValueError(f"the caption is not a text but {type(cell).__name__}")
+    return cell
+
+
+def caption_ids(tokenizer: CLIPTokenizer, caption: str) -> np.ndarray:
+    """The ids of a caption, t int32; what does not fit is cut off. Of endless texts the beginning
+    is read alone.
+    """
+    text = " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
+    return tokenizer.window(tokenizer.tokenize(text)[: tokenizer.model_max_length - 2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,15 +186,15 @@ class Tally:
         self.rows, self.seen, self.broken = rows, 0, 0
         self._named: set[str] = set()
 
-    def usable(self, element: Element | Broken) -> bool:
-        """Counts the element; whether it can be used.
+    def count(self, element: Element | Broken) -> None:
+        """Counts the element, and names it in the log the first time that it is broken.
 
         Raises:
             ValueError: more than one row in a hundred is broken.
         """
         self.seen += 1
         if not isinstance(element, Broken):
-            return True
+            return
         self.broken += 1
         if element.name not in self._named:
             self._named.add(element.name)
@@ -176,7 +204,6 @@ class Tally:
                 f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
                 f"last is {element.name}: {element.reason}"
             )
-        return False
 
     def get_state(self) -> dict[str, int]:
         """The counts."""
@@ -235,7 +262,7 @@ class Batches:
             options = grain.MultiprocessingOptions(
                 num_workers=workers, per_worker_buffer_size=2 * batch_size
             )
-            dataset = dataset.mp_prefetch(options)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=follow_parent)
         self._elements = iter(dataset)
 
     def __iter__(self) -> "Batches":
@@ -250,9 +277,14 @@ class Batches:
         elements: list[Element] = []
         while len(elements) < self.batch_size:
             element = next(self._elements)
-            if self.tally.usable(element):
+            self.tally.count(element)
+            if not isinstance(element, Broken):
                 elements.append(element)
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._elements.close()
 
     def get_state(self) -> dict[str, Any]:
         """The position, as JSON values."""

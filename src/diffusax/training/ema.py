@@ -10,59 +10,57 @@ update_after_step=u is the one with ema_start=u + 1: there, updates up to that s
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from msgspec import Meta
 
 from diffusax.models.network import Params
-
-RULES = ("none", "constant", "ramp", "warmup", "half_life")
+from diffusax.training.options import Count, Options, Share
 
 
 @dataclasses.dataclass(frozen=True)
-class EMAConfig:
+class EMAConfig(Options):
     """Averaging of the parameters over the training steps."""
 
-    ema: str = "none"
-    """The decay's rule: none; constant (ema_decay); ramp ((1 + n) / (10 + n), the default of
-    diffusers' EMAModel); warmup (1 - (1 + n / inv_gamma)^-power, its use_ema_warmup); half_life
-    (ema_half_life_images)."""
-    ema_decay: float = 0.9999
-    """The decay of `constant`, and the most that ramp and warmup reach."""
-    ema_min_decay: float = 0.0
-    """The least decay of ramp and warmup."""
-    ema_inv_gamma: float = 1.0
-    """Of warmup."""
-    ema_power: float = 2 / 3
-    """Of warmup; 2/3 for runs of a million steps and more, 3/4 for shorter ones."""
-    ema_half_life_images: float = 500_000.0
-    """Of half_life: the images after which a contribution has halved (Karras et al. 2022)."""
-    ema_start: float = 0.0
-    """The step after which averaging begins (1 and more), or the fraction of the run (below 1)."""
-    ema_every: int = 1
-    """Steps from one update to the next."""
+    ema: Literal["none", "constant", "ramp", "warmup", "half_life"] = "none"
+    """The rule of the decay: none keeps no average; constant is ema_decay; ramp is
+    (1 + n) / (10 + n), the default of diffusers' EMAModel; warmup is
+    1 - (1 + n / ema_inv_gamma)^-ema_power, its use_ema_warmup; half_life follows
+    ema_half_life_images."""
+    ema_decay: Share = 0.9999
+    """The decay of the rule constant, and the most that ramp and warmup reach."""
+    ema_min_decay: Share = 0.0
+    """The least decay of the rules ramp and warmup."""
+    ema_inv_gamma: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
+    """How slowly the rule warmup begins: a larger value is slower."""
+    ema_power: Annotated[float, Meta(gt=0, le=100)] = 2 / 3
+    """The exponent of the rule warmup: 2/3 suits runs of a million steps and more, 3/4 shorter
+    ones."""
+    ema_half_life_images: Annotated[float, Meta(gt=0, le=1e15)] = 500_000.0
+    """The number of images after which a contribution has halved, for the rule half_life (Karras et
+    al. 2022)."""
+    ema_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] | Share = 0
+    """When averaging begins: a whole number (700) is a step, a number with a point (0.7) the
+    fraction of the run that is over by then. So 1 is the first step and 1.0 the end."""
+    ema_every: Count = 1
+    """The number of steps from one update of the average to the next."""
 
     def __post_init__(self) -> None:
-        if self.ema not in RULES:
-            raise ValueError(f"ema={self.ema!r} is not known; use {', '.join(RULES)}")
-        if not 0 <= self.ema_min_decay <= self.ema_decay <= 1:
+        super().__post_init__()
+        if self.ema_min_decay > self.ema_decay:
             raise ValueError(
-                "ema_min_decay and ema_decay must be ordered and from 0 to 1 "
-                f"(got {self.ema_min_decay} and {self.ema_decay})"
+                f"ema_min_decay={self.ema_min_decay} must not be above ema_decay={self.ema_decay}"
             )
-        if self.ema_every < 1:
-            raise ValueError(f"ema_every must be at least 1 (got {self.ema_every})")
-        if self.ema_start < 0:
-            raise ValueError(f"ema_start must not be negative (got {self.ema_start})")
-        if self.ema_half_life_images <= 0 or self.ema_inv_gamma <= 0:
-            raise ValueError("ema_half_life_images and ema_inv_gamma must be positive")
 
     def start_step(self, total_steps: int) -> int | None:
         """The step after which the average begins as a copy, or None where there is none."""
         if self.ema == "none":
             return None
-        return round(self.ema_start * total_steps if self.ema_start < 1 else self.ema_start)
+        if isinstance(self.ema_start, int):
+            return self.ema_start
+        return round(self.ema_start * total_steps)
 
 
 class EMAState(NamedTuple):
@@ -72,7 +70,7 @@ class EMAState(NamedTuple):
     updates: jax.Array
 
 
-def begin_ema(params: Params) -> EMAState:
+def copy_as_average(params: Params) -> EMAState:
     """The average as a copy of the parameters."""
     return EMAState(jax.tree.map(jnp.copy, params), jnp.int32(0))
 

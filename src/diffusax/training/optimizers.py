@@ -2,54 +2,46 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import optax
+from msgspec import Meta
 from optax.contrib import MuonDimensionNumbers, muon
 
 from diffusax.models.network import Params
+from diffusax.training.options import Options, Weight
 
-OPTIMIZERS = ("adamw", "adafactor", "lion", "muon")
-SCHEDULES = ("constant", "cosine", "linear")
+Rate = Annotated[float, Meta(ge=0, le=1e6)]
+Beta = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Options):
     """How gradients become updates."""
 
-    optimizer: str = "adamw"
-    """adamw, adafactor, lion, or muon (for kernels; for all else adamw with Nesterov momentum)."""
-    lr: float = 1e-4
+    optimizer: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
+    """The optimizer; muon is for kernels, with adamw with Nesterov momentum for all else."""
+    lr: Rate = 1e-4
     """The learning rate after warm-up."""
-    lr_schedule: str = "constant"
-    """After warm-up: constant, or cosine or linear down to lr_end at the last step."""
-    lr_warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly from 0."""
-    lr_end: float = 0.0
-    """The last learning rate of cosine and linear."""
-    beta1: float = 0.9
-    """Of adamw, lion and the adamw in muon."""
-    beta2: float = 0.999
-    """Of adamw, lion (0.99 is usual) and the adamw in muon."""
-    adam_epsilon: float = 1e-8
-    """Of adamw."""
-    weight_decay: float = 1e-2
-    """Decoupled, times the learning rate."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global norm; inf leaves them as they are."""
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"optimizer={self.optimizer!r} is not known; use {', '.join(OPTIMIZERS)}"
-            )
-        if self.lr_schedule not in SCHEDULES:
-            raise ValueError(
-                f"lr_schedule={self.lr_schedule!r} is not known; use {', '.join(SCHEDULES)}"
-            )
-        if self.max_grad_norm <= 0:
-            raise ValueError(f"max_grad_norm must be positive (got {self.max_grad_norm})")
+    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """The learning rate after warm-up: constant, or cosine or linear down to lr_end at the last
+    step."""
+    lr_warmup_steps: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """The number of steps over which the learning rate rises linearly from 0."""
+    lr_end: Rate = 0.0
+    """The last learning rate of the schedules cosine and linear."""
+    beta1: Beta = 0.9
+    """The decay of the gradients' average in adamw, lion and the adamw in muon."""
+    beta2: Beta = 0.999
+    """The decay of the squares' average in adamw and the adamw in muon; in lion the decay of the
+    momentum, where 0.99 is usual."""
+    adam_epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    """What adamw adds to the root of the squares' average."""
+    weight_decay: Weight = 1e-2
+    """The decoupled weight decay; it is multiplied by the learning rate of the step."""
+    max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
+    """The global norm that gradients are scaled down to; inf leaves them as they are."""
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -61,7 +53,7 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     elif config.lr_schedule == "linear":
         after = optax.linear_schedule(config.lr, config.lr_end, rest)
     else:
-        after = optax.cosine_decay_schedule(config.lr, rest, config.lr_end / config.lr)
+        after = optax.cosine_decay_schedule(config.lr, rest, config.lr_end / (config.lr or 1.0))
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, config.lr, warmup), after], [warmup])
@@ -92,7 +84,11 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
             consistent_rms=0.2,
         )
     else:
-        optimizer = optax.adafactor(schedule, weight_decay_rate=decay * config.lr or None)
+        # optax's own schedule would leave the decay as it is.
+        optimizer = optax.chain(
+            optax.adafactor(1.0, weight_decay_rate=decay or None),
+            optax.scale_by_schedule(schedule),
+        )
     if math.isinf(config.max_grad_norm):
         return optimizer
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)

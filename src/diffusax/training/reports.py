@@ -11,7 +11,7 @@ from PIL import Image
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
-from diffusax.pipelines.images import contact_sheet
+from diffusax.pictures import contact_sheet
 from diffusax.training.config import TrainConfig
 
 # Dense bfloat16, from the makers' data sheets, in FLOP/s for one JAX device.

@@ -5,20 +5,28 @@ Face `datasets` does, so that any row is one read away and worker processes shar
 """
 
 import bisect
+import csv
 import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import huggingface_hub
 
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
 
+log = logging.getLogger(__name__)
+
 DATASET_PATTERNS = ("*.parquet", "**/*.parquet")
-METADATA = "metadata.jsonl"
+METADATA = ("metadata.jsonl", "metadata.csv")
+MAX_CAPTION_FILE = 2**20
+"""Bytes of a caption's file."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
@@ -36,8 +44,9 @@ class Source(Protocol):
 def open_source(path: str, columns: Sequence[str]) -> Source:
     """A data set from a folder, a glob of Parquet files, or a Hub data-set id.
 
-    A folder holds Parquet shards (at any depth), or images with a metadata.jsonl whose lines have
-    file_name, or images alone, whose file names then are the captions.
+    A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
+    whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
+    names then are the captions.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists the ones there are.
@@ -51,7 +60,7 @@ def open_source(path: str, columns: Sequence[str]) -> Source:
     folder = _folder(path)
     if folder.is_file():
         return ArrowSource.from_parquet([folder], columns)
-    if (folder / METADATA).is_file():
+    if any((folder / name).is_file() for name in METADATA):
         return FolderSource.from_metadata(folder, columns)
     shards = sorted({file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)})
     if shards:
@@ -79,7 +88,8 @@ class ArrowSource:
     def __getitem__(self, index: int) -> dict[str, Any]:
         part, row = self._locate(index)
         table = self._tables[part]
-        return {name: table.column(name)[row].as_py() for name in table.column_names}
+        values = {name: table.column(name)[row].as_py() for name in table.column_names}
+        return {name: self._with_path(value, part) for name, value in values.items()}
 
     def name(self, index: int) -> str:
         """The shard and the row in it."""
@@ -104,6 +114,12 @@ class ArrowSource:
             ends.append(total)
         return ends
 
+    def _with_path(self, cell: Any, part: int) -> Any:
+        """A picture that stands in a file of its own gets its whole path."""
+        if not isinstance(cell, dict) or cell.get("bytes") or not isinstance(cell.get("path"), str):
+            return cell
+        return cell | {"path": str(path_inside(Path(self.names[part]).parent, cell["path"]))}
+
     def _locate(self, index: int) -> tuple[int, int]:
         part = bisect.bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)
@@ -123,29 +139,48 @@ class FolderSource:
 
     @classmethod
     def from_metadata(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Rows from metadata.jsonl (`datasets`' ImageFolder): file_name and the other columns."""
-        rows = []
-        for number, line in enumerate((folder / METADATA).read_text("utf-8").splitlines(), 1):
+        """Rows from metadata.jsonl or .csv (`datasets`' ImageFolder): file_name, other columns."""
+        file = next(folder / name for name in METADATA if (folder / name).is_file())
+        rows, files = [], []
+        for number, row in _metadata_rows(file):
+            where = f"{file} line {number}"
+            name = row.pop("file_name", None) if isinstance(row, dict) else None
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"{where} must be a row with a file_name")
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{folder / METADATA} line {number}: {error}") from None
-            if "file_name" not in row:
-                raise ValueError(f"{folder / METADATA} line {number} has no file_name")
+                path_inside(folder, name)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
             rows.append(row)
+            files.append(name)
+        if not rows:
+            raise ValueError(f"{file} has no rows")
         image_column, *others = columns
-        _check_columns(others, set(rows[0]) if rows else set(), folder / METADATA)
-        files = tuple(row.pop("file_name") for row in rows)
-        return cls(str(folder), tuple(rows), files, image_column)
+        _check_columns(others, rows[0], file)
+        return cls(str(folder), tuple(rows), tuple(files), image_column)
 
     @classmethod
     def from_names(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Images alone; "red apple.png" is called "red apple"."""
+        """Images with their captions in text files beside them, or in their names.
+
+        "red apple.png" is called what "red apple.txt" says, or "red apple" where no picture has
+        such a file.
+
+        Raises:
+            ValueError: there are no images, or only some of them have a text file.
+        """
         files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
         if not files:
-            raise ValueError(f"{folder} holds neither Parquet files, nor {METADATA}, nor images")
+            raise ValueError(
+                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}, nor images"
+            )
         image_column, *others = columns
-        rows = tuple(dict.fromkeys(others, file.stem) for file in files)
+        captions = _sidecars(files) if others else None
+        if captions is None:
+            captions = [file.stem for file in files]
+            if others:
+                log.warning("%s has no captions; the names of the files serve as such", folder)
+        rows = tuple(dict.fromkeys(others, caption) for caption in captions)
         names = tuple(str(file.relative_to(folder)) for file in files)
         return cls(str(folder), rows, names, image_column)
 
@@ -163,15 +198,59 @@ class FolderSource:
 def _folder(path: str) -> Path:
     if Path(path).exists():
         return Path(path)
-    if path.startswith((".", "/", "~")):
-        raise ValueError(f"there is no data set at {path}")
-    import huggingface_hub
-
-    patterns = [*DATASET_PATTERNS, METADATA, *(f"**/*{s}" for s in IMAGE_SUFFIXES)]
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ValueError(
+            f"there is no file or folder {path!r} here, and a Hub data set is called owner/name"
+        )
+    patterns = [*DATASET_PATTERNS, *METADATA, "**/*.txt", *(f"**/*{s}" for s in IMAGE_SUFFIXES)]
     with hub_errors(path):
         return Path(
             huggingface_hub.snapshot_download(path, repo_type="dataset", allow_patterns=patterns)
         )
+
+
+def path_inside(folder: Path, name: str) -> Path:
+    """The path of a data set's file. Links are followed: the Hub's cache is made of them.
+
+    Raises:
+        ValueError: the name leads out of the folder.
+    """
+    path = Path(os.path.normpath(folder / name))
+    if "\0" in name or not path.is_relative_to(os.path.normpath(folder)):
+        raise ValueError(f"the path {name!r} leads out of the data set's folder")
+    return path
+
+
+def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """The lines' numbers and rows. Raises ValueError where one cannot be read."""
+    # Unlike splitlines, files split at line ends alone, not at other separators inside a text.
+    with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as lines:
+        if file.suffix == ".csv":
+            reader = csv.DictReader(lines)
+            yield from ((reader.line_num, row) for row in reader)
+            return
+        for number, line in enumerate(lines, 1):
+            try:
+                yield number, json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"{file} line {number}: {error}") from None
+
+
+def _sidecars(files: Sequence[Path]) -> list[str] | None:
+    """What the .txt files beside images say; None where there are none."""
+    texts = [file.with_suffix(".txt") for file in files]
+    present = [text.is_file() for text in texts]
+    if not any(present):
+        return None
+    if not all(present):
+        raise ValueError(
+            f"{files[present.index(False)]} has no caption in a .txt file, and others have; write "
+            "one for each picture"
+        )
+    large = next((text for text in texts if text.stat().st_size > MAX_CAPTION_FILE), None)
+    if large is not None:
+        raise ValueError(f"{large} is no caption: it has more than {MAX_CAPTION_FILE} bytes")
+    return [text.read_text("utf-8").strip() for text in texts]
 
 
 def _check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
@@ -184,12 +263,24 @@ def _check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """DIFFUSAX_CACHE, or ~/.cache/diffusax."""
-    return Path(os.environ.get("DIFFUSAX_CACHE", Path.home() / ".cache" / "diffusax"))
+    """DIFFUSAX_CACHE, or ~/.cache/diffusax.
+
+    Raises:
+        ValueError: neither that variable nor a home folder is known.
+    """
+    if folder := os.environ.get("DIFFUSAX_CACHE"):
+        return Path(folder)
+    try:
+        return Path.home() / ".cache" / "diffusax"
+    except RuntimeError:
+        raise ValueError("there is no home folder; set DIFFUSAX_CACHE to a folder") from None
 
 
 def _unpack(shard: Path, columns: Sequence[str]) -> Path:
-    """A Parquet file's columns as an Arrow file in the cache; it appears only when whole."""
+    """A Parquet file's columns as an Arrow file in the cache; it appears only when whole.
+
+    It takes as much room as the columns unpacked, which may be many times the size of the shard.
+    """
     pyarrow = require_extra("pyarrow", "train")
     parquet = require_extra("pyarrow.parquet", "train")
     try:
@@ -206,8 +297,14 @@ def _unpack(shard: Path, columns: Sequence[str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".{os.getpid()}.partial")
     schema = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
-    with pyarrow.ipc.new_file(str(partial), schema) as writer:
-        for batch in file.iter_batches(batch_size=256, columns=list(columns)):
-            writer.write_batch(batch.select(list(columns)))
-    os.replace(partial, target)
+    try:
+        with pyarrow.ipc.new_file(str(partial), schema) as writer:
+            # Few rows at a time: a small file may repeat a large value many times.
+            for batch in file.iter_batches(batch_size=32, columns=list(columns)):
+                writer.write_batch(batch.select(list(columns)))
+        os.replace(partial, target)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{shard} cannot be unpacked to {target.parent}: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
     return target

@@ -23,12 +23,12 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
     ema: EMAState | None
     key: jax.Array
-    """Of the run, as `jax.random.key_data`; it never changes."""
+    """The run's random key, as `jax.random.key_data`; it never changes."""
     skipped: jax.Array
-    """Steps whose loss or gradients were not finite; they changed nothing."""
+    """Steps whose loss, gradients or update were not finite; they changed nothing else."""
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """The state before the first step; parameters become float32."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     return TrainState(
@@ -62,7 +62,9 @@ def make_train_step(
         ema_start: the step after which the average began.
 
     Returns:
-        Metrics are scalars: loss, grad_norm (before clipping) and skipped (so far).
+        Metrics are scalars: loss, grad_norm (before clipping) and skipped (so far). A step whose
+        loss, gradients or update are not finite leaves parameters, optimizer and average as they
+        were.
     """
 
     def mean_loss(params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
@@ -91,15 +93,9 @@ def make_train_step(
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
         value, grads = gradients(state.params, frozen, batch, keys)
         grad_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        new = (optax.apply_updates(state.params, updates), opt_state)
-        old = (state.params, state.opt_state)
-        params, opt_state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-
+        params = optax.apply_updates(state.params, updates)
         step = state.step + 1
-        skipped = state.skipped + ~finite
         average = maybe_update_ema(
             ema or EMAConfig(),
             state.ema,
@@ -107,6 +103,15 @@ def make_train_step(
             steps_since_start=step - ema_start,
             images_per_step=size,
         )
+
+        norms = jnp.stack([value, grad_norm, optax.global_norm(updates)])
+        finite = jnp.isfinite(norms).all()
+        params, opt_state, average = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, average),
+            (state.params, state.opt_state, state.ema),
+        )
+        skipped = state.skipped + ~finite
         metrics = {"loss": value, "grad_norm": grad_norm, "skipped": skipped}
         return TrainState(step, params, opt_state, average, state.key, skipped), metrics
 

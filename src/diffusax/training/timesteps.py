@@ -5,49 +5,38 @@ whose options these are.
 """
 
 import dataclasses
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
-STRATEGIES = ("none", "earlier", "later", "range")
+from diffusax.training.options import Count, Options
 
 
 @dataclasses.dataclass(frozen=True)
-class TimestepBiasConfig:
+class TimestepBiasConfig(Options):
     """Timesteps drawn more often. The loss is not weighed to make up for it."""
 
-    timestep_bias_strategy: str = "none"
-    """none; earlier (the least noisy timesteps); later (the noisiest); range (begin to end)."""
-    timestep_bias_multiplier: float = 1.0
-    """How many times as often as the others."""
-    timestep_bias_portion: float = 0.25
+    timestep_bias_strategy: Literal["none", "earlier", "later", "range"] = "none"
+    """Which timesteps are drawn more often: none, earlier (the least noisy), later (the noisiest)
+    or range (from begin to end)."""
+    timestep_bias_multiplier: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """How many times as often as the others they are drawn."""
+    timestep_bias_portion: Annotated[float, Meta(gt=0, le=1)] = 0.25
     """The share of all timesteps that earlier and later mean."""
-    timestep_bias_begin: int = 0
+    timestep_bias_begin: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The first timestep of range."""
-    timestep_bias_end: int = 1000
+    timestep_bias_end: Count = 1000
     """The timestep after the last of range."""
 
     def __post_init__(self) -> None:
-        if self.timestep_bias_strategy not in STRATEGIES:
+        super().__post_init__()
+        if self.timestep_bias_begin >= self.timestep_bias_end:
             raise ValueError(
-                f"timestep_bias_strategy={self.timestep_bias_strategy!r} is not known; use "
-                f"{', '.join(STRATEGIES)}"
-            )
-        if self.timestep_bias_multiplier <= 0:
-            raise ValueError(
-                f"timestep_bias_multiplier must be positive (got {self.timestep_bias_multiplier}); "
-                'for no bias, use timestep_bias_strategy="none"'
-            )
-        if not 0 < self.timestep_bias_portion <= 1:
-            raise ValueError(
-                "timestep_bias_portion must be above 0 and at most 1 "
-                f"(got {self.timestep_bias_portion})"
-            )
-        if not 0 <= self.timestep_bias_begin < self.timestep_bias_end:
-            raise ValueError(
-                "timestep_bias_begin must be at least 0 and below timestep_bias_end "
-                f"(got {self.timestep_bias_begin} and {self.timestep_bias_end})"
+                f"timestep_bias_begin={self.timestep_bias_begin} must be below "
+                f"timestep_bias_end={self.timestep_bias_end}"
             )
 
 

@@ -6,16 +6,17 @@ whose networks would have to be had first.
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 from PIL import Image
 
 from diffusax.checkpoints import load_network, save_network
 from diffusax.models.network import Network, Params, initialize_params
-from diffusax.pipelines.images import to_pil
+from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Element, read_pixels
 from diffusax.training.losses import (
@@ -23,6 +24,7 @@ from diffusax.training.losses import (
     kl_divergence,
     structural_dissimilarity,
 )
+from diffusax.training.options import ComputeDtype, Weight
 from diffusax.training.recipe import Recipe
 from diffusax.training.sources import Source, open_source
 from diffusax.training.step import Batch, cast_floating
@@ -43,15 +45,16 @@ class AutoencoderConfig(TrainConfig):
     """Draw the parameters afresh."""
     decoder_only: bool = False
     """Keep the encoder, so that the latents stay what diffusion models were trained on."""
-    gradient_weight: float = 1.0
-    """Of the difference of image gradients."""
-    ssim_weight: float = 0.1
-    """Of (1 - SSIM) / 2."""
-    kl_weight: float = 1e-6
-    """Of the KL divergence, summed over an example's latents and divided by its pixels."""
-    compute_dtype: str = "bfloat16"
-    """Of the network's computations, float32 or bfloat16; parameters are float32."""
-    validation_images: int = 8
+    gradient_weight: Weight = 1.0
+    """The loss weight of the difference of image gradients."""
+    ssim_weight: Weight = 0.1
+    """The loss weight of (1 - SSIM) / 2."""
+    kl_weight: Weight = 1e-6
+    """The loss weight of the KL divergence, summed over an example's latents and divided by its
+    pixels."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """The dtype that the network computes in; parameters are float32."""
+    validation_images: Annotated[int, Meta(ge=1, le=1024)] = 8
     """How many pictures of the data set to reconstruct for validation."""
 
 
@@ -95,7 +98,7 @@ def autoencoder(config: AutoencoderConfig) -> Recipe:
         raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
     kept = _ENCODER if config.decoder_only else ()
     source = open_source(config.data, (config.image_column,))
-    prepare = _Prepare(config)
+    prepare = _Prepare(config, config.resolution or vae.config.sample_size)
     return Recipe(
         name="autoencoder",
         params={"vae": {name: part for name, part in vae.params.items() if name not in kept}},
@@ -127,9 +130,10 @@ def latent_scale(vae: Network, params: Params, pixels: np.ndarray) -> float:
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     config: AutoencoderConfig
+    resolution: int
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        return {"pixel_values": read_pixels(self.config, row, rng)}
+        return {"pixel_values": read_pixels(self.config, self.resolution, row, rng)}
 
 
 def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:

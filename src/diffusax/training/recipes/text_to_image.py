@@ -2,25 +2,26 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 from PIL import Image
 
 from diffusax.models.network import Network, Params, initialize_params
 from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
-from diffusax.training.cached import CachedSource, as_is, is_cache
+from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, choose_caption, read_pixels
+from diffusax.training.data import Element, caption_ids, choose_caption, read_pixels
 from diffusax.training.losses import (
-    PREDICTION_TYPES,
     add_noise,
     min_snr_weight,
     prediction_target,
     squared_error,
 )
+from diffusax.training.options import ComputeDtype, Share
 from diffusax.training.recipe import Recipe
 from diffusax.training.sources import open_source
 from diffusax.training.step import Batch, cast_floating
@@ -30,7 +31,6 @@ from diffusax.training.timesteps import (
     timestep_probabilities,
 )
 
-CHECKPOINTING = ("none", "blocks", "full")
 # Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
 _ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
@@ -45,46 +45,26 @@ class TextToImageConfig(TimestepBiasConfig, TrainConfig):
     """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
     train_text_encoder: bool = False
     """Train the text encoder too."""
-    prediction_type: str | None = None
-    """epsilon, v_prediction or sample, also of the result; by default the checkpoint's own."""
-    snr_gamma: float | None = None
-    """Min-SNR loss weights (Hang et al. 2023); 5 is usual."""
-    noise_offset: float = 0.0
-    """Noise with a mean of its own per picture and channel, so that dark and bright pictures are
-    learnt; 0.1 is usual."""
-    caption_dropout: float = 0.1
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
+    """What the network predicts, also of the result; by default the checkpoint's own."""
+    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual, none weighs all alike."""
+    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
+    pictures are learnt; 0.1 is usual."""
+    caption_dropout: Share = 0.1
     """The share of captions replaced by the empty one, for classifier-free guidance."""
-    gradient_checkpointing: str = "none"
-    """none; blocks (each resnet and transformer is computed again for the gradient); full (levels
-    too: the least memory, the most time)."""
-    compute_dtype: str = "bfloat16"
-    """Of the networks' computations, float32 or bfloat16; parameters are float32."""
+    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
+    """What is computed again for the gradient to save memory: none; blocks (each resnet and
+    transformer); full (levels too: the least memory, the most time)."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """The dtype that the networks compute in; parameters are float32."""
     validation_prompts: tuple[str, ...] = ()
     """What to draw for validation."""
-    validation_steps: int = 20
-    """Sampler steps of validation pictures."""
-    validation_guidance: float = 7.5
-    """Guidance scale of validation pictures."""
-
-    def __post_init__(self) -> None:
-        TimestepBiasConfig.__post_init__(self)
-        TrainConfig.__post_init__(self)
-        if self.gradient_checkpointing not in CHECKPOINTING:
-            raise ValueError(
-                f"gradient_checkpointing={self.gradient_checkpointing!r} is not known; use "
-                f"{', '.join(CHECKPOINTING)}"
-            )
-        if self.prediction_type not in (None, *PREDICTION_TYPES):
-            raise ValueError(
-                f"prediction_type={self.prediction_type!r} is not known; use "
-                f"{', '.join(PREDICTION_TYPES)}"
-            )
-        if not 0 <= self.caption_dropout <= 1:
-            raise ValueError(f"caption_dropout must be from 0 to 1 (got {self.caption_dropout})")
-        if self.compute_dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"compute_dtype must be float32 or bfloat16 (got {self.compute_dtype!r})"
-            )
+    validation_steps: Annotated[int, Meta(ge=1, le=1000)] = 20
+    """The number of sampler steps of validation pictures."""
+    validation_guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
+    """The guidance scale of validation pictures."""
 
 
 class Draws(NamedTuple):
@@ -222,13 +202,14 @@ def text_to_image(config: TextToImageConfig) -> Recipe:
         frozen["text_encoder"] = pipe.params["text_encoder"]
     frozen = cast_floating(frozen, config.compute_dtype)
     frozen["empty"] = pipe.encode_prompt("")[0] if embedded else jnp.asarray(empty)
+    prepare = _unchanged if cached else _Prepare(config, resolution(config, pipe), pipe.tokenizer)
     return Recipe(
         name="text-to-image",
         params={name: pipe.params[name] for name in trained},
         frozen=frozen,
         loss=_loss(pipe, config),
         source=source,
-        prepare=as_is if cached else _Prepare(config, pipe.tokenizer),
+        prepare=prepare,
         save=_Save(pipe),
         validate=_Validate(pipe, config) if config.validation_prompts else None,
         info={"base_model": config.model},
@@ -254,12 +235,23 @@ def _loss(pipe: StableDiffusionPipeline, config: TextToImageConfig) -> Denoising
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     config: TextToImageConfig
+    resolution: int
     tokenizer: Any
 
     def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        pixels = read_pixels(self.config, row, rng)
+        pixels = read_pixels(self.config, self.resolution, row, rng)
         caption = choose_caption(row[self.config.caption_column], rng)
-        return {"pixel_values": pixels, "input_ids": self.tokenizer(caption)[0]}
+        return {"pixel_values": pixels, "input_ids": caption_ids(self.tokenizer, caption)}
+
+
+def _unchanged(row: dict[str, Any], rng: np.random.Generator) -> Element:
+    """A cached row is an example already."""
+    return row
+
+
+def resolution(config: TextToImageConfig, pipe: StableDiffusionPipeline) -> int:
+    """Pixels a side: those asked for, or the model's own."""
+    return config.resolution or pipe.unet.config.sample_size * pipe.vae.config.downsampling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,16 @@ Cumulative products and sigmas are rounded to float32, in which diffusers keeps 
 rounding of 1 - alpha is larger than the tolerance of our comparison. All that follows is float64.
 """
 
+import functools
+import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
+import scipy.special
 
 
+@functools.lru_cache(maxsize=64)
 def alphas_cumprod(
     *,
     num_train_timesteps: int,
@@ -17,11 +22,11 @@ def alphas_cumprod(
     beta_schedule: str,
     trained_betas: tuple[float, ...] | None,
     rescale_zero_snr: bool = False,
+    floor: bool = False,
 ) -> np.ndarray:
     """The product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
 
-    Raises:
-        ValueError: an unknown beta_schedule.
+    `floor` makes the last one small instead of zero. The array is read-only.
     """
     n = num_train_timesteps
     if trained_betas is not None:
@@ -30,33 +35,29 @@ def alphas_cumprod(
         betas = _linspace(beta_start, beta_end, n)
     elif beta_schedule == "scaled_linear":
         betas = _linspace(beta_start**0.5, beta_end**0.5, n) ** 2
-    elif beta_schedule == "squaredcos_cap_v2":
-        betas = _squared_cosine(n)
+    elif beta_schedule == "sigmoid":
+        ramp = _linspace(-6.0, 6.0, n)
+        sigmoid = scipy.special.expit(ramp)
+        betas = sigmoid * np.float32(beta_end - beta_start) + np.float32(beta_start)
     else:
-        raise ValueError(
-            f"beta_schedule={beta_schedule!r} is not supported; use 'linear', 'scaled_linear' or "
-            "'squaredcos_cap_v2'"
-        )
+        betas = _from_alpha_bar(n, _ALPHA_BARS[beta_schedule])
     if rescale_zero_snr:
         betas = _rescale_zero_snr(betas)
-    return _cumprod(np.float32(1) - betas).astype(np.float64)
+    alphas = _cumprod(np.float32(1) - betas).astype(np.float64)
+    if floor:
+        # An infinite first sigma would be of no use to methods on sigma.
+        alphas[-1] = 2.0**-24
+    alphas.flags.writeable = False
+    return alphas
 
 
 def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarray:
-    """N of `total` training timesteps, descending (Lin et al. 2024, table 2); not rounded.
-
-    Raises:
-        ValueError: an unknown spacing.
-    """
+    """Of `total` training timesteps n, descending (Lin et al. 2024, table 2); not rounded."""
     if spacing == "linspace":
         return np.linspace(0, total - 1, n)[::-1]
     if spacing == "leading":
         return (np.arange(n) * (total // n))[::-1].astype(np.float64) + offset
-    if spacing == "trailing":
-        return np.arange(total, 0, -total / n).round() - 1
-    raise ValueError(
-        f"timestep_spacing={spacing!r} is not supported; use 'linspace', 'leading' or 'trailing'"
-    )
+    return np.arange(total, 0, -total / n).round() - 1
 
 
 def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int) -> np.ndarray:
@@ -65,9 +66,7 @@ def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int)
         return np.linspace(0, last - 1, n + 1).round()[::-1][:-1]
     if spacing == "leading":
         return (np.arange(n + 1) * (last // (n + 1)))[::-1][:-1].astype(np.float64) + offset
-    if spacing == "trailing":
-        return np.arange(last, 0, -total / n).round() - 1
-    return spaced_timesteps(n, total, spacing, offset)
+    return np.arange(last, 0, -total / n).round() - 1
 
 
 def all_sigmas(alphas: np.ndarray) -> np.ndarray:
@@ -97,28 +96,12 @@ def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:
 
 def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.ndarray:
     """Quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling is All...")."""
-    return low + beta_quantile(1 - np.linspace(0, 1, n), alpha) * (high - low)
+    return low + scipy.special.betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n)) * (high - low)
 
 
-def beta_quantile(q: np.ndarray, a: float) -> np.ndarray:
-    """The inverse of the regularised incomplete beta function I_x(a, a), by bisection."""
-    low, high = np.zeros_like(q), np.ones_like(q)
-    for _ in range(64):
-        middle = (low + high) / 2
-        below = _beta_cdf(middle, a) < q
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2
-
-
-def _beta_cdf(x: np.ndarray, a: float) -> np.ndarray:
-    """I_x(a, a) by its series about 0 (DLMF 8.17.7), reflected for x > 1/2."""
-    y = np.minimum(x, 1 - x)
-    total, term = np.zeros_like(y), np.ones_like(y)
-    for k in range(64):
-        total += term / (a + k)
-        term = term * y * (1 - a + k) / (k + 1)
-    value = y**a * total * math.gamma(2 * a) / math.gamma(a) ** 2
-    return np.where(x <= 0.5, value, 1 - value)
+def rounded(values: np.ndarray) -> np.ndarray:
+    """To float32, in which diffusers keeps a run's sigmas; as float64."""
+    return values.astype(np.float32).astype(np.float64)
 
 
 def _linspace(start: float, stop: float, n: int) -> np.ndarray:
@@ -126,18 +109,33 @@ def _linspace(start: float, stop: float, n: int) -> np.ndarray:
     first, last = np.float64(np.float32(start)), np.float64(np.float32(stop))
     step = np.float64(np.float32((last - first) / max(n - 1, 1)))
     i = np.arange(n)
+    if n == 1:
+        return np.array([first], np.float32)
     return np.where(i < n // 2, first + step * i, last - step * (n - 1 - i)).astype(np.float32)
 
 
-def _squared_cosine(n: int) -> np.ndarray:
-    """Nichol and Dhariwal 2021, section 3.2, capped at 0.999."""
+def _squared_cosine(t: float) -> float:
+    """Nichol and Dhariwal 2021, section 3.2."""
+    return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    def alpha_bar(t: float) -> float:
-        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    return np.array(
-        [min(1 - alpha_bar((i + 1) / n) / alpha_bar(i / n), 0.999) for i in range(n)], np.float32
-    )
+def _exponential(t: float) -> float:
+    return math.exp(-12.0 * t)
+
+
+def _laplace(t: float) -> float:
+    """Hang et al. 2024, "Improved Noise Schedule for Diffusion Training", as diffusers has it."""
+    log_snr = -0.5 * math.copysign(1, 0.5 - t) * math.log(1 - 2 * abs(0.5 - t) + 1e-6)
+    return math.sqrt(math.exp(log_snr) / (1 + math.exp(log_snr)))
+
+
+_ALPHA_BARS = {"squaredcos_cap_v2": _squared_cosine, "exp": _exponential, "laplace": _laplace}
+
+
+def _from_alpha_bar(n: int, alpha_bar: Callable[[float], float]) -> np.ndarray:
+    """The n betas whose products follow `alpha_bar` of the time in [0, 1], capped at 0.999."""
+    bars = [alpha_bar(i / n) for i in range(n + 1)]
+    return np.array([min(1 - b / a, 0.999) for a, b in itertools.pairwise(bars)], np.float32)
 
 
 def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:

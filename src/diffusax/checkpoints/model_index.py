@@ -1,0 +1,43 @@
+"""model_index.json: which pipeline a checkpoint is made for, and of which components."""
+
+from pathlib import Path
+from typing import Any
+
+from diffusax.files import load_json, write_json
+
+NAME = "model_index.json"
+
+
+def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
+    """The pipeline's class ("" if none is named), its components as (library, class), its options.
+
+    Components that are null, which the pipeline runs without, are left out.
+
+    Raises:
+        ValueError: the file is missing or broken; names it.
+    """
+    path = Path(folder) / NAME
+    data = load_json(path)
+    class_name = data.get("_class_name", "")
+    if not isinstance(class_name, str):
+        raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
+    components = {
+        name: (value[0], value[1])
+        for name, value in data.items()
+        if isinstance(value, list) and list(map(type, value)) == [str, str]
+    }
+    options = {
+        name: value
+        for name, value in data.items()
+        if not name.startswith("_") and not isinstance(value, list)
+    }
+    return class_name, components, options
+
+
+def write_model_index(
+    folder: Path, class_name: str, components: dict[str, Any], **options: Any
+) -> None:
+    """Writes model_index.json; a component of None is one the pipeline runs without."""
+    listed = {name: list(value or (None, None)) for name, value in components.items()}
+    data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
+    write_json(Path(folder) / NAME, data)

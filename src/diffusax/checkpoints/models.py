@@ -1,0 +1,105 @@
+"""Networks by diffusers' and transformers' names, to be loaded alone: `X.from_pretrained`."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from diffusax.checkpoints.networks import load_network
+from diffusax.models.network import Model
+
+
+class AutoModel:
+    """Whatever network a config.json names. The networks themselves are in `diffusax.models`."""
+
+    class_names: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path,
+        *,
+        subfolder: str | None = None,
+        torch_dtype: Any = None,
+        dtype: Any = "float32",
+        variant: str | None = None,
+        device: Any = None,
+        use_safetensors: bool | None = None,
+        low_cpu_mem_usage: bool | None = None,
+        **hub: Any,
+    ) -> Model:
+        """Loads a network from a folder or Hub repository.
+
+        Args:
+            path_or_repo: a folder or a Hub repository id.
+            subfolder: where in it, such as "unet" for a pipeline's checkpoint.
+            torch_dtype: diffusers' name for `dtype`; PyTorch's dtypes are understood.
+            dtype: of parameters and computation, a name or a JAX dtype; "auto" keeps the file's.
+            variant: such as "fp16", where the checkpoint has one.
+            device: a device or sharding to put the parameters on.
+            use_safetensors: accepted for diffusers' sake; nothing else is read.
+            low_cpu_mem_usage: accepted for diffusers' sake; it always is.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: it cannot be had or read, or is of another class; says which and why.
+        """
+        wanted = dtype if torch_dtype is None else torch_dtype
+        model = load_network(
+            path_or_repo,
+            subfolder=subfolder,
+            dtype=None if wanted == "auto" else wanted,
+            variant=variant,
+            device=device,
+            **hub,
+        )
+        if cls.class_names and model.class_name not in cls.class_names:
+            raise ValueError(
+                f"{path_or_repo} holds a {model.class_name}, not a {' or '.join(cls.class_names)}"
+            )
+        return model
+
+
+class AutoencoderKL(AutoModel):
+    """The autoencoder of Stable Diffusion and SDXL."""
+
+    class_names = ("AutoencoderKL",)
+
+
+class AutoencoderTiny(AutoModel):
+    """The tiny autoencoder, TAESD."""
+
+    class_names = ("AutoencoderTiny",)
+
+
+class ControlNetModel(AutoModel):
+    """A ControlNet."""
+
+    class_names = ("ControlNetModel",)
+
+
+class CLIPTextModel(AutoModel):
+    """CLIP's text encoder."""
+
+    class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+
+
+class CLIPTextModelWithProjection(AutoModel):
+    """CLIP's text encoder with its projection."""
+
+    class_names = ("CLIPTextModelWithProjection",)
+
+
+class UNet2DConditionModel(AutoModel):
+    """The UNet of Stable Diffusion and SDXL."""
+
+    class_names = ("UNet2DConditionModel",)
+
+
+__all__ = [
+    "AutoModel",
+    "AutoencoderKL",
+    "AutoencoderTiny",
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "ControlNetModel",
+    "UNet2DConditionModel",
+]

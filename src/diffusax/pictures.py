@@ -1,0 +1,387 @@
+"""Pictures as arrays and as PIL images."""
+
+import base64
+import io
+import math
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL.PngImagePlugin import PngInfo
+
+ResizeMode = Literal["default", "fill", "crop"]
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels, as Pillow crops."""
+
+MAX_SIDE = 16384
+"""Nothing is resized to more pixels than this in height or width."""
+
+
+def load_image(value: Any) -> Image.Image:
+    """The picture of a path, of a file's bytes or of a PIL image of any mode, upright and RGB.
+
+    The orientation that a camera noted in EXIF is applied, as diffusers' `load_image` does;
+    transparent parts become white; 16-bit greys keep their shades.
+
+    Raises:
+        ValueError: there is no such file, or no picture in it; names the file and the reason.
+    """
+    image = open_upright(value)
+    try:
+        if image.has_transparency_data:
+            white = Image.new("RGBA", image.size, "white")
+            white.alpha_composite(image.convert("RGBA"))
+            image = white
+        return image.convert("RGB")
+    except ValueError as error:
+        raise ValueError(f"cannot read {_called(value)}: {error}") from None
+
+
+def open_upright(value: Any) -> Image.Image:
+    """As `load_image`, but in the picture's own mode; 16 bits become 8, mode L.
+
+    Raises:
+        ValueError: there is no such file, or no picture in it; names the file and the reason.
+    """
+    try:
+        if isinstance(value, Image.Image):
+            return _eight_bits(ImageOps.exif_transpose(value))
+        with Image.open(_source(value)) as image:
+            return _eight_bits(ImageOps.exif_transpose(image))
+    except Image.UnidentifiedImageError:
+        reason = "it is not a picture that Pillow knows"
+    # For a broken file Pillow's readers raise errors of nearly every class.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise ValueError(f"cannot read {_called(value)}: {reason}")
+
+
+def to_pixels(
+    images: Any,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    factor: int = 8,
+    resize_mode: ResizeMode = "default",
+    crops_coords: Box | None = None,
+    latent_channels: int = 4,
+) -> np.ndarray:
+    """What an autoencoder encodes. As `VaeImageProcessor.preprocess` of diffusers, channels last.
+
+    Arguments:
+        images: a path, PIL image or array, or a list of one kind. Arrays are h w c or b h w c,
+            tensors of PyTorch c h w or b c h w: floats in [0, 1], floats in [-1, 1] if any is
+            negative, or uint8.
+        height: in pixels, as `width`; the first picture's own by default. Both are rounded down to
+            multiples of `factor`. PIL images are resized with Lanczos' filter, arrays by
+            repeating the nearest pixel.
+        factor: pixels per latent.
+        resize_mode: "default" stretches, "fill" fits the picture in and smears its borders,
+            "crop" cuts off what stands out; the latter two for PIL images and paths.
+        crops_coords: the part of each PIL image to take, before it is resized.
+        latent_channels: arrays with so many channels are latents and stay as they are.
+
+    Returns:
+        b H W 3 float32 in [-1, 1]; or latents b h w c.
+
+    Raises:
+        ValueError: a file or an array is no picture, or the size cannot be.
+    """
+    pixels = _unit_pixels(
+        images, height, width, factor, resize_mode, crops_coords, "image", latent_channels
+    )
+    if pixels.shape[-1] == latent_channels or pixels.min() < 0:
+        return pixels
+    return 2 * pixels - 1
+
+
+def to_control(
+    images: Any,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    factor: int = 8,
+    resize_mode: ResizeMode = "default",
+    crops_coords: Box | None = None,
+) -> np.ndarray:
+    """What a ControlNet sees: as `to_pixels`, but b H W 3 float32 in [0, 1]."""
+    return _unit_pixels(images, height, width, factor, resize_mode, crops_coords, "control image")
+
+
+def resize(image: Image.Image, height: int, width: int, mode: str = "default") -> Image.Image:
+    """One picture at another size, with Lanczos' filter. As `VaeImageProcessor.resize`.
+
+    Raises:
+        ValueError: the mode is unknown, or a picture is too long and narrow for it.
+    """
+    if mode == "default":
+        return image.resize((width, height), Image.Resampling.LANCZOS)
+    if mode not in ("fill", "crop"):
+        raise ValueError(f'resize_mode must be "default", "fill" or "crop" (got {mode!r})')
+    wider, narrower = (image.width / image.height, width / height)[:: 1 if mode == "fill" else -1]
+    by_width = wider > narrower
+    inner = (
+        (width, image.height * width // image.width)
+        if by_width
+        else (image.width * height // image.height, height)
+    )
+    if not 0 < min(inner) <= max(inner) <= MAX_SIDE:
+        raise ValueError(
+            f"a picture of {image.width}x{image.height} cannot be resized to {width}x{height} with "
+            f'resize_mode="{mode}"; use "default", or cut it first'
+        )
+    inside = image.resize(inner, Image.Resampling.LANCZOS)
+    left, top = width // 2 - inner[0] // 2, height // 2 - inner[1] // 2
+    result = Image.new("RGB", (width, height))
+    result.paste(inside, (left, top))
+    if mode == "fill":
+        _smear(result, inside, left, top)
+    return result
+
+
+def target_size(
+    own: tuple[int, int], height: int | None, width: int | None, factor: int
+) -> tuple[int, int]:
+    """(height, width), each rounded down to a multiple of `factor`. own: the picture's."""
+    wanted = (height or own[0], width or own[1])
+    size = wanted[0] - wanted[0] % factor, wanted[1] - wanted[1] % factor
+    if not 0 < min(size) <= max(size) <= MAX_SIDE:
+        raise ValueError(
+            f"height and width must be between {factor} and {MAX_SIDE} "
+            f"(got {wanted[0]} and {wanted[1]})"
+        )
+    return size
+
+
+def listed(value: Any, name: str) -> tuple[list[Any], bool]:
+    """The pictures as a list, and whether they are arrays.
+
+    Raises:
+        ValueError: there is none, or something else, or some are arrays and some are not.
+    """
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    pictures = [isinstance(item, str | Path | bytes | Image.Image) for item in items]
+    for item, picture in zip(items, pictures):
+        if not picture and not hasattr(item, "__array__"):
+            raise ValueError(
+                f"{name} must be a path, a PIL image, an array or a list of them "
+                f"(got {type(item).__name__})"
+            )
+    if len(set(pictures)) != 1:
+        raise ValueError(
+            f"{name} must be a list of arrays or of pictures, not of both"
+            if items
+            else f"{name} must hold a picture (got an empty list)"
+        )
+    return items, not pictures[0]
+
+
+def stack(arrays: list[np.ndarray], name: str) -> np.ndarray:
+    """Arrays b h w c, one after the other.
+
+    Raises:
+        ValueError: their sizes differ.
+    """
+    if len({array.shape[1:] for array in arrays}) > 1:
+        raise ValueError(
+            f"{name} must be arrays of one size (got {', '.join(str(a.shape) for a in arrays)})"
+        )
+    return np.concatenate(arrays)
+
+
+def read_array(value: Any, name: str) -> np.ndarray:
+    """An array, or a tensor of PyTorch, as float32; uint8 becomes [0, 1].
+
+    Raises:
+        ValueError: its type is no picture's, or it is not finite.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16 of PyTorch's.
+        value = value.float() if value.is_floating_point() else value
+    array = np.asarray(value)
+    if array.dtype == np.uint8:
+        return array.astype(np.float32) / 255
+    if array.dtype.name not in ("bool", "float16", "bfloat16", "float32", "float64"):
+        raise ValueError(f"{name} must be floats in [0, 1] or uint8 (got {array.dtype})")
+    array = array.astype(np.float32)
+    if not array.size or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers (got shape {array.shape} with NaN or inf)")
+    return array
+
+
+def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
+    """b h w c -> b height width c, as `torch.nn.functional.interpolate` repeats pixels."""
+
+    def sources(size: int, new: int) -> np.ndarray:
+        scale = np.float32(size) / np.float32(new)
+        return np.minimum((np.arange(new, dtype=np.float32) * scale).astype(int), size - 1)
+
+    rows, columns = sources(array.shape[1], height), sources(array.shape[2], width)
+    return array[:, rows[:, None], columns]
+
+
+def to_pil(images: np.ndarray) -> list[Image.Image]:
+    """images: b h w 3 in [0, 1] -> PIL images."""
+    return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
+
+
+def contact_sheet(
+    images: Sequence[Image.Image],
+    *,
+    gap: int = 4,
+    columns: int | None = None,
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+) -> Image.Image:
+    """Pictures row by row on white, in a grid as square as can be or of `columns`.
+
+    Labels stand left of the rows and above the columns.
+    """
+    columns = columns or len(column_labels) or math.ceil(math.sqrt(len(images)))
+    rows = math.ceil(len(images) / columns)
+    width, height = (max(image.size[axis] for image in images) for axis in (0, 1))
+    font = ImageFont.load_default(max(10, min(width, height) // 16))
+    left = _label_size(row_labels, font)[0] + gap * bool(row_labels)
+    top = _label_size(column_labels, font)[1] + gap * bool(column_labels)
+    size = left + columns * (width + gap) - gap, top + rows * (height + gap) - gap
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
+    for row, label in enumerate(row_labels):
+        middle = top + row * (height + gap) + height / 2
+        draw.text((left - gap, middle), label, fill="black", font=font, anchor="rm")
+    for column, label in enumerate(column_labels):
+        middle = left + column * (width + gap) + width / 2
+        draw.text((middle, top - gap), label, fill="black", font=font, anchor="md")
+    for i, image in enumerate(images):
+        row, column = divmod(i, columns)
+        sheet.paste(image, (left + column * (width + gap), top + row * (height + gap)))
+    return sheet
+
+
+def png_parameters(parameters: str) -> PngInfo:
+    """A PNG's text chunk `parameters`, which image tools read the settings of a picture from."""
+    info = PngInfo()
+    info.add_text("parameters", parameters)
+    return info
+
+
+def _unit_pixels(
+    images: Any,
+    height: int | None,
+    width: int | None,
+    factor: int,
+    resize_mode: str,
+    crops_coords: Box | None,
+    name: str,
+    latent_channels: int = 3,
+) -> np.ndarray:
+    items, arrays = listed(images, name)
+    if not arrays:
+        pictures = [crop(load_image(item), crops_coords) for item in items]
+        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
+        resized = [np.asarray(resize(picture, *size, resize_mode)) for picture in pictures]
+        return np.stack(resized).astype(np.float32) / 255
+    refuse_for_arrays(name, resize_mode, crops_coords)
+    channels = 1, 3, latent_channels
+    pixels = stack([_channels_last(item, name, channels) for item in items], name)
+    if pixels.shape[-1] not in (1, 3):
+        return pixels
+    # Decoded pictures overshoot 1 a little; 255 means that somebody did not divide.
+    if np.abs(pixels).max() > 4:
+        raise ValueError(
+            f"{name} must be floats in [0, 1] or [-1, 1] (got values up to {pixels.max():g})"
+        )
+    pixels = nearest(pixels, *target_size(pixels.shape[1:3], height, width, factor))
+    return np.repeat(pixels, 3, axis=-1) if pixels.shape[-1] == 1 else pixels
+
+
+def crop(image: Image.Image, box: Box | None) -> Image.Image:
+    """The part of a picture; all of it for None."""
+    return image if box is None else image.crop(box)
+
+
+def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> None:
+    """Raises ValueError for what only PIL images can do."""
+    if resize_mode != "default" or crops_coords is not None:
+        raise ValueError(f"{name} must be PIL images or paths, not arrays, to be cropped or filled")
+
+
+def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray:
+    """Channels are the last axis of an array and the first of a tensor; the other if it must be."""
+    array = read_array(value, name)
+    if array.ndim == 2:
+        array = array[..., None]
+    axes = (-3, -1) if hasattr(value, "detach") else (-1, -3)
+    axis = next((i for i in axes if array.ndim in (3, 4) and array.shape[i] in channels), None)
+    if axis is None:
+        raise ValueError(
+            f"{name} must be an array h w 3 or b h w 3, or a tensor 3 h w or b 3 h w "
+            f"(got shape {array.shape})"
+        )
+    array = np.moveaxis(array, axis, -1)
+    return array if array.ndim == 4 else array[None]
+
+
+def _source(value: Any) -> Any:
+    """What Pillow opens. Raises ValueError or OSError for what is no file, without reading it."""
+    if isinstance(value, bytes):
+        return io.BytesIO(value)
+    if not isinstance(value, str | Path):
+        raise ValueError(f"it must be a path or a PIL image (got {type(value).__name__})")
+    if str(value).startswith(("http://", "https://")):
+        raise ValueError("it is an address; download the picture first")
+    if not stat.S_ISREG(Path(value).stat().st_mode):
+        raise ValueError("it is not a regular file")
+    return value
+
+
+def _called(value: Any) -> str:
+    """The name of a picture in a sentence, with control characters escaped."""
+    name = value if isinstance(value, str | Path) else getattr(value, "filename", "")
+    return f"the picture {str(name)!r}" if name else "the picture"
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Pillow clips 16-bit greys at 255 and fractions at 0 or 1; modes of 8 bits as they are."""
+    if not image.mode.startswith("I") and image.mode != "F":
+        return image
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "F" and values.max() <= 1:
+        values = values * 255
+    # Mode I is also what Pillow makes of 8 bits.
+    elif image.mode != "F" and (image.mode != "I" or values.max() > 255):
+        values = values / 257
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+
+
+def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> None:
+    """Fills what is left of the canvas with the outermost rows or columns of the picture."""
+    (width, height), edge = inside.size, inside.resize
+    if top > 0:
+        canvas.paste(edge((width, top), box=(0, 0, width, 0)), (0, 0))
+        canvas.paste(edge((width, top), box=(0, height, width, height)), (0, top + height))
+    if left > 0:
+        canvas.paste(edge((left, height), box=(0, 0, 0, height)), (0, 0))
+        canvas.paste(edge((left, height), box=(width, 0, width, height)), (left + width, 0))
+
+
+def _label_size(labels: Sequence[str], font: Any) -> tuple[int, int]:
+    """Width and height that hold each of the labels."""
+    boxes = [font.getbbox(label, anchor="ld") for label in labels]
+    sizes = [(right - left, bottom - top) for left, top, right, bottom in boxes] or [(0, 0)]
+    return math.ceil(max(size[0] for size in sizes)), math.ceil(max(size[1] for size in sizes))
+
+
+def to_html(images: Sequence[Image.Image]) -> str:
+    """Pictures side by side, for notebooks."""
+
+    def source(image: Image.Image) -> str:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    return "".join(f'<img src="data:image/png;base64,{source(image)}">' for image in images)

@@ -1,0 +1,284 @@
+"""The arguments of all calls, declared once with type and range, and checked at the door."""
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+Texts = str | list[str] | None
+Count = Annotated[int, Meta(ge=1, le=4096)]
+Steps = Annotated[int, Meta(ge=1, le=100_000)]
+Pixels = Annotated[int, Meta(ge=1, le=32_768)]
+Scale = Annotated[float, Meta(ge=-10_000, le=10_000)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+Size = tuple[Coordinate, Coordinate]
+Seed = int
+Time = Annotated[float, Meta(ge=0, le=1_000_000)]
+Times = list[Time] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a call asked for, under the names of its arguments. Any means pictures or arrays."""
+
+    prompt: Texts = None
+    prompt_2: Texts = None
+    negative_prompt: Texts = None
+    negative_prompt_2: Texts = None
+    prompt_embeds: Any = None
+    negative_prompt_embeds: Any = None
+    pooled_prompt_embeds: Any = None
+    negative_pooled_prompt_embeds: Any = None
+    num_images_per_prompt: Count | None = 1
+    clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
+    long_prompt: bool = False
+    prompt_weighting: bool = False
+
+    image: Any = None
+    mask_image: Any = None
+    control_image: Any = None
+    masked_image_latents: Any = None
+    padding_mask_crop: Annotated[int, Meta(ge=0, le=32_768)] | None = None
+    height: Pixels | None = None
+    width: Pixels | None = None
+
+    num_inference_steps: Steps | None = 50
+    original_inference_steps: Steps | None = None
+    timesteps: Times = None
+    sigmas: Times = None
+    strength: Fraction = 1.0
+    denoising_start: Fraction | None = None
+    denoising_end: Fraction | None = None
+    eta: Fraction | None = 0.0
+
+    guidance_scale: Scale | None = 7.5
+    image_guidance_scale: Scale = 1.5
+    guidance_rescale: Fraction = 0.0
+    guidance_start: Fraction = 0.0
+    guidance_end: Fraction = 1.0
+    controlnet_conditioning_scale: Scale | list[Scale] = 1.0
+    control_guidance_start: Fraction | list[Fraction] = 0.0
+    control_guidance_end: Fraction | list[Fraction] = 1.0
+    guess_mode: bool = False
+
+    original_size: Size | None = None
+    crops_coords_top_left: Size = (0, 0)
+    target_size: Size | None = None
+    negative_original_size: Size | None = None
+    negative_crops_coords_top_left: Size = (0, 0)
+    negative_target_size: Size | None = None
+    aesthetic_score: Scale = 6.0
+    negative_aesthetic_score: Scale = 2.5
+
+    seed: Seed | list[Seed] | None = None
+    noise: Literal["jax", "torch"] = "jax"
+    latents: Any = None
+    output_type: Literal["pil", "np", "jax", "pt", "latent"] = "pil"
+    return_dict: bool = True
+    callback_on_step_end: Any = None
+    callback_on_step_end_tensor_inputs: list[str] | None = None
+
+
+TENSORS = ["latents"]
+"""diffusers' default of callback_on_step_end_tensor_inputs."""
+
+DESCRIPTIONS = {
+    "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
+    "prompt_2": "For the second text encoder, where it differs.",
+    "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
+    "arrays in [0, 1].",
+    "mask_image": "White where to draw anew, black where to keep.",
+    "control_image": "What the ControlNets see; a list with one entry for each of several.",
+    "masked_image_latents": "b 4 h/8 w/8, in the place of what is encoded of the masked picture.",
+    "height": "In pixels, as `width`: a multiple of the autoencoder's factor (8).",
+    "padding_mask_crop": "Draw only the masked part and as many pixels around it, at full size.",
+    "strength": "How much of the noise to add, from 0 to 1, and so how much may change.",
+    "num_inference_steps": "Of the sampler; `strength` leaves some of them out.",
+    "timesteps": "Custom ones instead of steps, for samplers that take them; or `sigmas`.",
+    "original_inference_steps": "Of the grid that a consistency model was distilled on.",
+    "denoising_start": "The fraction of the run that was done before, by another model.",
+    "denoising_end": "The fraction of the run to stop at, for another model to go on.",
+    "guidance_scale": "Classifier-free guidance; 1 and less turns it off.",
+    "image_guidance_scale": "How closely to keep to the picture that is edited.",
+    "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
+    "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
+    "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
+    "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
+    "eta": "DDIM's, from 0 (deterministic) to 1.",
+    "generator": "A seed, a torch.Generator or a list of them: PyTorch's numbers of that seed.",
+    "seed": "Of the run, or one per picture; None takes one from the system.",
+    "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
+    "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
+    "controlnet_conditioning_scale": "What the ControlNets count for; a list for several.",
+    "guess_mode": "Let the ControlNet's picture speak, with no or little of a prompt.",
+    "control_guidance_start": "The fraction of the run from which on the ControlNets steer, until "
+    "`control_guidance_end`.",
+    "original_size": "SDXL's micro-conditioning, (height, width), with `crops_coords_top_left` and "
+    "`target_size`; their `negative_` forms for the negative prompt.",
+    "aesthetic_score": "The refiner's, from 0 to 10; `negative_aesthetic_score` likewise.",
+    "clip_skip": "How many of the text encoder's last layers to leave out.",
+    "output_type": "'pil', 'np' or 'jax' (b h w 3 in [0, 1]), 'pt' (b 3 h w), or 'latent' "
+    "(b c h/8 w/8).",
+    "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
+    "return changed tensors, and False stops the run.",
+    "long_prompt": "Use all of a long prompt, in windows of 77 tokens.",
+    "prompt_weighting": "Read `(word:1.3)` as a weight.",
+}
+
+_UNSUPPORTED = ("ip_adapter_image", "ip_adapter_image_embeds")
+_ARRAYS = frozenset(field.name for field in dataclasses.fields(Call) if field.type is Any)
+
+
+def check_call(given: Mapping[str, Any]) -> Call:
+    """The arguments of a call, typed.
+
+    Args:
+        given: by name, as `locals()` gives them at the start of a method; `self` is left out.
+
+    Raises:
+        ValueError: one of them has a type or value that cannot be; names it, its value and what
+            it may be.
+    """
+    values = {name: value for name, value in given.items() if name != "self"}
+    for name in _UNSUPPORTED:
+        if values.pop(name, None) is not None:
+            raise ValueError(f"{name} is not supported by diffusax: it has no IP-Adapter; leave it")
+    _check_attention_options(values.pop("cross_attention_kwargs", None))
+    values |= _randomness(values.pop("generator", None), values)
+    values |= _legacy_callback(values.pop("callback", None), values.pop("callback_steps", None))
+    values = {k: v if k in _ARRAYS else _plain(v) for k, v in values.items()}
+    try:
+        call = msgspec.convert(values, Call, strict=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_sentence(str(error), values)) from None
+    callback = call.callback_on_step_end
+    if hasattr(callback, "tensor_inputs"):
+        names = list(callback.tensor_inputs)
+        call = dataclasses.replace(call, callback_on_step_end_tensor_inputs=names)
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback_on_step_end must be callable (got {callback!r})")
+    return call
+
+
+def documented(call: Any) -> Any:
+    """Adds what the arguments of a pipeline's call mean to its docstring."""
+    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
+    lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
+    raises = [
+        "            ValueError: an argument that cannot be; says which, and what can.",
+        "            FloatingPointError: the latents or pictures are not finite.",
+    ]
+    sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
+    call.__doc__ += "\n".join(sections)
+    return call
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value that may be a list, as one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy, JAX and PyTorch scalars and arrays as Python numbers and lists."""
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "shape") else value
+
+
+_WORDS = {
+    Texts: "a string or a list of strings",
+    bool: "True or False",
+    Size | None: "a pair of integers",
+    Size: "a pair of integers",
+    Times: "a list of numbers of at least 0",
+    int: "an integer",
+    int | list[int] | None: "an integer or a list of integers",
+    list[str] | None: "a list of strings",
+}
+_FIELDS = {field.name: field.type for field in dataclasses.fields(Call)}
+
+
+def _sentence(reason: str, values: Mapping[str, Any]) -> str:
+    """msgspec's reason as a sentence that names the argument, what it must be and its value."""
+    expected, _, place = reason.partition(" - at `$")
+    name = re.split(r"[^\w]", place.removeprefix("."))[0]
+    hint: Any = _FIELDS.get(name)
+    bound = re.match(r"Expected `\w+` (>=|<=) (\S+)", expected)
+    if bound:
+        must = f"at {'least' if bound[1] == '>=' else 'most'} {bound[2].removesuffix('.0')}"
+    elif expected.startswith("Invalid enum value"):
+        must = f"one of {', '.join(map(repr, typing.get_args(hint)))}"
+    elif hint in _WORDS:
+        must = _WORDS[hint]
+    else:
+        kind = "an integer" if "`int" in expected else "a number"
+        must = f"{kind} or a list of them" if "array" in expected else kind
+    shown = repr(values.get(name))
+    return f"{name} must be {must} (got {shown if len(shown) <= 80 else shown[:77] + '...'})"
+
+
+def _check_attention_options(options: Any) -> None:
+    if options is None:
+        return
+    unknown = [k for k in options if k != "scale"] if isinstance(options, Mapping) else [options]
+    if unknown:
+        raise ValueError(
+            f"cross_attention_kwargs may hold only 'scale', the strength of LoRAs (got {unknown})"
+        )
+
+
+def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A generator as diffusers takes it: PyTorch's numbers of its seed."""
+    if generator is None:
+        return {}
+    if values.get("seed") is not None:
+        raise ValueError("only one of generator and seed can be given")
+    seeds = [_seed_of(g) for g in as_list(generator)]
+    many = isinstance(generator, list | tuple)
+    return {"seed": seeds if many else seeds[0], "noise": "torch"}
+
+
+def _seed_of(generator: Any) -> Any:
+    seed = generator.initial_seed() if hasattr(generator, "initial_seed") else _plain(generator)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(
+            f"generator must be an integer, a torch.Generator, or a list of them (got {seed!r})"
+        )
+    return seed
+
+
+def _legacy_callback(callback: Any, steps: Any) -> dict[str, Any]:
+    """diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
+    if callback is None:
+        return {}
+    if not callable(callback):
+        raise ValueError(f"callback must be callable (got {callback!r})")
+    every = 1 if steps is None else steps
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
+
+    def on_step_end(pipe: Any, step: int, timestep: float, tensors: dict[str, Any]) -> None:
+        if step % every == 0:
+            callback(step, timestep, tensors["latents"])
+
+    return {"callback_on_step_end": on_step_end}
+
+
+def match_length(name: str, values: Sequence[Any], n: int, of: str = "prompts") -> list[Any]:
+    """`values` for n of something: one value serves all.
+
+    Raises:
+        ValueError: neither one nor n.
+    """
+    if len(values) not in (1, n):
+        raise ValueError(f"{name} has {len(values)} entries for {n} {of}; give 1 or {n}")
+    return list(values) * n if len(values) == 1 else list(values)

@@ -1,0 +1,63 @@
+"""Pipelines by task: the class that draws it for a checkpoint's family."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from diffusax.pipelines import classes, control, tasks
+from diffusax.pipelines.pipeline import DiffusionPipeline
+
+
+class _Auto:
+    """What the three have in common. They have no instances: they give those of other classes."""
+
+    task: ClassVar[Any]
+    controlled: ClassVar[Any]
+
+    @classmethod
+    def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
+        """As `DiffusionPipeline.from_pretrained`, for this task; `controlnet=` steers it.
+
+        Raises:
+            ValueError: the checkpoint cannot be had, or diffusax has no such task for it.
+        """
+        target = DiffusionPipeline.class_of(path_or_repo, **options)
+        steered = options.get("controlnet") is not None
+        return cls._find(target.family, steered).from_pretrained(path_or_repo, **options)
+
+    @classmethod
+    def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
+        """This task on another pipeline's components; nothing is copied or compiled again."""
+        steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
+        if "controlnet" in components and components["controlnet"] is None:
+            del components["controlnet"]
+        return cls._find(pipe.family, steered).from_pipe(pipe, **components)
+
+    @classmethod
+    def _find(cls, family: Any, steered: bool) -> Any:
+        task = cls.controlled if steered else cls.task
+        for name in classes.__all__:
+            found = getattr(classes, name)
+            if found.family is family and found.task is task and "Consistency" not in name:
+                return found
+        raise ValueError(f"diffusax has no {task.__name__.replace('_', ' ')} for {family.name}")
+
+
+class AutoPipelineForText2Image(_Auto):
+    """Text to image, with ControlNets if they are given."""
+
+    task = staticmethod(tasks.text_to_image)
+    controlled = staticmethod(control.control_text_to_image)
+
+
+class AutoPipelineForImage2Image(_Auto):
+    """Image to image, with ControlNets if they are given."""
+
+    task = staticmethod(tasks.image_to_image)
+    controlled = staticmethod(control.control_image_to_image)
+
+
+class AutoPipelineForInpainting(_Auto):
+    """Inpainting, with ControlNets if they are given."""
+
+    task = staticmethod(tasks.inpaint)
+    controlled = staticmethod(control.control_inpaint)

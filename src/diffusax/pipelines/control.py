@@ -1,0 +1,133 @@
+"""ControlNet (Zhang et al. 2023) as a change to any task's plan."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from diffusax.models.controlnet import guess_scales
+from diffusax.pictures import load_image, target_size, to_control
+from diffusax.pipelines.arguments import Call, as_list
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.tasks import (
+    Job,
+    Task,
+    count_images,
+    crop_options,
+    image_to_image,
+    inpaint,
+    text_to_image,
+)
+
+
+def controlled(task: Task) -> Task:
+    """The task with its plan steered by the pictures in `control_image`."""
+
+    def run(c: Components, call: Call) -> Job:
+        if task is text_to_image:
+            # diffusers calls the ControlNet's picture `image` where there is no other.
+            call = dataclasses.replace(call, control_image=call.image, image=None)
+        call = _with_size(task, c, call)
+        pictures = control_pictures(c, call, cropped=task is inpaint)
+        if task is text_to_image:
+            height, width = pictures[0].shape[1:3]
+            call = dataclasses.replace(call, height=height, width=width)
+        job = task(c, call)
+        conditions = job.plan.conditions._replace(control=pictures)
+        knobs = job.plan.knobs._replace(control=control_weights(c.denoiser, call, job))
+        job.plan = job.plan._replace(conditions=conditions, knobs=knobs)
+        return job
+
+    run.__name__ = f"control_{task.__name__}"
+    return run
+
+
+control_text_to_image = controlled(text_to_image)
+control_image_to_image = controlled(image_to_image)
+control_inpaint = controlled(inpaint)
+
+
+def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, ...]:
+    """For each ControlNet its picture for each image, b 1 H W 3 in [0, 1].
+
+    Raises:
+        ValueError: there are not as many pictures as ControlNets, or as images.
+    """
+    nets = len(c.denoiser.controlnets)
+    given = call.control_image
+    if given is None:
+        raise ValueError("a picture for the ControlNet must be given")
+    per_net = [given] if nets == 1 else as_list(given)
+    if nets > 1 and per_net and all(isinstance(p, list) and len(p) == nets for p in per_net):
+        per_net = [list(pictures) for pictures in zip(*per_net)]
+    if len(per_net) != nets:
+        raise ValueError(
+            f"the control pictures must be a list with one entry for each of {nets} ControlNets "
+            f"(got {len(per_net)})"
+        )
+    options: dict[str, Any] = {"factor": c.factor}
+    if cropped and call.padding_mask_crop is not None:
+        options |= crop_options(call, call.height or 0, call.width or 0)
+    b = count_images(call)
+    arrays = [to_control(p, call.height, call.width, **options) for p in per_net]
+    return tuple(_per_prompt(array, b, call.num_images_per_prompt or 1) for array in arrays)
+
+
+def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
+    """What each residual counts for, n m k r: see `Knobs.control`.
+
+    Raises:
+        ValueError: a list of scales or fractions has another length than there are ControlNets.
+    """
+    nets, k, n = denoiser.controlnets, len(job.weights) + 1, len(job.schedule)
+    height = len(job.plan.knobs.rescale)
+    residuals = len(nets[0].shapes["controlnet_down_blocks"]) + 1
+    weights = np.zeros((height, len(nets), k, residuals), np.float32)
+    names = ("controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end")
+    columns = [_per_net(name, getattr(call, name), len(nets)) for name in names]
+    rows = np.arange(n)
+    for m, (net, scale, start, end) in enumerate(zip(nets, *columns)):
+        if start >= end:
+            raise ValueError(
+                f"control_guidance_start must be below control_guidance_end (got {start} and {end})"
+            )
+        active = (rows / n >= start) & ((rows + 1) / n <= end)
+        weights[:n, m] = scale * active[:, None, None]
+        pooled = net.config.global_pool_conditions
+        if call.guess_mode and not pooled:
+            weights[:, m] *= guess_scales(residuals)
+        if call.guess_mode or nets[0].config.global_pool_conditions:
+            weights[:, m, 1:] = 0
+    return weights
+
+
+def _per_net(name: str, value: Any, nets: int) -> list[Any]:
+    values = as_list(value)
+    if len(values) not in (1, nets):
+        raise ValueError(f"{name} has {len(values)} entries for {nets} ControlNets")
+    return values * nets if len(values) == 1 else values
+
+
+def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
+    """One picture for all, or one for each prompt and so for all of its images."""
+    copies = b if len(pictures) == 1 else per_prompt
+    if len(pictures) * copies != b:
+        raise ValueError(
+            f"the control picture has {len(pictures)} entries for {b // per_prompt} prompts; "
+            "give one for all or one for each"
+        )
+    return np.repeat(pictures, copies, axis=0)[:, None]
+
+
+def _with_size(task: Task, c: Components, call: Call) -> Call:
+    """With a picture to start from, its own size is the default, as in diffusers."""
+    if task is text_to_image or call.image is None or (call.height and call.width):
+        return call
+    first = as_list(call.image)[0]
+    if hasattr(first, "shape"):
+        return call
+    picture = load_image(first)
+    own = (picture.height, picture.width)
+    height, width = target_size(own, call.height, call.width, c.factor)
+    return dataclasses.replace(call, height=height, width=width)

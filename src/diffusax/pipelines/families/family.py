@@ -1,0 +1,53 @@
+"""What a family of checkpoints is: a record of functions and names, without behaviour."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from diffusax.models.network import Network, Params
+
+Encoded = tuple[jax.Array, ...]
+"""What prompts became: the context n s d and, where the family has one, the pooled output n p."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How the checkpoints of one kind are read. Tasks know only this of them."""
+
+    name: str
+    text: tuple[tuple[str, str], ...]
+    """The components (tokenizer, text encoder), in order; a checkpoint may leave some out."""
+    optional: tuple[str, ...]
+    """Components that a checkpoint may lack."""
+    options: tuple[tuple[str, Any], ...]
+    """Options in model_index.json that this family reads, with their defaults."""
+    encode: Callable[..., Encoded]
+    """(encoders, params, ids, weights, clip_skip) -> Encoded; pure, see the families' own."""
+    added: Callable[..., dict[str, Any] | None]
+    """(components, call, pooled, height, width) -> `Conditions.added`, leaves b k d."""
+    normalizes_latents: bool = False
+    """Whether latents_mean and latents_std of the autoencoder count."""
+    upcasts_vae: bool = False
+    """Whether an autoencoder with force_upcast runs in float32 where its parameters are float16."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether `encode` gives a pooled output besides the context."""
+        return len(self.text) > 1
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components of a checkpoint, in diffusers' order."""
+        return ("vae", *(e for _, e in self.text), *(t for t, _ in self.text), "unet", "scheduler")
+
+
+def run_encoders(
+    encoders: tuple[Network, ...], params: tuple[Params, ...], ids: tuple[jax.Array, ...]
+) -> list[Any]:
+    """Each encoder's output for its ids. ids: n w t (w windows of t tokens), run as (n w) t."""
+    return [
+        encoder.apply(p, i.reshape(-1, i.shape[-1]))
+        for encoder, p, i in zip(encoders, params, ids, strict=True)
+    ]

@@ -1,0 +1,59 @@
+"""Guidance as weights over branches: predictions of one network under different conditions.
+
+Branch 0 has every condition. The guided prediction is y0 + sum_j w_j (y0 - y_j), so that k - 1
+weights serve k branches and all of them zero mean no guidance.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def classifier_free(scale: float) -> tuple[float, ...]:
+    """Ho and Salimans 2022 in the form of Imagen, where a scale of 1 is no guidance."""
+    return (scale - 1.0,)
+
+
+def instruct(text_scale: float, image_scale: float) -> tuple[float, ...]:
+    """Brooks et al. 2023, equation 3. Branches: (text, image), (none, image), (none, none)."""
+    return (text_scale - image_scale, image_scale - 1.0)
+
+
+def per_row(
+    weights: Sequence[float], rows: int, height: int, interval: tuple[float, float] = (0.0, 1.0)
+) -> np.ndarray:
+    """The weights of each row, height k-1; zero outside the interval, in fractions of the rows.
+
+    Guidance in a limited interval is Kynkäänniemi et al. 2024.
+    """
+    table = np.zeros((height, len(weights)), np.float32)
+    start, stop = (round(fraction * rows) for fraction in interval)
+    table[start:stop] = weights
+    return table
+
+
+def mix(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.Array:
+    """The guided prediction.
+
+    Args:
+        y: b k ..., float32, branch 0 fully conditioned.
+        weights: k-1, or b k-1 where each image has its own.
+        rescale: a scalar or b; phi of Lin et al. 2024, section 3.4, zero for none.
+
+    Returns:
+        b ...
+    """
+    first = y[:, 0]
+    if y.shape[1] == 1:
+        return first
+    ones = (1,) * (first.ndim - 1)
+    w = jnp.broadcast_to(weights, (y.shape[0], weights.shape[-1]))
+    guided = first + sum(
+        w[:, j - 1].reshape(-1, *ones) * (first - y[:, j]) for j in range(1, y.shape[1])
+    )
+    axes = tuple(range(1, guided.ndim))
+    ratio = first.std(axes, keepdims=True, ddof=1) / guided.std(axes, keepdims=True, ddof=1)
+    phi = jnp.broadcast_to(rescale, (y.shape[0],)).reshape(-1, *ones)
+    return jnp.where(phi > 0, guided * (phi * ratio + 1 - phi), guided)

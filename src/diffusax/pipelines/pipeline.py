@@ -1,0 +1,480 @@
+"""Pipelines: components and their parameters, loaded, shared and saved."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jax
+
+from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
+from diffusax.checkpoints.model_index import write_model_index
+from diffusax.files import load_json, write_json
+from diffusax.models.network import Model, Params, cast_params, floating_dtype
+from diffusax.pipelines.arguments import as_list, check_call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.denoisers import control_names
+from diffusax.pipelines.families import Family
+from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
+from diffusax.pipelines.prompts import embeddings
+from diffusax.pipelines.run import ImagePipelineOutput, draw
+from diffusax.samplers import Scheduler, scheduler_from_config
+from diffusax.text.tokenizer import CLIPTokenizer
+
+log = logging.getLogger(__name__)
+
+# Components of diffusers' checkpoints that nothing here runs.
+_IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
+# Arguments of diffusers' from_pretrained that change nothing here.
+_WITHOUT_MEANING = frozenset(
+    (
+        "use_safetensors",
+        "low_cpu_mem_usage",
+        "device_map",
+        "add_watermarker",
+        "image_processor",
+        "device",
+        "lora_scale",
+    )
+)
+
+
+class MultiControlNetModel:
+    """Several ControlNets, whose residuals are added up."""
+
+    def __init__(self, nets: Any):
+        self.nets = list(nets)
+
+    def __repr__(self) -> str:
+        return f"MultiControlNetModel({self.nets})"
+
+
+class DiffusionPipeline:
+    """What all pipelines share; `DiffusionPipeline.from_pretrained` gives the one a checkpoint names.
+
+    Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning a component, the scheduler too, takes effect at once and compiles nothing for networks
+    of the same architecture.
+    """
+
+    family: ClassVar[Family]
+    task: ClassVar[Any]
+    """What the call does, a function of `diffusax.pipelines.tasks`."""
+    __call__: Any
+    extra_components: ClassVar[tuple[str, ...]] = ()
+    scheduler_options: ClassVar[dict[str, Any]] = {}
+    """What diffusers sets in the config of an old checkpoint's scheduler."""
+    parts: Components
+
+    def __init__(self, **components: Any):
+        """The pipeline of these components, under the names in a checkpoint.
+
+        Raises:
+            ValueError: one is missing, unknown, or of the wrong type.
+        """
+        names = self.component_names()
+        options = dict(self.family.options)
+        self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)
+        self.__dict__["_models"] = {}
+        self.progress_bar_options: dict[str, Any] = {}
+        self._guidance_scale: float | None = None
+        self._num_timesteps, self._interrupt = 0, False
+        for name, value in components.items():
+            if name in options:
+                options[name] = bool(value)
+            elif name in names:
+                setattr(self, name, value)
+            elif name not in _IGNORED:
+                raise ValueError(f"{type(self).__name__} has no component {name!r}")
+        for name in names:
+            if name not in self.family.optional and components.get(name) is None:
+                raise ValueError(f"{type(self).__name__} needs {name}")
+        scheduler = self.parts.scheduler
+        old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
+        if old:
+            self.scheduler = type(scheduler).from_config(scheduler.config, **old)
+
+    @classmethod
+    def component_names(cls) -> tuple[str, ...]:
+        """The components that this class has."""
+        return (*cls.family.components, *cls.extra_components)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.component_names():
+            object.__setattr__(self, name, value)
+        elif name == "scheduler":
+            self.parts.scheduler = _checked(name, value, Scheduler, "EulerDiscreteScheduler")
+        elif name.startswith("tokenizer"):
+            _set(self.parts.tokenizers, name, value, CLIPTokenizer, "CLIPTokenizer")
+        elif name == "controlnet":
+            self._set_controlnets(value)
+        else:
+            self._set_model(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self.component_names():
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "scheduler":
+            return self.parts.scheduler
+        if name.startswith("tokenizer"):
+            return self.parts.tokenizers.get(name)
+        if name == "controlnet":
+            nets = [self._models[n] for n in self._models if n.startswith("controlnet")]
+            return nets[0] if len(nets) == 1 else MultiControlNetModel(nets)
+        return self._models.get(name)
+
+    @property
+    def params(self) -> dict[str, Params]:
+        """The parameters by component, the only place where they are kept."""
+        return self.parts.params
+
+    @params.setter
+    def params(self, params: dict[str, Params]) -> None:
+        if set(params) != set(self.parts.params):
+            raise ValueError(
+                f"params must have the components {', '.join(self.parts.params)} "
+                f"(got {', '.join(params)})"
+            )
+        self.parts.params.update(params)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Every component by name, to build another pipeline with: `Other(**pipe.components)`."""
+        return {name: getattr(self, name) for name in self.component_names()}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The options in model_index.json."""
+        return self.parts.options
+
+    def register_to_config(self, **options: Any) -> None:
+        """Sets options of model_index.json, such as `requires_aesthetics_score`."""
+        for name, value in options.items():
+            if name not in self.parts.options:
+                raise ValueError(f"{type(self).__name__} has no option {name!r}")
+            self.parts.options[name] = bool(value)
+
+    @classmethod
+    def from_pipe(cls, pipe: "DiffusionPipeline", **components: Any) -> Self:
+        """This class on another pipeline's components; nothing is copied or compiled again.
+
+        Raises:
+            ValueError: the pipeline is of another family, or lacks a component.
+        """
+        if pipe.family is not cls.family:
+            raise ValueError(
+                f"{cls.__name__} is for {cls.family.name}; the pipeline is {pipe.family.name}"
+            )
+        names = cls.component_names()
+        dtype = components.pop("torch_dtype", None)
+        shared = {n: v for n, v in pipe.components.items() if n in names}
+        new = cls(**{**shared, **pipe.config, **components})
+        new.progress_bar_options = dict(pipe.progress_bar_options)
+        return new if dtype is None else new.to(dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path,
+        *,
+        torch_dtype: Any = None,
+        dtype: Any = None,
+        vae_dtype: Any = None,
+        variant: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        device: Any = None,
+        **components: Any,
+    ) -> Self:
+        """Loads a checkpoint in diffusers' layout; any of the class's family will do.
+
+        Args:
+            path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
+            torch_dtype: diffusers' name for `dtype`; PyTorch's dtypes are understood.
+            dtype: of parameters and computation, a name or a JAX dtype; float32 by default, "auto"
+                keeps the files'.
+            vae_dtype: the autoencoder's, where it should differ.
+            variant: such as "fp16", where the checkpoint has one.
+            revision: a branch, tag or commit of the repository.
+            token: for private and gated repositories; by default the stored login.
+            local_files_only: use the cache only.
+            cache_dir: instead of HF_HOME.
+            device: a device or sharding to put the parameters on.
+            **components: to use instead of the checkpoint's (`vae=`, `unet=`, `scheduler=`,
+                `controlnet=` a model or a list), or None for those that can be missing.
+
+        Raises:
+            ValueError: the checkpoint cannot be had or read; says which file and why.
+        """
+        hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
+        class_name, listed, stored = read_model_index(folder)
+        target = cls._class_for(class_name, folder)
+        given = {k: v for k, v in components.items() if k not in _WITHOUT_MEANING}
+        wanted = torch_dtype if dtype is None else dtype
+        wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
+        options = {k: v for k, v in stored.items() if k in dict(target.family.options)}
+        loaded = _load(target, folder, listed, given, wanted, vae_dtype, variant, device)
+        return target(**{**options, **loaded, **given})
+
+    @classmethod
+    def class_of(cls, path_or_repo: str | Path, **options: Any) -> Any:
+        """The class of pipeline that a checkpoint names.
+
+        Raises:
+            ValueError: the checkpoint cannot be had, or diffusax has no such pipeline.
+        """
+        names = ("revision", "token", "local_files_only", "cache_dir", "variant")
+        folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
+        return DiffusionPipeline._class_for(read_model_index(folder)[0], folder)
+
+    @classmethod
+    def _class_for(cls, class_name: str, folder: Path) -> Any:
+        """The class to load a checkpoint of `class_name` with."""
+        named = {c.__name__: c for c in _subclasses(DiffusionPipeline)}.get(class_name)
+        if named is None or not hasattr(named, "family"):
+            raise ValueError(
+                f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
+                "diffusax does not have"
+            )
+        if not hasattr(cls, "family"):
+            return named
+        if named.family is not cls.family:
+            raise ValueError(
+                f"{cls.__name__} is for {cls.family.name}; {folder} holds {named.family.name} "
+                f"({class_name})"
+            )
+        return cls
+
+    def save_pretrained(self, folder: str | Path, *, variant: str | None = None) -> None:
+        """Writes a checkpoint that diffusers opens, with the parameters in `self.params`."""
+        folder = Path(folder)
+        listed: dict[str, Any] = dict.fromkeys(_IGNORED[:3])
+        for name in self.component_names():
+            listed[name] = None
+        for name, model in self._models.items():
+            save_network(model, folder / name, variant=variant)
+            library = "transformers" if name.startswith("text") else "diffusers"
+            listed[name] = (library, model.class_name)
+        for name, tokenizer in self.parts.tokenizers.items():
+            tokenizer.save(folder / name)
+            listed[name] = ("transformers", "CLIPTokenizer")
+        if "controlnet_1" in listed:
+            listed = {k: v for k, v in listed.items() if not k.startswith("controlnet")}
+            listed["controlnet"] = ("diffusers", "MultiControlNetModel")
+        (folder / "scheduler").mkdir(parents=True, exist_ok=True)
+        scheduler = self.parts.scheduler
+        write_json(folder / "scheduler" / "scheduler_config.json", scheduler.to_config())
+        listed["scheduler"] = ("diffusers", scheduler.class_name)
+        write_model_index(folder, type(self).__name__, listed, **self.parts.options)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
+
+        Devices are accepted and change nothing: JAX has placed the parameters already.
+        """
+        dtypes = map(floating_dtype, (*args, kwargs.get("dtype"), kwargs.get("torch_dtype")))
+        dtype = next((d for d in dtypes if d is not None), None)
+        if dtype is not None:
+            self.params = {k: cast_params(p, dtype) for k, p in self.params.items()}
+        return self
+
+    @property
+    def dtype(self) -> Any:
+        """The UNet's dtype."""
+        return self.unet.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device of the UNet's parameters."""
+        leaf = jax.tree.leaves(self.params["unet"])[0]
+        return next(iter(leaf.devices()))
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels per latent."""
+        return self.parts.factor
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """Of the last call; a callback may set `_guidance_scale` for the steps that follow."""
+        return self._guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the last call was guided."""
+        return (self._guidance_scale or 0) > 1
+
+    @property
+    def num_timesteps(self) -> int:
+        """Of the last call, how often the network was asked."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether a callback has set `_interrupt`, which ends the run."""
+        return self._interrupt
+
+    def begin_run(self, call: Any, job: Any) -> None:
+        """Notes what callbacks ask the pipeline for."""
+        self._guidance_scale, self._interrupt = call.guidance_scale, False
+        self._num_timesteps = len(job.schedule)
+
+    def encode_prompt(
+        self,
+        prompt: Any = None,
+        device: Any = None,
+        num_images_per_prompt: int = 1,
+        do_classifier_free_guidance: bool = True,
+        negative_prompt: Any = None,
+        prompt_embeds: Any = None,
+        negative_prompt_embeds: Any = None,
+        lora_scale: float | None = None,
+        clip_skip: int | None = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        """The embeddings of prompts and negative prompts, (prompts images) t d each, as in diffusers.
+
+        The second is None without guidance. device and lora_scale change nothing. options:
+        long_prompt and prompt_weighting.
+        """
+        given = {k: v for k, v in locals().items() if k not in _WITHOUT_MEANING}
+        return embeddings(self.parts, given)
+
+    @property
+    def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
+        """The whole call as a pure function, to jit, vmap or differentiate.
+
+        `pipe.generate_fn(pipe.params, pipe.prepare_inputs("a prompt"))` are pictures b H W 3 in
+        [0, 1].
+        """
+        return generate_fn(self.parts)
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
+        """The inputs of `generate_fn` for the arguments of a call."""
+        bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Options of the tqdm bar, such as `disable=True`."""
+        self.progress_bar_options = options
+
+    def enable_vae_tiling(self) -> None:
+        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
+        self.vae.enable_tiling()
+
+    def disable_vae_tiling(self) -> None:
+        """Decodes every picture in one piece."""
+        self.vae.disable_tiling()
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+    def _draw(self, given: dict[str, Any]) -> Any:
+        """A call: `given` holds its arguments, as `locals()` has them."""
+        call = check_call(given)
+        images = draw(self, self.task, call)
+        if call.return_dict:
+            return ImagePipelineOutput(images)
+        return (images,) if self.family.pooled else (images, None)
+
+    def _set_model(self, name: str, value: Any) -> None:
+        if value is None and name in self.family.optional:
+            self._models.pop(name, None)
+            self.parts.networks.pop(name, None)
+            self.parts.params.pop(name, None)
+            return
+        model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
+        self.parts.networks[name] = model.network
+        self._models[name] = model.bound_to(self.parts.params, name)
+
+    def _set_controlnets(self, value: Any) -> None:
+        nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
+        for name in [n for n in self._models if n.startswith("controlnet")]:
+            del self._models[name], self.parts.networks[name], self.parts.params[name]
+        if not nets:
+            raise ValueError("controlnet is an empty list; give at least one")
+        for name, net in zip(control_names(len(nets)), nets):
+            self._set_model(name, net)
+
+
+def _no_meaning(name: str) -> Any:
+    def method(self: DiffusionPipeline, *args: Any, **kwargs: Any) -> None:
+        log.info("%s changes nothing in diffusax: XLA plans memory and fuses attention", name)
+
+    method.__doc__ = "Accepted, as diffusers' method of this name; XLA does without it."
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "enable_attention_slicing",
+    "disable_attention_slicing",
+    "enable_xformers_memory_efficient_attention",
+    "disable_xformers_memory_efficient_attention",
+    "enable_model_cpu_offload",
+    "enable_sequential_cpu_offload",
+    "enable_vae_slicing",
+    "disable_vae_slicing",
+    "maybe_free_model_hooks",
+):
+    setattr(DiffusionPipeline, _name, _no_meaning(_name))
+
+
+def _load(
+    target: Any,
+    folder: Path,
+    listed: dict[str, tuple[str, str]],
+    given: dict[str, Any],
+    dtype: Any,
+    vae_dtype: Any,
+    variant: str | None,
+    device: Any,
+) -> dict[str, Any]:
+    """The components of a checkpoint that are not given."""
+    loaded: dict[str, Any] = {}
+    for name in target.component_names():
+        if name in given:
+            continue
+        if name not in listed:
+            if name in target.family.optional:
+                continue
+            hint = f"; give {name}=" if name in target.extra_components else ""
+            raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
+        if name == "scheduler":
+            config = load_json(folder / name / "scheduler_config.json")
+            loaded[name] = scheduler_from_config({"_class_name": listed[name][1], **config})
+        elif name.startswith("tokenizer"):
+            loaded[name] = CLIPTokenizer.from_folder(folder / name)
+        else:
+            kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
+            options = {"dtype": kind, "variant": variant, "device": device}
+            names = [name]
+            if name == "controlnet":
+                names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names
+            models = [load_network(folder / n, **options) for n in names]
+            loaded[name] = models if len(models) > 1 else models[0]
+    return loaded
+
+
+def _checked(name: str, value: Any, kind: Any, example: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
+        )
+    return value
+
+
+def _set(store: dict[str, Any], name: str, value: Any, kind: Any, example: str) -> None:
+    if value is None:
+        store.pop(name, None)
+    else:
+        store[name] = _checked(name, value, kind, example)
+
+
+def _subclasses(cls: Any) -> list[Any]:
+    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

@@ -1,0 +1,33 @@
+"""What a network's raw prediction says of the clean sample and of the noise in x.
+
+Everywhere x = signal x0 + noise eps. The variance-preserving form has signal sqrt(alpha-bar) and
+noise sqrt(1 - alpha-bar), the variance-exploding form signal 1 and noise sigma.
+"""
+
+import numpy as np
+
+from diffusax.samplers.rows import RAW, X
+
+
+def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
+    """The predicted sample as a form in X and RAW (Salimans and Ho 2022, section 4).
+
+    kind: "epsilon" (RAW is the noise), "v_prediction" (RAW is the velocity of x scaled to unit
+    variance) or "sample" (RAW is the sample).
+    """
+    if kind == "epsilon":
+        return (X - noise * RAW) / signal
+    if kind == "v_prediction":
+        scale = np.hypot(signal, noise)
+        return signal / scale**2 * X - noise / scale * RAW
+    return RAW
+
+
+def epsilon_from(kind: str, signal: float, noise: float) -> np.ndarray:
+    """The predicted noise as a form in X and RAW."""
+    if kind == "epsilon":
+        return RAW
+    if kind == "v_prediction":
+        scale = np.hypot(signal, noise)
+        return noise / scale**2 * X + signal / scale * RAW
+    return (X - signal * RAW) / noise

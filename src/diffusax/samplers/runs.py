@@ -1,0 +1,146 @@
+"""Asking for a run: the arguments of `Scheduler.schedule`, checked, and the answers, cached."""
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from diffusax.samplers.rows import CLEAN, Row, Schedule
+
+if TYPE_CHECKING:
+    from diffusax.samplers.scheduler import Scheduler
+
+
+class Request(NamedTuple):
+    """A run as it was asked for, checked.
+
+    steps: how many of the whole run. begin: the first row. timesteps: n, sigmas: n+1, the caller's
+    own. eta: DDIM's, and TCD's gamma. original_inference_steps, strength: of LCM and TCD.
+    """
+
+    steps: int
+    begin: int = 0
+    timesteps: np.ndarray | None = None
+    sigmas: np.ndarray | None = None
+    eta: float = 0.0
+    original_inference_steps: int | None = None
+    strength: float = 1.0
+
+
+class Run(NamedTuple):
+    """All rows of a run, also those before its `begin`, and the initial standard deviation."""
+
+    rows: list[Row]
+    init_noise_sigma: float = 1.0
+
+
+@functools.lru_cache(maxsize=64)
+def cached_schedule(
+    scheduler: "Scheduler",
+    steps: int | None,
+    begin: int,
+    end: int | None,
+    timesteps: tuple[float, ...] | None,
+    sigmas: tuple[float, ...] | None,
+    eta: float,
+    original_inference_steps: int | None,
+    strength: float,
+) -> Schedule:
+    """`Scheduler.schedule`, its arguments checked for type."""
+    custom = {"timesteps": timesteps, "sigmas": sigmas}
+    arrays = {name: np.array(value) for name, value in custom.items() if value is not None}
+    for name, values in arrays.items():
+        _check_custom(scheduler, name, values)
+        steps = len(values) - (name == "sigmas")
+    assert steps is not None
+    _check_steps(scheduler, steps)
+    request = Request(
+        steps,
+        begin,
+        arrays.get("timesteps"),
+        arrays.get("sigmas"),
+        eta,
+        original_inference_steps,
+        strength,
+    )
+    with np.errstate(all="ignore"):
+        run = scheduler._run(request)
+    rows, stop = run.rows, len(run.rows) if end is None else end
+    if not 0 <= begin < stop <= len(rows):
+        raise ValueError(
+            f"a run of {steps} steps has {len(rows)} rows: begin and end must be from 0 to "
+            f"{len(rows)}, begin below end (got begin={begin}, end={end})"
+        )
+    if begin % scheduler.order:
+        raise ValueError(
+            f"begin must be a multiple of {scheduler.order}, the rows of one step of "
+            f"{scheduler.class_name} (got {begin})"
+        )
+    last_level = rows[stop].level if stop < len(rows) else CLEAN
+    schedule = Schedule(
+        tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level
+    )
+    _check_finite(scheduler, schedule)
+    return schedule
+
+
+def _check_steps(scheduler: "Scheduler", steps: int) -> None:
+    most = scheduler.num_train_timesteps
+    if steps < 1:
+        raise ValueError(
+            f"the number of steps (num_inference_steps) must be at least 1 (got {steps})"
+        )
+    if steps > most:
+        raise ValueError(
+            "the number of steps (num_inference_steps) must be at most "
+            f"num_train_timesteps={most} (got {steps})"
+        )
+
+
+def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None:
+    # A run that ends at sigma_min ends with it twice.
+    rising = np.diff(values) > 0 if name == "sigmas" else np.diff(values) >= 0
+    if len(values) == 0 or rising.any() or values[-1] < 0:
+        raise ValueError(f"{name} must be a descending list of numbers from 0 up (got {values})")
+    if name == "timesteps" and values[0] >= scheduler.num_train_timesteps:
+        raise ValueError(
+            f"timesteps must start below num_train_timesteps={scheduler.num_train_timesteps} "
+            f"(got {values[0]:g})"
+        )
+    for option in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"):
+        if name == "timesteps" and getattr(scheduler, option, False):
+            raise ValueError(f"timesteps cannot be given with {option}=True; set it to False")
+
+
+def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
+    table = schedule.table()
+    if all(np.isfinite(c).all() for c in (table.update, table.prediction, table.in_scale)):
+        return
+    raise ValueError(
+        f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
+        "fewer steps, another timestep_spacing, or betas that leave some signal and some noise"
+    )
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The integer of an argument; a ValueError if it is none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} must be a whole number (got {value!r})")
+    return operator.index(value)
+
+
+def number(name: str, value: Any) -> float:
+    """The finite number of an argument; a ValueError if it is none."""
+    return numbers(name, [value])[0]
+
+
+def numbers(name: str, values: Any) -> tuple[float, ...]:
+    """The finite numbers of an argument; a ValueError if it has others."""
+    try:
+        array = np.asarray(values)
+        if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ValueError(f"{name} must be finite numbers (got {values!r})") from None
+    return tuple(array.astype(float).tolist())

@@ -1,0 +1,242 @@
+"""What all samplers share: options, configs, and the door through which a run is asked for."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import huggingface_hub
+import numpy as np
+
+from diffusax.checkpoints.files import load_json
+from diffusax.checkpoints.hub import EMBEDDED, hub_errors
+from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
+from diffusax.samplers.rows import Schedule
+from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
+
+SCHEDULERS: dict[str, "type[Scheduler]"] = {}
+"""Every sampler by its diffusers name; classes are entered as they are defined."""
+
+_FILE = "scheduler_config.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """A sampler and its options, those of diffusers' class of the same name.
+
+    It is immutable: `schedule` gives a run, and there is no other state.
+
+    Raises:
+        ValueError: an option's value that the sampler does not support.
+    """
+
+    class_name: ClassVar[str] = ""
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    # What `schedule` takes besides the number of steps.
+    custom: ClassVar[tuple[str, ...]] = ()
+    # Rows per step.
+    order: ClassVar[int] = 1
+    # Whether diffusers counts it among those that can be swapped for each other.
+    swappable: ClassVar[bool] = True
+
+    num_train_timesteps: Count = 1000
+    prediction_type: Prediction = "epsilon"
+    given_options: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __init_subclass__(cls, *, sampler: bool = True) -> None:
+        super().__init_subclass__()
+        cls.class_name = cls.__name__
+        if sampler:
+            SCHEDULERS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, value in check_options(self).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_config(cls, config: "Mapping[str, Any] | Scheduler", **overrides: Any) -> Self:
+        """This sampler with the options of a config, also of another sampler's, as in diffusers.
+
+        Options that only other samplers have do nothing here, but are kept for the next swap.
+        Options that another sampler was never given take this one's defaults, not its own.
+
+        Args:
+            config: a parsed scheduler_config.json, a scheduler's `config`, or a scheduler.
+            overrides: options instead of the config's.
+
+        Raises:
+            ValueError: an option that no sampler has, or a value that this one does not support.
+        """
+        if isinstance(config, Scheduler):
+            config = config.config
+        values, kept = fitting(cls, config, _options_of_all())
+        changed, _ = fitting(cls, overrides, frozenset())
+        values |= changed
+        return cls(**values, given_options={**kept, **values})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        subfolder: str | None = None,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """This sampler with the options of a checkpoint's scheduler_config.json.
+
+        Args:
+            pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
+            subfolder: usually "scheduler".
+            revision: a Hub branch, tag or commit.
+            token: for gated or private repositories.
+            local_files_only: use only what was downloaded before.
+            cache_dir: where downloads are kept.
+            overrides: options instead of the config's.
+
+        Raises:
+            ValueError: there is no such file, or as `from_config`.
+        """
+        source = pretrained_model_name_or_path
+        name = f"{subfolder}/{_FILE}" if subfolder else _FILE
+        folder = EMBEDDED.get(str(source), Path(source))
+        if folder.is_dir():
+            return cls.from_config(load_json(folder / name), **overrides)
+        with hub_errors(str(source), revision):
+            path = huggingface_hub.hf_hub_download(
+                str(source),
+                name,
+                revision=revision,
+                token=token,
+                local_files_only=local_files_only,
+                cache_dir=cache_dir,
+            )
+        return cls.from_config(load_json(Path(path)), **overrides)
+
+    @property
+    def config(self) -> Options:
+        """The options, read-only, by key and by attribute, as diffusers' `scheduler.config`.
+
+        Holds the options of other samplers that were kept, and under "_use_default_values" the
+        names of those that were never given.
+        """
+        own, given = self.to_config(), self.given_options
+        never = [
+            name
+            for name, value in own.items()
+            if name not in given and name[0] != "_" and value == self._defaults()[name]
+        ]
+        return Options({**given, **own, "_use_default_values": never})
+
+    @property
+    def compatibles(self) -> "list[type[Scheduler]]":
+        """The samplers that can be swapped for this one, as diffusers lists them."""
+        if not self.swappable:
+            return [type(self)]
+        return [cls for cls in SCHEDULERS.values() if cls.swappable]
+
+    def to_config(self) -> dict[str, Any]:
+        """scheduler_config.json, as diffusers reads it."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values |= {name: list(v) for name, v in values.items() if isinstance(v, tuple)}
+        del values["given_options"]
+        fixed = {name: allowed[0] for name, allowed in self.fixed.items()}
+        return {"_class_name": self.class_name, **fixed, **values}
+
+    @classmethod
+    @functools.cache
+    def _defaults(cls) -> dict[str, Any]:
+        """The values that options have where none is given, as `to_config` shows them."""
+        return cls().to_config()
+
+    def schedule(
+        self,
+        steps: int | None = None,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        timesteps: Sequence[float] | np.ndarray | None = None,
+        sigmas: Sequence[float] | np.ndarray | None = None,
+        eta: float = 0.0,
+        original_inference_steps: int | None = None,
+        strength: float = 1.0,
+    ) -> Schedule:
+        """The rows of a run, or of a part of one; computed once per sampler and arguments.
+
+        Exactly one of steps, timesteps and sigmas is given.
+
+        Args:
+            steps: diffusers' num_inference_steps, of the whole run.
+            begin: the first row, as diffusers' `set_begin_index`: rows that use earlier predictions
+                count them from here.
+            end: the row after the last; None for the whole run's last.
+            timesteps: descending training timesteps instead of evenly spaced ones.
+            sigmas: descending noise levels, the last the one to end at.
+            eta: DDIM's share of noise, and TCD's gamma.
+            original_inference_steps: the number of timesteps that a consistency model was distilled
+                at, for LCM and TCD; None for the option's.
+            strength: the share of those timesteps, from the lowest, that the run uses.
+
+        Raises:
+            ValueError: too few or too many steps or rows, or values that the sampler cannot take.
+        """
+        custom = {"timesteps": timesteps, "sigmas": sigmas}
+        given = [name for name, value in custom.items() if value is not None]
+        strength = number("strength", strength)
+        if not 0 <= strength <= 1:
+            raise ValueError(f"strength must be between 0 and 1 (got {strength:g})")
+        if len(given) + (steps is not None) != 1:
+            names = [*(["the number of steps"] if steps is not None else []), *given]
+            raise ValueError(
+                "exactly one of the number of steps (num_inference_steps), timesteps and sigmas "
+                f"must be given (got {' and '.join(names) or 'none'})"
+            )
+        if original_inference_steps is not None:
+            given.append("original_inference_steps")
+            whole = whole_number("original_inference_steps", original_inference_steps)
+            if whole < 1:
+                raise ValueError(f"original_inference_steps must be at least 1 (got {whole})")
+        if strength != 1:
+            given.append("strength")
+        for name in given:
+            if name not in self.custom:
+                raise ValueError(f"{self.class_name} does not take custom {name}; leave it out")
+        if steps is not None:
+            steps = whole_number("the number of steps (num_inference_steps)", steps)
+        return cached_schedule(
+            self,
+            steps,
+            whole_number("begin", begin),
+            None if end is None else whole_number("end", end),
+            None if timesteps is None else numbers("timesteps", timesteps),
+            None if sigmas is None else numbers("sigmas", sigmas),
+            number("eta", eta),
+            original_inference_steps,
+            strength,
+        )
+
+    @property
+    def alphas_cumprod(self) -> np.ndarray:
+        """alpha-bar for each training timestep, float64, read-only.
+
+        Raises:
+            ValueError: the sampler is for models that were not trained at discrete noise levels.
+        """
+        raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
+
+    def _run(self, request: Request) -> Run:
+        raise TypeError(f"{type(self).__name__} is not a sampler; use one of its subclasses")
+
+
+def _options_of_all() -> frozenset[str]:
+    """The options that some sampler has."""
+    return frozenset().union(
+        *({*cls.__dataclass_fields__, *cls.fixed, *cls.ignored} for cls in SCHEDULERS.values())
+    )

@@ -1,0 +1,189 @@
+"""Methods in the variance-exploding form, on sigma: Euler, Heun, LMS, DPM2 and the ancestral ones.
+
+`d` is k-diffusion's derivative (x - denoised) / sigma (Karras et al. 2022, equation 3).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diffusax.samplers.noise_levels import sigmas_to_timesteps
+from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
+
+
+def denoised(prediction_type: str, sigma: float) -> np.ndarray:
+    """The predicted sample as a form in X and RAW."""
+    return x0_from(prediction_type, 1.0, sigma)
+
+
+def derivative(prediction_type: str, sigma: float) -> np.ndarray:
+    """The derivative d of x in sigma, as a form in X and RAW: the predicted noise."""
+    return epsilon_from(prediction_type, 1.0, sigma)
+
+
+def in_scale(sigma: float) -> float:
+    """Brings x at noise level sigma to unit variance for the network."""
+    return 1 / np.sqrt(sigma**2 + 1)
+
+
+def euler(
+    timesteps: np.ndarray,
+    sigmas: np.ndarray,
+    x0: Callable[[float, float], np.ndarray],
+    epsilon: Callable[[float, float], np.ndarray],
+    in_scale: Callable[[float], float] = in_scale,
+) -> list[Row]:
+    """Algorithm 2 (Euler steps) of Karras et al. 2022, without churn.
+
+    x0, epsilon: (signal, sigma) -> what is predicted, as a form in X and RAW.
+    """
+    return [
+        Row(
+            t,
+            X + (target - sigma) * epsilon(1.0, sigma),
+            (1.0, sigma),
+            x0(1.0, sigma),
+            in_scale=in_scale(sigma),
+        )
+        for t, sigma, target in zip(timesteps, sigmas, sigmas[1:])
+    ]
+
+
+def ancestral_split(sigma: float, target: float) -> tuple[float, float]:
+    """The noise level to step down to and the noise to add, from sigma to target (k-diffusion)."""
+    up = np.sqrt(target**2 * (sigma**2 - target**2) / sigma**2)
+    return np.sqrt(target**2 - up**2), up
+
+
+def euler_ancestral(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> list[Row]:
+    """Ancestral sampling with Euler steps (k-diffusion, sample_euler_ancestral)."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        down, up = ancestral_split(sigma, sigmas[i + 1])
+        x = X + (down - sigma) * derivative(prediction_type, sigma) + up * NOISE
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, x, (1.0, sigma), prediction, in_scale=in_scale(sigma)))
+    return rows
+
+
+def lms(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, order: int = 4
+) -> list[Row]:
+    """Linear multistep (k-diffusion, sample_lms): Adams-Bashforth on uneven sigmas."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        d = derivative(prediction_type, sigma)
+        weights = [_lagrange_integral(sigmas, i, k, min(i + 1, order)) for k in range(order)]
+        x = X + sum(w * form for w, form in zip(weights, (P, M1, M2, M3)))
+        rows.append(Row(t, x, (1.0, sigma), d, (P, M1, M2), in_scale(sigma)))
+    return rows
+
+
+def _lagrange_integral(sigmas: np.ndarray, i: int, k: int, order: int) -> float:
+    """The integral over the step of the Lagrange polynomial that is one at sigma[i - k]."""
+    if k >= order:
+        return 0.0
+    low, high = sigmas[i], sigmas[i + 1]
+    tau = (high - low) / 2 * _NODES + (high + low) / 2
+    values = np.ones_like(tau)
+    for j in range(order):
+        if j != k:
+            values *= (tau - sigmas[i - j]) / (sigmas[i - k] - sigmas[i - j])
+    return float((high - low) / 2 * (_WEIGHTS * values).sum())
+
+
+def heun(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, clip: float
+) -> list[Row]:
+    """Algorithm 2 of Karras et al. 2022 with the second-order correction; Euler in the last step.
+
+    Slots: m1 the x before the step, m2 its denoised sample.
+    """
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        dt = target - sigma
+        x = X + dt * (X - P) / sigma
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, x, (1.0, sigma), prediction, (X, P), in_scale(sigma), clip))
+        if target > 0:
+            d = ((M1 - M2) / sigma + (X - P) / target) / 2
+            prediction = denoised(prediction_type, target)
+            level, scale = (1.0, target), in_scale(target)
+            x = M1 + dt * d
+            rows.append(Row(timesteps[i + 1], x, level, prediction, (), scale, clip))
+    return rows
+
+
+def kdpm2(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """DPM-Solver-2 as in k-diffusion's sample_dpm_2: a midpoint in log sigma. Slot m1: x before."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        middle = np.sqrt(sigma * target)
+        first = X + (middle - sigma) * derivative(prediction_type, sigma)
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
+        if target > 0:
+            x = M1 + (target - sigma) * derivative(prediction_type, middle)
+            rows.append(_midpoint_row(x, middle, target, prediction_type, every))
+    return rows
+
+
+def kdpm2_ancestral(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """k-diffusion's sample_dpm_2_ancestral. Slot m1: x before."""
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        down, up = ancestral_split(sigma, target)
+        middle = np.sqrt(sigma * down)
+        first = X + (middle - sigma) * derivative(prediction_type, sigma)
+        prediction = denoised(prediction_type, sigma)
+        rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
+        if target > 0:
+            x = M1 + (down - sigma) * derivative(prediction_type, middle) + up * NOISE
+            rows.append(_midpoint_row(x, middle, target, prediction_type, every))
+    return rows
+
+
+def dpm_sde(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """Stochastic DPM-Solver++ (k-diffusion, sample_dpmpp_sde), with the midpoint in log sigma.
+
+    The noise of the whole step is a Brownian motion's: it holds the noise of its first half.
+    Slots: m1 the x before the step, m2 the noise of the first half.
+    """
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        prediction, scale = denoised(prediction_type, sigma), in_scale(sigma)
+        if target == 0:
+            rows.append(Row(t, P, (1.0, sigma), prediction, (X, NOISE), scale))
+            break
+        middle = np.sqrt(sigma * target)
+        down, up = ancestral_split(sigma, middle)
+        x = down / sigma * X + (1 - down / sigma) * P + up * NOISE
+        rows.append(Row(t, x, (1.0, sigma), prediction, (X, NOISE), scale))
+        down, up = ancestral_split(sigma, target)
+        first = np.sqrt((sigma - middle) / (sigma - target))
+        noise = first * M2 + np.sqrt(1 - first**2) * NOISE
+        x = down / sigma * M1 + (1 - down / sigma) * P + up * noise
+        rows.append(_midpoint_row(x, middle, target, prediction_type, every))
+    return rows
+
+
+def _midpoint_row(
+    x: np.ndarray, middle: float, target: float, prediction_type: str, every: np.ndarray
+) -> Row:
+    """The evaluation at `middle`; diffusers' add_noise takes its x to be at `target` already."""
+    t = float(sigmas_to_timesteps(np.array(middle), every))
+    prediction = denoised(prediction_type, middle)
+    return Row(t, x, (1.0, target), prediction, in_scale=in_scale(middle))

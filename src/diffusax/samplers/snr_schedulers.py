@@ -1,0 +1,254 @@
+"""The samplers on log-SNR, by their diffusers names."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from diffusax.samplers import noise_levels, snr_methods
+from diffusax.samplers.alpha_methods import Limits
+from diffusax.samplers.discrete import DiscreteScheduler, limits_of, respaced
+from diffusax.samplers.options import (
+    FinalSigma,
+    Offset,
+    Order,
+    Positive,
+    Quantile,
+    UpperBounded,
+    adopt,
+)
+from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.runs import Request, Run
+
+__all__ = [
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "UniPCMultistepScheduler",
+]
+
+_NO_FLOW = {"use_flow_sigmas": (False,), "use_dynamic_shifting": (False,)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SNRScheduler(DiscreteScheduler, sampler=False):
+    """What the exponential integrators share."""
+
+    custom: ClassVar[tuple[str, ...]] = ("timesteps",)
+    fixed: ClassVar[dict[str, Any]] = _NO_FLOW
+    ignored = frozenset({"flow_shift", "time_shift_type"})
+
+    solver_order: Order = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Quantile = 0.995
+    sample_max_value: Positive = 1.0
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+
+    def _levels(
+        self, n: int, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The timesteps, n, and the ratios sigma / alpha, n+1, of a run.
+
+        to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
+        sigma, where it has its own spacing of sigmas, and not at the schedule's.
+        """
+        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        spaced = respaced(self, n, every[::-1])
+        if getattr(self, "use_lu_lambdas", False):
+            spaced = np.exp(np.linspace(np.log(every[-1]), np.log(every[0]), n))
+        last = every[0]
+        if spaced is None:
+            sigmas = np.interp(timesteps, np.arange(len(every)), every)
+        else:
+            sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
+            last = sigmas[-1] if own_last else last
+        return timesteps, noise_levels.rounded(np.append(sigmas, 0.0 if to_zero else last))
+
+    def _predictions(self) -> tuple[snr_methods.Predicted, snr_methods.Predicted]:
+        """The predicted sample, and the predicted noise."""
+        kind = self.prediction_type
+        return functools.partial(x0_from, kind), functools.partial(epsilon_from, kind)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverScheduler(SNRScheduler, sampler=False):
+    """What the DPM solvers share.
+
+    A variance_type means nothing to them; where it is learned, `run` leaves its channels out.
+    """
+
+    algorithm_type: str = "dpmsolver++"
+    solver_type: str = "midpoint"
+    lower_order_final: bool = True
+    final_sigmas_type: FinalSigma = "zero"
+    lambda_min_clipped: UpperBounded = -np.inf
+    variance_type: (
+        Literal[
+            "fixed_small",
+            "fixed_small_log",
+            "fixed_large",
+            "fixed_large_log",
+            "learned",
+            "learned_range",
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        adopt(self, "algorithm_type", ("deis",), "dpmsolver++")
+        adopt(self, "solver_type", ("logrho", "bh1", "bh2"), "midpoint")
+        super().__post_init__()
+        if not self.algorithm_type.endswith("++") and self.final_sigmas_type == "zero":
+            raise ValueError(
+                f"final_sigmas_type='zero' is not possible with {self.algorithm_type!r}; use "
+                "'sigma_min'"
+            )
+
+    def _solver(self) -> snr_methods.DPM:
+        return snr_methods.DPM(
+            *self._predictions(),
+            self.solver_order,
+            self.algorithm_type,
+            self.solver_type,
+            self.lower_order_final,
+            getattr(self, "euler_at_final", False),
+            self.final_sigmas_type == "zero",
+            limits_of(self),
+        )
+
+    def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
+        """The timesteps, the caller's or evenly spaced down from the clipped lambda."""
+        if request.timesteps is not None:
+            return request.timesteps
+        total, alphas = self.num_train_timesteps, self.alphas_cumprod
+        lambdas = np.log(alphas) / 2 - np.log(1 - alphas) / 2
+        last = total - int(np.searchsorted(lambdas[::-1], self.lambda_min_clipped))
+        return noise_levels.interior_timesteps(request.steps, total, last, spacing, offset)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverSinglestepScheduler(DPMSolverScheduler):
+    """DPM-Solver++ 2S and 3S (Lu et al. 2022)."""
+
+    algorithm_type: Literal["dpmsolver++", "dpmsolver", "sde-dpmsolver++"] = "dpmsolver++"
+    solver_type: Literal["midpoint", "heun"] = "midpoint"
+    lower_order_final: bool = False
+
+    def _run(self, request: Request) -> Run:
+        timesteps = self._spaced(request, "linspace", 0)
+        solver = self._solver()
+        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
+        if self.use_karras_sigmas:
+            timesteps = timesteps.round()
+        timesteps = np.trunc(timesteps)
+        return Run(snr_methods.dpm_singlestep(solver, timesteps, sigmas, begin=request.begin))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverMultistepScheduler(DPMSolverScheduler):
+    """DPM-Solver and DPM-Solver++ 2M and 3M, and their SDE forms (Lu et al. 2022)."""
+
+    zero_snr_floor = True
+
+    algorithm_type: Literal["dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++"] = (
+        "dpmsolver++"
+    )
+    solver_type: Literal["midpoint", "heun"] = "midpoint"
+    euler_at_final: bool = False
+    use_lu_lambdas: bool = False
+    rescale_betas_zero_snr: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm_type == "sde-dpmsolver" and self.solver_order == 3:
+            raise ValueError("solver_order=3 is not defined for 'sde-dpmsolver'; use 1 or 2")
+
+    def _run(self, request: Request) -> Run:
+        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
+        solver = self._solver()
+        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
+        rounds = self.use_karras_sigmas or self.use_lu_lambdas
+        if rounds and self.beta_schedule != "squaredcos_cap_v2":
+            timesteps = timesteps.round()
+        timesteps = np.trunc(timesteps)
+        levels = snr_methods.levels(sigmas)
+        return Run(snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UniPCMultistepScheduler(SNRScheduler):
+    """UniPC (Zhao et al. 2023)."""
+
+    fixed: ClassVar[dict[str, Any]] = {
+        **SNRScheduler.fixed,
+        "solver_p": (None,),
+        "shift_terminal": (None,),
+    }
+    custom = ()
+    zero_snr_floor = True
+
+    predict_x0: bool = True
+    solver_type: Literal["bh2", "bh1"] = "bh2"
+    lower_order_final: bool = True
+    disable_corrector: tuple[Offset, ...] = ()
+    final_sigmas_type: FinalSigma = "zero"
+    rescale_betas_zero_snr: bool = False
+    sigma_min: Positive | None = None
+    sigma_max: Positive | None = None
+
+    def __post_init__(self) -> None:
+        adopt(self, "solver_type", ("midpoint", "heun", "logrho"), "bh2")
+        super().__post_init__()
+
+    def _run(self, request: Request) -> Run:
+        n, total = request.steps, self.num_train_timesteps
+        timesteps = noise_levels.interior_timesteps(
+            n, total, total, self.timestep_spacing, self.steps_offset
+        )
+        to_zero = self.final_sigmas_type == "zero"
+        timesteps, sigmas = self._levels(n, timesteps, to_zero=to_zero, own_last=True)
+        if self.use_karras_sigmas:
+            timesteps = timesteps.round()
+        solver = snr_methods.UniPC(
+            *self._predictions(),
+            self.solver_order,
+            self.predict_x0,
+            self.solver_type,
+            self.lower_order_final,
+            self.disable_corrector,
+            # diffusers limits no sample where the noise is integrated.
+            limits_of(self) if self.predict_x0 else Limits(),
+        )
+        return Run(snr_methods.unipc(solver, np.trunc(timesteps), sigmas, begin=request.begin))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DEISMultistepScheduler(SNRScheduler):
+    """DEIS in log rho (Zhang and Chen 2023)."""
+
+    custom = ()
+
+    algorithm_type: Literal["deis"] = "deis"
+    solver_type: Literal["logrho"] = "logrho"
+    lower_order_final: bool = True
+
+    def __post_init__(self) -> None:
+        adopt(self, "algorithm_type", ("dpmsolver", "dpmsolver++"), "deis")
+        adopt(self, "solver_type", ("midpoint", "heun", "bh1", "bh2"), "logrho")
+        super().__post_init__()
+
+    def _run(self, request: Request) -> Run:
+        n, total = request.steps, self.num_train_timesteps
+        timesteps = noise_levels.interior_timesteps(
+            n, total, total, self.timestep_spacing, self.steps_offset
+        )
+        timesteps, sigmas = self._levels(n, timesteps, to_zero=False, own_last=True)
+        if self.use_karras_sigmas:
+            timesteps = timesteps.round()
+        solver = snr_methods.DEIS(
+            *self._predictions(), self.solver_order, self.lower_order_final, limits_of(self)
+        )
+        return Run(snr_methods.deis(solver, np.trunc(timesteps), sigmas, begin=request.begin))

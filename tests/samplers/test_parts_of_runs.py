@@ -1,0 +1,154 @@
+"""Runs that begin late (image to image) or end early (SDXL's base), and the levels of their x."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from test_against_diffusers import CASES
+from upstream import SD, SHAPE, build, compare, config_of, model, reference, same
+
+from diffusax import samplers
+
+NAMES = sorted(samplers.SCHEDULERS)
+
+
+def options_for(name):
+    return {} if name.startswith("EDM") else SD
+
+
+def pair(name, config, steps):
+    scheduler = build(name, **config)
+    scheduler.set_timesteps(steps)
+    return samplers.scheduler_from_config({**config_of(scheduler), **config}), scheduler
+
+
+@pytest.mark.parametrize(("name", "config"), CASES)
+def test_a_run_that_begins_late_equals_diffusers_image_to_image(name, config):
+    for steps, skipped in ((10, 4), (10, 1), (20, 3), (12, 11)):
+        mine, scheduler = pair(name, config, steps)
+        begin = skipped * scheduler.order
+        eta = {"eta": 0.3} if name == "TCDScheduler" else {}
+        compare(mine.schedule(steps, begin=begin, **eta), scheduler, begin=begin, **eta)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_ends_early_has_the_first_rows_of_the_whole_run(name):
+    mine, scheduler = pair(name, options_for(name), 9)
+    for end in (1, 5, len(scheduler.timesteps)):
+        mine, scheduler = pair(name, options_for(name), 9)
+        compare(
+            mine.schedule(9, end=end), scheduler, end=end, **({"eta": 0.0} if "TCD" in name else {})
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("begin", [0, 3])
+def test_levels_are_those_of_add_noise(name, begin):
+    """As diffusers' inpainting pipelines use it: the level of the next timestep after each row."""
+    mine, scheduler = pair(name, options_for(name), 8)
+    begin *= scheduler.order
+    schedule = mine.schedule(8, begin=begin)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(begin)
+    one, none = torch.ones(1, 1), torch.zeros(1, 1)
+    found = []
+
+    def add(timestep):
+        found.append(
+            [float(scheduler.add_noise(*x, timestep[None])) for x in ((one, none), (none, one))]
+        )
+
+    def constrain(x, after):
+        if after is not None:
+            add(after)
+        return x
+
+    add(scheduler.timesteps[begin])
+    noises = [torch.randn(SHAPE) for _ in range(50)]
+    reference(scheduler, torch.randn(SHAPE).double(), noises, begin=begin, constrain=constrain)
+    np.testing.assert_allclose(schedule.levels, [*found, [1, 0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(schedule.table().level[: len(schedule)], schedule.levels[1:], 1e-6)
+
+
+def test_a_run_cut_short_ends_at_the_level_of_the_next_row():
+    scheduler = samplers.EulerDiscreteScheduler(**SD)
+    whole, cut = scheduler.schedule(10), scheduler.schedule(10, end=6)
+    np.testing.assert_array_equal(cut.levels, whole.levels[:7])
+    np.testing.assert_array_equal(cut.table().level[5:], [whole.levels[6]] * 2043)
+
+
+@pytest.mark.parametrize(
+    "name", ["DDIMScheduler", "EulerDiscreteScheduler", "HeunDiscreteScheduler"]
+)
+def test_known_latents_are_put_back_after_each_row_as_in_diffusers_inpainting(name):
+    no_clipping = {"clip_sample": False} if name == "DDIMScheduler" else {}
+    mine, scheduler = pair(name, {**SD, **no_clipping}, 6)
+    generator = torch.Generator().manual_seed(5)
+    known, eps, x = (torch.randn(SHAPE, generator=generator) for _ in range(3))
+    mask = (torch.rand(SHAPE, generator=generator) > 0.5).float()
+    x = x * float(scheduler.init_noise_sigma)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)
+
+    def blend(x, after):
+        given = known if after is None else scheduler.add_noise(known, eps, after[None])
+        return (1 - mask) * given + mask * x
+
+    expected = reference(scheduler, x.double(), [], constrain=blend)
+
+    def constrain(x, signal, noise, i):
+        given = signal * known.numpy() + noise * eps.numpy()
+        return (1 - mask.numpy()) * given + mask.numpy() * x
+
+    schedule = mine.schedule(6)
+    actual = samplers.run(
+        lambda x, t, i: model(x, t, jnp),
+        samplers.init_state(jnp.asarray(x.numpy())),
+        schedule.table(),
+        0,
+        len(schedule),
+        lambda i: jnp.zeros(SHAPE),
+        constrain,
+    )
+    same([np.asarray(actual[0])], [expected[-1]])
+
+
+def test_images_with_different_samplers_and_lengths_share_a_batch():
+    runs = [
+        samplers.scheduler_from_name("ddim", SD).schedule(5, eta=0.5),
+        samplers.scheduler_from_name("heun", SD).schedule(7),
+        samplers.scheduler_from_name("unipc", SD).schedule(9, begin=4),
+        samplers.scheduler_from_name("euler_a", SD).schedule(12, end=9),
+    ]
+    x = np.random.default_rng(0).normal(size=(4, *SHAPE[1:])).astype(np.float32)
+    noises = np.random.default_rng(1).normal(size=(20, 4, *SHAPE[1:])).astype(np.float32)
+    known = np.random.default_rng(2).normal(size=x.shape).astype(np.float32)
+
+    def sample(x, table, stop, images):
+        def denoiser(x, t, i):
+            return model(x, jnp.reshape(t, (-1, 1, 1, 1)), jnp)
+
+        def constrain(x, signal, noise, i):
+            kept = signal * known[images] + noise * noises[0, images]
+            return jnp.where(jnp.arange(6) < 2, kept, x)
+
+        state = samplers.init_state(jnp.asarray(x))
+        noise = jnp.asarray(noises[:, images])
+        return samplers.run(denoiser, state, table, 0, stop, lambda i: noise[i], constrain)[0]
+
+    table = samplers.stack_tables([run.table() for run in runs])
+    together = sample(x, table, 13, slice(None))
+    for k, run in enumerate(runs):
+        alone = sample(x[k : k + 1], run.table(), len(run), slice(k, k + 1))
+        np.testing.assert_allclose(together[k], alone[0], atol=4e-6)
+
+
+def test_bad_parts_are_errors():
+    heun = samplers.HeunDiscreteScheduler()
+    for part in ({"begin": -1}, {"begin": 9}, {"end": 0}, {"end": 10}, {"begin": 4, "end": 4}):
+        with pytest.raises(ValueError, match="from 0 to 9"):
+            heun.schedule(5, **part)
+    with pytest.raises(ValueError, match="multiple of 2"):
+        heun.schedule(5, begin=3)
+    with pytest.raises(ValueError, match="begin must be a whole number"):
+        heun.schedule(5, begin=2.0)
