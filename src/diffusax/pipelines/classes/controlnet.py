@@ -4,6 +4,7 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 """
 
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.stable_diffusion_xl import encode_prompt
 from diffusax.pipelines.control import (
     control_image_to_image,
     control_inpaint,
@@ -91,6 +92,7 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_text_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -119,6 +121,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_image_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -147,6 +150,7 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
