@@ -79,7 +79,7 @@ def test_text_to_image(pairs, variation, option):
 
 @pytest.mark.parametrize("variation", ["a", "b", "c"])
 def test_negative_sizes(pairs, variation):
-    """diffusers mixes up positive and negative sizes in a batch, so its pictures are drawn alone."""
+    """Each drawn alone by diffusers, which mixes up the two kinds of sizes in a batch."""
     pair = pairs("StableDiffusionXLPipeline", "xl", variation)
     call = {**SIZES, "num_inference_steps": 4, "output_type": "np"}
     actual = pair.ours(**TWO, **call, generator=[3, 4]).images
