@@ -137,6 +137,36 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
     assert hash(config) == hash(UNET_CONFIG(block_out_channels=(32, 64, 64, 64)))
 
 
+def test_options_that_published_sdxl_checkpoints_have_are_read():
+    """Nulls of the base model's file, averaging's options in the inpainting model's."""
+    averaging = {
+        "decay": 0.9999,
+        "inv_gamma": 1.0,
+        "min_decay": 0.0,
+        "optimization_step": 37000,
+        "power": 0.6666666666666666,
+        "update_after_step": 0,
+        "use_ema_warmup": False,
+    }
+    data = {
+        "_class_name": "UNet2DConditionModel",
+        "_name_or_path": "some/where",
+        **averaging,
+        "attention_head_dim": [5, 10, 20],
+        "block_out_channels": [320, 640, 1280],
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "transformer_layers_per_block": [0, 2, 10],
+        "mid_block_only_cross_attention": None,
+        "num_attention_heads": None,
+        "num_class_embeds": None,
+        "reverse_transformer_layers_per_block": None,
+        "upcast_attention": None,
+    }
+    config = config_from_dict(UNET_CONFIG, data)
+    assert config.transformer_layers_per_block == (0, 2, 10)
+
+
 NETWORKS = {
     "UNet2DConditionModel": UNET["sd1"],
     "ControlNetModel": {

@@ -37,6 +37,7 @@ def test_four_images_with_four_samplers_equal_each_alone(pipe):
     for name, call in CALLS:
         pipe.scheduler = diffusax.samplers.scheduler_from_name(name, own)
         jobs.append(tasks.text_to_image(pipe.parts, call))
+    pipe.scheduler = own
     alone = [run(pipe, job.plan, len(job.schedule)) for job in jobs]
     rows = max(len(job.schedule) for job in jobs)
     together = run(pipe, programs.batch_plans([job.plan for job in jobs]), rows)
@@ -64,7 +65,8 @@ def test_a_batch_of_plans_keeps_what_inpainting_knows(pipe):
     ]
     jobs = [tasks.inpaint(pipe.parts, call) for call in calls]
     alone = [run(pipe, job.plan, len(job.schedule)) for job in jobs]
-    together = run(pipe, programs.batch_plans([job.plan for job in jobs]), 4)
+    rows = max(len(job.schedule) for job in jobs)
+    together = run(pipe, programs.batch_plans([job.plan for job in jobs]), rows)
     assert jax.tree.structure(jobs[0].plan) == jax.tree.structure(jobs[1].plan)
     for single, one in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, single[0], atol=1e-4 * np.abs(single).max())

@@ -12,7 +12,7 @@ from diffusax.config import Channels, Positive, Shift, Widths, check_types
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
 
-Blocks = Annotated[int, Meta(ge=0, le=128)]
+Blocks = Annotated[int, Meta(ge=0, le=16)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,18 @@ class UNet2DConditionConfig(UNetEncoderConfig):
         "time_embedding_type": "positional",
         "timestep_post_act": None,
     }
-    ignored: ClassVar[frozenset[str]] = frozenset()
+    # What diffusers' EMAModel writes into the config of the weights that it averaged.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        [
+            "decay",
+            "inv_gamma",
+            "min_decay",
+            "optimization_step",
+            "power",
+            "update_after_step",
+            "use_ema_warmup",
+        ]
+    )
 
     sample_size: Size | None = None
     out_channels: Channels = 4

@@ -14,8 +14,8 @@ from diffusax.config import (
     Channels,
     Epsilon,
     Heads,
-    Layers,
     Positive,
+    Repeats,
     Widths,
     check_groups,
     check_types,
@@ -25,12 +25,13 @@ from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
-# Seven times SDXL's. Building a network takes milliseconds for each.
-_MAX_BLOCKS = 640
+# Four times SDXL's. Building a network takes milliseconds for each.
+_MAX_BLOCKS = 400
 _DEPTH = "transformer_layers_per_block"
 
-PerLayer = Layers | Annotated[tuple[Layers, ...], Meta(min_length=1)]
-Depths = Layers | tuple[PerLayer, ...]
+Depth = Annotated[int, Meta(ge=0, le=64)]
+PerLayer = Depth | Annotated[tuple[Depth, ...], Meta(min_length=1)]
+Depths = Depth | tuple[PerLayer, ...]
 """Transformer blocks per transformer: one number, one per level, or one per layer of each level."""
 
 
@@ -61,7 +62,7 @@ class UNetEncoderConfig:
     )
     only_cross_attention: Bool = False
     block_out_channels: Widths = (320, 640, 1280, 1280)
-    layers_per_block: Layers | tuple[Layers, ...] = 2
+    layers_per_block: Repeats | tuple[Repeats, ...] = 2
     downsample_padding: Annotated[int, Meta(ge=0, le=1)] = 1
     mid_block_scale_factor: Positive = 1.0
     norm_num_groups: Channels = 32
@@ -70,7 +71,7 @@ class UNetEncoderConfig:
     transformer_layers_per_block: Depths = 1
     attention_head_dim: Heads | tuple[Heads, ...] = 8
     use_linear_projection: bool = False
-    upcast_attention: bool = False
+    upcast_attention: bool | None = False
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = (
         None
     )

@@ -9,8 +9,8 @@ from flax import nnx
 
 from diffusax.config import (
     Channels,
-    Layers,
     Positive,
+    Repeats,
     Shift,
     Size,
     Widths,
@@ -37,7 +37,7 @@ class AutoencoderKLConfig:
     down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] = ("DownEncoderBlock2D",)
     up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] = ("UpDecoderBlock2D",)
     block_out_channels: Widths = (64,)
-    layers_per_block: Layers = 1
+    layers_per_block: Repeats = 1
     latent_channels: Channels = 4
     norm_num_groups: Channels = 32
     sample_size: Size = 32
