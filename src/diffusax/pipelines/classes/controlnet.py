@@ -3,6 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.stable_diffusion_xl import encode_prompt
 from diffusax.pipelines.control import (
@@ -68,6 +69,7 @@ class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_inpaint)
+    mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented
@@ -150,6 +152,7 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
+    mask_processor = MaskProcessor()
     encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 

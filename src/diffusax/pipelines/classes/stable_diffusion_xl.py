@@ -3,6 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.families import STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
@@ -86,6 +87,7 @@ class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(inpaint)
+    mask_processor = MaskProcessor()
     encode_prompt = encode_prompt
 
     @documented
