@@ -35,16 +35,15 @@ class Options:
 
     def __post_init__(self) -> None:
         hints = _hints(type(self))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, hint in hints.items():
+            value = getattr(self, name)
             try:
-                converted = msgspec.convert(value, hints[field.name])
+                converted = msgspec.convert(value, hint)
             except (msgspec.ValidationError, OverflowError):
                 raise ValueError(
-                    f"{field.name} must be {_in_words(hints[field.name])} "
-                    f"(got {_BRIEFLY.repr(value)})"
+                    f"{name} must be {_in_words(hint)} (got {_BRIEFLY.repr(value)})"
                 ) from None
-            object.__setattr__(self, field.name, converted)
+            object.__setattr__(self, name, converted)
 
 
 def from_values(cls: type[O], values: dict[Any, Any]) -> O:
@@ -113,7 +112,11 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+    """The types of the options, without the fields of other classes that are mixed in."""
+    classes = [c for c in cls.__mro__ if issubclass(c, Options)]
+    names = {name for c in classes for name in vars(c).get("__annotations__", {})}
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {name: hint for name, hint in hints.items() if name in names}
 
 
 def _from_text(value: Any, hint: Any) -> Any:
