@@ -44,7 +44,7 @@ def _count(function: Callable[..., Any], args: Sequence[Any], *, trained: bool) 
 
 def _walk(jaxpr: Any, varies: Sequence[bool]) -> tuple[int, list[bool]]:
     """The operations, and which results depend on the inputs that vary."""
-    known = {var: v for var, v in zip(jaxpr.invars, varies)}
+    known = dict(zip(jaxpr.invars, varies))
     total = 0
     for eqn in jaxpr.eqns:
         inputs = [not hasattr(x, "val") and known.get(x, False) for x in eqn.invars]

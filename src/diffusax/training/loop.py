@@ -238,6 +238,7 @@ class _Meter:
         self.config = config
         self.flops: int | None = None
         self.peak = peak_flops(config)
+        self.skipped = 0
         self.restart(step)
 
     def restart(self, step: int) -> None:
@@ -251,7 +252,14 @@ class _Meter:
         """Means over the steps since the last reading; waits for the last of them."""
         metrics = jax.device_get(self.metrics)
         losses = [float(m["loss"]) for m in metrics if np.isfinite(m["loss"])]
-        values: dict[str, float] = {"skipped": int(metrics[-1]["skipped"])}
+        skipped = int(metrics[-1]["skipped"])
+        if skipped > self.skipped:
+            log.warning(
+                "%d steps were skipped so far, whose loss, gradients or update were not finite",
+                skipped,
+            )
+        self.skipped = skipped
+        values: dict[str, float] = {"skipped": skipped}
         if losses:
             values["loss"] = sum(losses) / len(losses)
             values["grad_norm"] = float(metrics[-1]["grad_norm"])
