@@ -109,7 +109,7 @@ def test_call_arguments_mean_what_they_do_in_diffusers(pipe, reference, options)
 
 def test_embeddings_stand_for_prompts(pipe):
     expected = draw(pipe, negative_prompt="dog", seed=0)
-    positive, negative = pipe.encode_prompt(PROMPT), pipe.encode_prompt("dog")
+    positive, negative = pipe.encode_prompt(PROMPT, negative_prompt="dog")
     for options in (
         {"prompt_embeds": positive, "negative_prompt_embeds": negative},
         {"prompt_embeds": np.asarray(positive), "negative_prompt": "dog"},
@@ -221,9 +221,12 @@ def test_nan_is_an_error_that_says_what_to_do(pipe, part):
         ({"prompt": None}, "prompt or prompt_embeds must be given"),
         ({"prompt": ["a", "b"], "negative_prompt": ["x"] * 3}, "negative_prompt has 3 entries"),
         ({"prompt_embeds": np.zeros((1, 77, 32))}, "only one of prompt and prompt_embeds"),
-        ({"prompt": None, "prompt_embeds": np.zeros((1, 77, 5))}, "prompt_embeds must have shape"),
+        (
+            {"prompt": None, "prompt_embeds": np.zeros((1, 77, 5))},
+            "prompt_embeds must be an array of shape",
+        ),
         ({"steps": 0}, "num_inference_steps must be at least 1"),
-        ({"steps": 1001}, "num_inference_steps must be at most"),
+        ({"steps": 1001}, "must be at most num_train_timesteps"),
         ({"latents": np.zeros((1, 4, 9, 9))}, "latents must have shape"),
         ({"seed": -1}, "seed must be an integer"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 images"),

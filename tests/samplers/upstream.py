@@ -1,7 +1,9 @@
 """Runs of diffusers' schedulers and of ours on one model, every x of them."""
 
+import importlib
 import json
 import sys
+import types
 import warnings
 from unittest import mock
 
@@ -25,7 +27,31 @@ def build(name, **config):
     """diffusers' scheduler; some options only work with a warning that they are old."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return getattr(diffusers, name)(**config)
+        return upstream_class(name)(**config)
+
+
+def upstream_class(name):
+    if name != "DPMSolverSDEScheduler":
+        return getattr(diffusers, name)
+    # It would draw from a library that does no more than what `Increments` does.
+    sys.modules.setdefault("torchsde", types.ModuleType("torchsde"))
+    return importlib.import_module("diffusers.schedulers.scheduling_dpmsolver_sde").__dict__[name]
+
+
+class Increments:
+    """A Brownian motion over steps of two halves, for DPMSolverSDE, from given draws."""
+
+    def __init__(self, draws):
+        self.draws, self.half = draws, None
+
+    def __call__(self, start, end):
+        draw = next(self.draws)
+        if self.half is None:
+            self.half = (end, draw)
+            return draw
+        (middle, first), self.half = self.half, None
+        whole = (start - middle).sqrt() * first + (middle - end).sqrt() * draw
+        return whole / (start - end).sqrt()
 
 
 def config_of(scheduler):
@@ -38,11 +64,19 @@ def model(x, t, xp):
     return xp.tanh(mixed) + 0.1 * xp.cos(3 * x + t / 100.0)
 
 
+def widen(scheduler):
+    """Has diffusers compute its coefficients in float64, from what it keeps in float32."""
+    for name, value in vars(scheduler).items():
+        if name.startswith(("sigmas", "alphas_cumprod", "final_alpha")) and torch.is_tensor(value):
+            setattr(scheduler, name, value.double())
+
+
 def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **options):
     """Every x of a diffusers run, the initial one included; the noise comes from `noises`.
 
     begin, end: rows. constrain: (x, next timestep or None) -> x, after each row.
     """
+    widen(scheduler)
     timesteps = scheduler.timesteps
     if begin and hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(begin)
@@ -50,6 +84,8 @@ def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **opti
     xs, drawn = [x], iter(noises)
     module = sys.modules[type(scheduler).__module__]
     draw = mock.Mock(side_effect=drawn)
+    if hasattr(scheduler, "noise_sampler"):
+        scheduler.noise_sampler = Increments(drawn)
     with mock.patch.object(module, "randn_tensor", draw, create=True):
         for t, after in zip(timesteps, following):
             scaled = scheduler.scale_model_input(x, t)

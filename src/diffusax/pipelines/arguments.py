@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -192,12 +194,36 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") and hasattr(value, "shape") else value
 
 
+_WORDS = {
+    Texts: "a string or a list of strings",
+    bool: "True or False",
+    Size | None: "a pair of integers",
+    Size: "a pair of integers",
+    Times: "a list of numbers of at least 0",
+    int: "an integer",
+    int | list[int] | None: "an integer or a list of integers",
+    list[str] | None: "a list of strings",
+}
+_FIELDS = {field.name: field.type for field in dataclasses.fields(Call)}
+
+
 def _sentence(reason: str, values: Mapping[str, Any]) -> str:
+    """msgspec's reason as a sentence that names the argument, what it must be and its value."""
     expected, _, place = reason.partition(" - at `$")
-    name = place.strip("`.").split("[")[0]
+    name = re.split(r"[^\w]", place.removeprefix("."))[0]
+    hint: Any = _FIELDS.get(name)
+    bound = re.match(r"Expected `\w+` (>=|<=) (\S+)", expected)
+    if bound:
+        must = f"at {'least' if bound[1] == '>=' else 'most'} {bound[2].removesuffix('.0')}"
+    elif expected.startswith("Invalid enum value"):
+        must = f"one of {', '.join(map(repr, typing.get_args(hint)))}"
+    elif hint in _WORDS:
+        must = _WORDS[hint]
+    else:
+        kind = "an integer" if "`int" in expected else "a number"
+        must = f"{kind} or a list of them" if "array" in expected else kind
     shown = repr(values.get(name))
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{name}: {expected[:1].lower()}{expected[1:].replace('`', '')} (got {shown})"
+    return f"{name} must be {must} (got {shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
 def _check_attention_options(options: Any) -> None:
@@ -245,9 +271,6 @@ def _legacy_callback(callback: Any, steps: Any) -> dict[str, Any]:
             callback(step, timestep, tensors["latents"])
 
     return {"callback_on_step_end": on_step_end}
-
-
-Callback = Callable[[Any, int, float, dict[str, Any]], Any]
 
 
 def match_length(name: str, values: Sequence[Any], n: int, of: str = "prompts") -> list[Any]:

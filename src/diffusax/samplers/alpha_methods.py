@@ -54,7 +54,7 @@ def alpha_level(alpha: float) -> tuple[float, float]:
 
 
 def ddpm(
-    process: Process, timesteps: np.ndarray, *, variance_type: str, limits: Limits
+    process: Process, timesteps: np.ndarray, *, variance_type: str | None, limits: Limits
 ) -> list[Row]:
     """Ho et al. 2020, equations 6 and 7, with strides."""
     a = process.alphas_cumprod

@@ -1,14 +1,22 @@
 """The samplers on alpha-bar, by their diffusers names."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from diffusax.samplers import alpha_methods
-from diffusax.samplers.alpha_methods import Limits
-from diffusax.samplers.discrete import DiscreteScheduler
-from diffusax.samplers.options import Beta, BetaSchedule, Count, NoisePrediction, Positive, Spacing
+from diffusax.samplers.discrete import DiscreteScheduler, limits_of
+from diffusax.samplers.options import (
+    Beta,
+    BetaSchedule,
+    Count,
+    DDPMBetaSchedule,
+    NoisePrediction,
+    Positive,
+    Quantile,
+    Spacing,
+)
 from diffusax.samplers.runs import Request, Run
 
 __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler"]
@@ -18,18 +26,20 @@ __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "T
 class DDPMScheduler(DiscreteScheduler):
     """Ho et al. 2020."""
 
-    fixed: ClassVar[dict[str, Any]] = {"thresholding": (False,)}
-    ignored = frozenset({"dynamic_thresholding_ratio", "sample_max_value"})
     custom = ("timesteps",)
 
     timestep_spacing: Spacing = "leading"
-    variance_type: Literal["fixed_small", "fixed_small_log", "fixed_large"] = "fixed_small"
+    beta_schedule: DDPMBetaSchedule = "linear"  # type: ignore[assignment]
+    variance_type: Literal["fixed_small", "fixed_small_log", "fixed_large"] | None = "fixed_small"
     clip_sample: bool = True
     clip_sample_range: Positive = 1.0
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Quantile = 0.995
+    sample_max_value: Positive = 1.0
     rescale_betas_zero_snr: bool = False
 
     def _run(self, request: Request) -> Run:
-        limits = Limits(self.clip_sample_range if self.clip_sample else np.inf)
+        limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         return Run(
             alpha_methods.ddpm(self, timesteps, variance_type=self.variance_type, limits=limits)
@@ -40,17 +50,17 @@ class DDPMScheduler(DiscreteScheduler):
 class DDIMScheduler(DiscreteScheduler):
     """Song et al. 2021."""
 
-    fixed: ClassVar[dict[str, Any]] = {"thresholding": (False,)}
-    ignored = frozenset({"dynamic_thresholding_ratio", "sample_max_value"})
-
     timestep_spacing: Spacing = "leading"
     clip_sample: bool = True
     clip_sample_range: Positive = 1.0
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Quantile = 0.995
+    sample_max_value: Positive = 1.0
     set_alpha_to_one: bool = True
     rescale_betas_zero_snr: bool = False
 
     def _run(self, request: Request) -> Run:
-        limits = Limits(self.clip_sample_range if self.clip_sample else np.inf)
+        limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         stride = self.num_train_timesteps // request.steps
         return Run(
@@ -89,9 +99,7 @@ class PNDMScheduler(DiscreteScheduler):
 class LCMScheduler(DiscreteScheduler):
     """Luo et al. 2023, for consistency-distilled models."""
 
-    fixed: ClassVar[dict[str, Any]] = {"thresholding": (False,)}
-    ignored = frozenset({"dynamic_thresholding_ratio", "sample_max_value"})
-    custom = ("timesteps",)
+    custom = ("timesteps", "original_inference_steps", "strength")
     swappable = False
 
     beta_start: Beta = 0.00085
@@ -101,29 +109,47 @@ class LCMScheduler(DiscreteScheduler):
     original_inference_steps: Count = 50
     clip_sample: bool = False
     clip_sample_range: Positive = 1.0
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Quantile = 0.995
+    sample_max_value: Positive = 1.0
     set_alpha_to_one: bool = True
     timestep_scaling: Positive = 10.0
     rescale_betas_zero_snr: bool = False
 
     def _run(self, request: Request) -> Run:
-        limits = Limits(self.clip_sample_range if self.clip_sample else np.inf)
+        limits = limits_of(self)
         timesteps = self._distilled_timesteps(request)
         scaling = self.timestep_scaling
         return Run(alpha_methods.lcm(self, timesteps, timestep_scaling=scaling, limits=limits))
 
     def _distilled_timesteps(self, request: Request) -> np.ndarray:
-        """Of the timesteps that the model was distilled at, those of the run."""
-        n, origin = request.steps, self.original_inference_steps
-        stride = self.num_train_timesteps // origin
-        every = np.arange(1, origin + 1) * stride - 1
+        """Evenly spaced ones of those that the model was distilled at, up to the strength.
+
+        Raises:
+            ValueError: there are fewer than the steps.
+        """
+        n, strength = request.steps, request.strength
         if request.timesteps is not None:
-            return request.timesteps.astype(int)
-        if n > origin:
+            skipped = n - min(int(n * strength), n)
+            return request.timesteps.astype(int)[skipped:]
+        grid = self._grid(request.original_inference_steps, strength)
+        if n > len(grid):
             raise ValueError(
-                "the number of steps (num_inference_steps) must be at most "
-                f"original_inference_steps={origin} (got {n})"
+                "the number of steps (num_inference_steps) must be at most original_inference_steps"
+                f" times strength, {len(grid)} (got {n})"
             )
-        return every[::-1][np.floor(np.linspace(0, origin, n, endpoint=False)).astype(int)]
+        return grid[::-1][np.floor(np.linspace(0, len(grid), n, endpoint=False)).astype(int)]
+
+    def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
+        """The timesteps that the model was distilled at, up to the strength, ascending."""
+        origin = original_inference_steps or self.original_inference_steps
+        if origin > self.num_train_timesteps:
+            raise ValueError(
+                "original_inference_steps must be at most num_train_timesteps="
+                f"{self.num_train_timesteps} (got {origin})"
+            )
+        stride = self.num_train_timesteps // origin
+        return np.arange(1, int(origin * strength) + 1) * stride - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,3 +161,9 @@ class TCDScheduler(LCMScheduler):
             raise ValueError(f"eta must be between 0 and 1 (got {request.eta:g})")
         timesteps = self._distilled_timesteps(request)
         return Run(alpha_methods.tcd(self, timesteps, eta=request.eta))
+
+    def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
+        if original_inference_steps is None:
+            return super()._grid(None, strength)
+        # With an argument, any timestep may be asked for (scheduling_tcd.py, set_timesteps).
+        return np.arange(int(self.num_train_timesteps * strength))

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from diffusax.samplers import noise_levels
+from diffusax.samplers.alpha_methods import Limits
 from diffusax.samplers.options import Beta, Betas, BetaSchedule, Offset, Spacing
 from diffusax.samplers.runs import Request
 from diffusax.samplers.scheduler import Scheduler
@@ -70,6 +71,15 @@ class DiscreteScheduler(Scheduler, sampler=False):
                 f"num_train_timesteps={self.num_train_timesteps}; use fewer steps or 'trailing'"
             )
         return timesteps
+
+
+def limits_of(scheduler: Scheduler) -> Limits:
+    """The limits of the predicted sample that the options ask for; thresholding goes first."""
+    options = scheduler.to_config()
+    if options.get("thresholding"):
+        ratio, highest = options["dynamic_thresholding_ratio"], options["sample_max_value"]
+        return Limits(threshold=(ratio, highest))
+    return Limits(options["clip_sample_range"]) if options.get("clip_sample") else Limits()
 
 
 def respaced(scheduler: DiscreteScheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 # Importing the classes enters them in SCHEDULERS.
-from diffusax.samplers import alpha_schedulers, sigma_schedulers, snr_schedulers  # noqa: F401
+from diffusax.samplers import (  # noqa: F401
+    alpha_schedulers,
+    edm_schedulers,
+    sigma_schedulers,
+    snr_schedulers,
+)
 from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("DDIMScheduler", {}),
+    "deis": ("DEISMultistepScheduler", {}),
     "ddpm": ("DDPMScheduler", {}),
     "dpm": (
         "DPMSolverMultistepScheduler",
@@ -20,6 +26,9 @@ _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpm++2m_sde": ("DPMSolverMultistepScheduler", _SDE),
     "dpm++3m_sde": ("DPMSolverMultistepScheduler", {**_SDE, "solver_order": 3}),
     "dpm++2s": ("DPMSolverSinglestepScheduler", {"algorithm_type": "dpmsolver++"}),
+    "dpm++_sde": ("DPMSolverSDEScheduler", {}),
+    "edm_dpm++2m": ("EDMDPMSolverMultistepScheduler", {}),
+    "edm_euler": ("EDMEulerScheduler", {}),
     "euler": ("EulerDiscreteScheduler", {}),
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
     "heun": ("HeunDiscreteScheduler", {}),

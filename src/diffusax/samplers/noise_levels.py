@@ -5,7 +5,9 @@ rounding of 1 - alpha is larger than the tolerance of our comparison. All that f
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import scipy.special
@@ -33,8 +35,12 @@ def alphas_cumprod(
         betas = _linspace(beta_start, beta_end, n)
     elif beta_schedule == "scaled_linear":
         betas = _linspace(beta_start**0.5, beta_end**0.5, n) ** 2
+    elif beta_schedule == "sigmoid":
+        ramp = _linspace(-6.0, 6.0, n)
+        sigmoid = scipy.special.expit(ramp)
+        betas = sigmoid * np.float32(beta_end - beta_start) + np.float32(beta_start)
     else:
-        betas = _squared_cosine(n)
+        betas = _from_alpha_bar(n, _ALPHA_BARS[beta_schedule])
     if rescale_zero_snr:
         betas = _rescale_zero_snr(betas)
     alphas = _cumprod(np.float32(1) - betas).astype(np.float64)
@@ -93,6 +99,11 @@ def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.nd
     return low + scipy.special.betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n)) * (high - low)
 
 
+def rounded(values: np.ndarray) -> np.ndarray:
+    """To float32, in which diffusers keeps a run's sigmas; as float64."""
+    return values.astype(np.float32).astype(np.float64)
+
+
 def _linspace(start: float, stop: float, n: int) -> np.ndarray:
     """torch.linspace in float32: from both ends towards the middle, in fused multiply-adds."""
     first, last = np.float64(np.float32(start)), np.float64(np.float32(stop))
@@ -103,15 +114,28 @@ def _linspace(start: float, stop: float, n: int) -> np.ndarray:
     return np.where(i < n // 2, first + step * i, last - step * (n - 1 - i)).astype(np.float32)
 
 
-def _squared_cosine(n: int) -> np.ndarray:
-    """Nichol and Dhariwal 2021, section 3.2, capped at 0.999."""
+def _squared_cosine(t: float) -> float:
+    """Nichol and Dhariwal 2021, section 3.2."""
+    return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    def alpha_bar(t: float) -> float:
-        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    return np.array(
-        [min(1 - alpha_bar((i + 1) / n) / alpha_bar(i / n), 0.999) for i in range(n)], np.float32
-    )
+def _exponential(t: float) -> float:
+    return math.exp(-12.0 * t)
+
+
+def _laplace(t: float) -> float:
+    """Hang et al. 2024, "Improved Noise Schedule for Diffusion Training", as diffusers has it."""
+    log_snr = -0.5 * math.copysign(1, 0.5 - t) * math.log(1 - 2 * abs(0.5 - t) + 1e-6)
+    return math.sqrt(math.exp(log_snr) / (1 + math.exp(log_snr)))
+
+
+_ALPHA_BARS = {"squaredcos_cap_v2": _squared_cosine, "exp": _exponential, "laplace": _laplace}
+
+
+def _from_alpha_bar(n: int, alpha_bar: Callable[[float], float]) -> np.ndarray:
+    """The n betas whose products follow `alpha_bar` of the time in [0, 1], capped at 0.999."""
+    bars = [alpha_bar(i / n) for i in range(n + 1)]
+    return np.array([min(1 - b / a, 0.999) for a, b in itertools.pairwise(bars)], np.float32)
 
 
 def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:

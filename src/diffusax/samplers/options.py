@@ -12,6 +12,9 @@ Prediction = Literal["epsilon", "v_prediction", "sample"]
 NoisePrediction = Literal["epsilon", "v_prediction"]
 Spacing = Literal["linspace", "leading", "trailing"]
 BetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2"]
+DDPMBetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
+HeunBetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "exp"]
+SigmaSchedule = Literal["karras", "exponential"]
 FinalSigma = Literal["zero", "sigma_min"]
 Order = Literal[1, 2, 3]
 Count = Annotated[int, Meta(ge=1, le=100_000)]
@@ -61,6 +64,12 @@ def check_options(scheduler: Any) -> dict[str, Any]:
         name: _convert(type(scheduler).__name__, name, getattr(scheduler, name), hint)
         for name, hint in hints.items()
     }
+
+
+def adopt(scheduler: Any, name: str, foreign: tuple[str, ...], own: str) -> None:
+    """Replaces an option's value that only other samplers know by one's own, as diffusers does."""
+    if getattr(scheduler, name) in foreign:
+        object.__setattr__(scheduler, name, own)
 
 
 def fitting(

@@ -16,7 +16,7 @@ class Request(NamedTuple):
     """A run as it was asked for, checked.
 
     steps: how many of the whole run. begin: the first row. timesteps: n, sigmas: n+1, the caller's
-    own. eta: DDIM's, and TCD's gamma.
+    own. eta: DDIM's, and TCD's gamma. original_inference_steps, strength: of LCM and TCD.
     """
 
     steps: int
@@ -24,6 +24,8 @@ class Request(NamedTuple):
     timesteps: np.ndarray | None = None
     sigmas: np.ndarray | None = None
     eta: float = 0.0
+    original_inference_steps: int | None = None
+    strength: float = 1.0
 
 
 class Run(NamedTuple):
@@ -42,6 +44,8 @@ def cached_schedule(
     timesteps: tuple[float, ...] | None,
     sigmas: tuple[float, ...] | None,
     eta: float,
+    original_inference_steps: int | None,
+    strength: float,
 ) -> Schedule:
     """`Scheduler.schedule`, its arguments checked for type."""
     custom = {"timesteps": timesteps, "sigmas": sigmas}
@@ -51,8 +55,17 @@ def cached_schedule(
         steps = len(values) - (name == "sigmas")
     assert steps is not None
     _check_steps(scheduler, steps)
+    request = Request(
+        steps,
+        begin,
+        arrays.get("timesteps"),
+        arrays.get("sigmas"),
+        eta,
+        original_inference_steps,
+        strength,
+    )
     with np.errstate(all="ignore"):
-        run = scheduler._run(Request(steps, begin, eta=eta, **arrays))
+        run = scheduler._run(request)
     rows, stop = run.rows, len(run.rows) if end is None else end
     if not 0 <= begin < stop <= len(rows):
         raise ValueError(

@@ -34,7 +34,7 @@ class Scheduler:
     class_name: ClassVar[str] = ""
     fixed: ClassVar[dict[str, Any]] = {}
     ignored: ClassVar[frozenset[str]] = frozenset()
-    # What `schedule` takes of timesteps and sigmas.
+    # What `schedule` takes besides the number of steps.
     custom: ClassVar[tuple[str, ...]] = ()
     # Rows per step.
     order: ClassVar[int] = 1
@@ -165,6 +165,8 @@ class Scheduler:
         timesteps: Sequence[float] | np.ndarray | None = None,
         sigmas: Sequence[float] | np.ndarray | None = None,
         eta: float = 0.0,
+        original_inference_steps: int | None = None,
+        strength: float = 1.0,
     ) -> Schedule:
         """The rows of a run, or of a part of one; computed once per sampler and arguments.
 
@@ -178,21 +180,34 @@ class Scheduler:
             timesteps: descending training timesteps instead of evenly spaced ones.
             sigmas: descending noise levels, the last the one to end at.
             eta: DDIM's share of noise, and TCD's gamma.
+            original_inference_steps: the number of timesteps that a consistency model was distilled
+                at, for LCM and TCD; None for the option's.
+            strength: the share of those timesteps, from the lowest, that the run uses.
 
         Raises:
             ValueError: too few or too many steps or rows, or values that the sampler cannot take.
         """
         custom = {"timesteps": timesteps, "sigmas": sigmas}
         given = [name for name, value in custom.items() if value is not None]
+        strength = number("strength", strength)
+        if not 0 <= strength <= 1:
+            raise ValueError(f"strength must be between 0 and 1 (got {strength:g})")
         if len(given) + (steps is not None) != 1:
             names = [*(["the number of steps"] if steps is not None else []), *given]
             raise ValueError(
                 "exactly one of the number of steps (num_inference_steps), timesteps and sigmas "
                 f"must be given (got {' and '.join(names) or 'none'})"
             )
+        if original_inference_steps is not None:
+            given.append("original_inference_steps")
+            whole = whole_number("original_inference_steps", original_inference_steps)
+            if whole < 1:
+                raise ValueError(f"original_inference_steps must be at least 1 (got {whole})")
+        if strength != 1:
+            given.append("strength")
         for name in given:
             if name not in self.custom:
-                raise ValueError(f"{self.class_name} does not take custom {name}; give the steps")
+                raise ValueError(f"{self.class_name} does not take custom {name}; leave it out")
         if steps is not None:
             steps = whole_number("the number of steps (num_inference_steps)", steps)
         return cached_schedule(
@@ -203,6 +218,8 @@ class Scheduler:
             None if timesteps is None else numbers("timesteps", timesteps),
             None if sigmas is None else numbers("sigmas", sigmas),
             number("eta", eta),
+            original_inference_steps,
+            strength,
         )
 
     @property

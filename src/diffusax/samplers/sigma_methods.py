@@ -3,6 +3,8 @@
 `d` is k-diffusion's derivative (x - denoised) / sigma (Karras et al. 2022, equation 3).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from diffusax.samplers.noise_levels import sigmas_to_timesteps
@@ -27,17 +29,26 @@ def in_scale(sigma: float) -> float:
     return 1 / np.sqrt(sigma**2 + 1)
 
 
-def euler(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> list[Row]:
-    """Algorithm 2 (Euler steps) of Karras et al. 2022, without churn."""
+def euler(
+    timesteps: np.ndarray,
+    sigmas: np.ndarray,
+    x0: Callable[[float, float], np.ndarray],
+    epsilon: Callable[[float, float], np.ndarray],
+    in_scale: Callable[[float], float] = in_scale,
+) -> list[Row]:
+    """Algorithm 2 (Euler steps) of Karras et al. 2022, without churn.
+
+    x0, epsilon: (signal, sigma) -> what is predicted, as a form in X and RAW.
+    """
     return [
         Row(
             t,
-            X + (sigmas[i + 1] - sigma) * derivative(prediction_type, sigma),
+            X + (target - sigma) * epsilon(1.0, sigma),
             (1.0, sigma),
-            denoised(prediction_type, sigma),
+            x0(1.0, sigma),
             in_scale=in_scale(sigma),
         )
-        for i, (t, sigma) in enumerate(zip(timesteps, sigmas))
+        for t, sigma, target in zip(timesteps, sigmas, sigmas[1:])
     ]
 
 
@@ -139,6 +150,33 @@ def kdpm2_ancestral(
         if target > 0:
             x = M1 + (down - sigma) * derivative(prediction_type, middle) + up * NOISE
             rows.append(_midpoint_row(x, middle, target, prediction_type, every))
+    return rows
+
+
+def dpm_sde(
+    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+) -> list[Row]:
+    """Stochastic DPM-Solver++ (k-diffusion, sample_dpmpp_sde), with the midpoint in log sigma.
+
+    The noise of the whole step is a Brownian motion's: it holds the noise of its first half.
+    Slots: m1 the x before the step, m2 the noise of the first half.
+    """
+    rows = []
+    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+        target = sigmas[i + 1]
+        prediction, scale = denoised(prediction_type, sigma), in_scale(sigma)
+        if target == 0:
+            rows.append(Row(t, P, (1.0, sigma), prediction, (X, NOISE), scale))
+            break
+        middle = np.sqrt(sigma * target)
+        down, up = ancestral_split(sigma, middle)
+        x = down / sigma * X + (1 - down / sigma) * P + up * NOISE
+        rows.append(Row(t, x, (1.0, sigma), prediction, (X, NOISE), scale))
+        down, up = ancestral_split(sigma, target)
+        first = np.sqrt((sigma - middle) / (sigma - target))
+        noise = first * M2 + np.sqrt(1 - first**2) * NOISE
+        x = down / sigma * M1 + (1 - down / sigma) * P + up * noise
+        rows.append(_midpoint_row(x, middle, target, prediction_type, every))
     return rows
 
 

@@ -1,17 +1,27 @@
 """The samplers on sigmas, by their diffusers names."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+import functools
+from typing import Literal
 
 import numpy as np
 
 from diffusax.samplers import noise_levels, sigma_methods
 from diffusax.samplers.discrete import DiscreteScheduler, respaced
-from diffusax.samplers.options import Beta, FinalSigma, NoisePrediction, Positive
+from diffusax.samplers.options import (
+    Beta,
+    FinalSigma,
+    HeunBetaSchedule,
+    NoisePrediction,
+    Offset,
+    Positive,
+)
+from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import Row
 from diffusax.samplers.runs import Request, Run
 
 __all__ = [
+    "DPMSolverSDEScheduler",
     "EulerAncestralDiscreteScheduler",
     "EulerDiscreteScheduler",
     "HeunDiscreteScheduler",
@@ -28,14 +38,14 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
         """The timesteps, n, and sigmas, n+1, of a run."""
         every = noise_levels.all_sigmas(self.alphas_cumprod)
         if request.sigmas is not None:
-            sigmas = request.sigmas
+            sigmas = noise_levels.rounded(request.sigmas)
             return noise_levels.sigmas_to_timesteps(sigmas[:-1], every), sigmas
         n, timesteps = request.steps, request.timesteps
         if timesteps is None:
             timesteps = noise_levels.spaced_timesteps(
                 n, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
             )
-        timesteps = timesteps.astype(np.float32).astype(np.float64)
+        timesteps = noise_levels.rounded(timesteps)
         if getattr(self, "interpolation_type", "linear") == "log_linear":
             sigmas = noise_levels.exponential_sigmas(n + 1, every[0], every[-1])
         else:
@@ -44,7 +54,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
         if spaced is not None:
             sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
         last = every[0] if getattr(self, "final_sigmas_type", "zero") == "sigma_min" else 0.0
-        return timesteps, np.append(sigmas, last)
+        return timesteps, noise_levels.rounded(np.append(sigmas, last))
 
     def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
         highest = sigmas.max()
@@ -84,7 +94,6 @@ class LMSDiscreteScheduler(SigmaScheduler):
 class EulerDiscreteScheduler(SigmaScheduler):
     """Karras et al. 2022, algorithm 2 with Euler steps."""
 
-    fixed: ClassVar[dict[str, Any]] = {"timestep_type": ("discrete",)}
     custom = ("timesteps", "sigmas")
     zero_snr_floor = True
 
@@ -94,12 +103,22 @@ class EulerDiscreteScheduler(SigmaScheduler):
     interpolation_type: Literal["linear", "log_linear"] = "linear"
     sigma_min: Positive | None = None
     sigma_max: Positive | None = None
+    timestep_type: Literal["discrete", "continuous"] = "discrete"
     rescale_betas_zero_snr: bool = False
     final_sigmas_type: FinalSigma = "zero"
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
-        return self._result(sigma_methods.euler(timesteps, sigmas, self.prediction_type), sigmas)
+        # diffusers has the other prediction types keep discrete ones.
+        if self.timestep_type == "continuous" and self.prediction_type == "v_prediction":
+            if request.timesteps is not None:
+                raise ValueError(
+                    "timesteps cannot be given with timestep_type='continuous'; give sigmas"
+                )
+            timesteps = np.log(sigmas[:-1]) / 4
+        x0 = functools.partial(x0_from, self.prediction_type)
+        epsilon = functools.partial(epsilon_from, self.prediction_type)
+        return self._result(sigma_methods.euler(timesteps, sigmas, x0, epsilon), sigmas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +130,7 @@ class HeunDiscreteScheduler(SigmaScheduler):
 
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
+    beta_schedule: HeunBetaSchedule = "linear"  # type: ignore[assignment]
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
@@ -152,3 +172,27 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
     """DPM-Solver-2 with ancestral noise (k-diffusion)."""
 
     _method = staticmethod(sigma_methods.kdpm2_ancestral)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverSDEScheduler(SigmaScheduler):
+    """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
+
+    The noise comes from the run's seed; noise_sampler_seed does nothing.
+    """
+
+    order = 2
+
+    prediction_type: NoisePrediction = "epsilon"
+    beta_start: Beta = 0.00085
+    beta_end: Beta = 0.012
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    noise_sampler_seed: Offset | None = None
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
+        return self._result(rows, sigmas)

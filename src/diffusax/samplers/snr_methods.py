@@ -4,28 +4,35 @@ alpha, sigma and lambda are those of Lu et al. 2022: x_t = alpha x_0 + sigma noi
 alpha^2 + sigma^2 = 1, and lambda = log(alpha / sigma).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from diffusax.samplers.alpha_methods import Limits
-from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, NOISE, P, Row, X
+
+Predicted = Callable[[float, float], np.ndarray]
+"""(signal, noise) of x -> a prediction as a form in X and RAW."""
 
 
 class Level(NamedTuple):
-    """A noise level."""
+    """A noise level; in_scale brings x to the scale that the network takes."""
 
     alpha: float
     sigma: float
     lam: float
+    in_scale: float = 1.0
 
 
 class DPM(NamedTuple):
-    """Which of the DPM solvers: diffusers' options of the same names."""
+    """Which of the DPM solvers: diffusers' options of the same names, and the predictions.
 
-    prediction_type: str
+    to_zero: whether the last sigma is zero.
+    """
+
+    x0: Predicted
+    epsilon: Predicted
     order: int
     algorithm_type: str = "dpmsolver++"
     solver_type: str = "midpoint"
@@ -36,9 +43,10 @@ class DPM(NamedTuple):
 
 
 class UniPC(NamedTuple):
-    """Which of the UniPC solvers: diffusers' options of the same names."""
+    """Which of the UniPC solvers: diffusers' options of the same names, and the predictions."""
 
-    prediction_type: str
+    x0: Predicted
+    epsilon: Predicted
     order: int
     predict_x0: bool = True
     solver_type: str = "bh2"
@@ -56,25 +64,47 @@ def levels(sigmas: np.ndarray) -> list[Level]:
     return result
 
 
+class DEIS(NamedTuple):
+    """Which of the DEIS solvers: diffusers' options of the same names, and the predictions."""
+
+    x0: Predicted
+    epsilon: Predicted
+    order: int
+    lower_order_final: bool = True
+    limits: Limits = Limits()
+
+
+def _output(
+    solver: DPM | UniPC | DEIS, level: Level, *, of_x0: bool
+) -> tuple[np.ndarray, np.ndarray, Limits]:
+    """What the solver integrates, as the form of p and a form in X and P; and the limits of p.
+
+    Only a sample has limits: where the noise is integrated it follows from the limited sample.
+    """
+    x0 = solver.x0(level.alpha, level.sigma)
+    if of_x0:
+        return x0, P, solver.limits
+    if solver.limits == Limits():
+        return solver.epsilon(level.alpha, level.sigma), P, solver.limits
+    return x0, (X - level.alpha * P) / level.sigma, solver.limits
+
+
 def _row(
-    solver: DPM | UniPC,
     t: float,
     x: np.ndarray,
     level: Level,
+    prediction: np.ndarray,
     memory: tuple[np.ndarray, ...],
-    *,
-    of_x0: bool,
+    limits: Limits,
 ) -> Row:
-    at = (level.alpha, level.sigma)
-    prediction = (x0_from if of_x0 else epsilon_from)(solver.prediction_type, *at)
-    return Row(t, x, at, prediction, memory, 1.0, *solver.limits)
+    return Row(t, x, (level.alpha, level.sigma), prediction, memory, level.in_scale, *limits)
 
 
 def dpm_multistep(
-    solver: DPM, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int
+    solver: DPM, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
 ) -> list[Row]:
     """DPM-Solver++ 2M and 3M (Lu et al. 2022, algorithm 2). Slots m1, m2: earlier predictions."""
-    n, ls = len(timesteps), levels(sigmas)
+    n = len(timesteps)
     of_x0 = solver.algorithm_type.endswith("++")
     rows = []
     for i, t in enumerate(timesteps):
@@ -84,9 +114,10 @@ def dpm_multistep(
             order = 1
         elif i == n - 2 and short:
             order = min(order, 2)
+        prediction, output, limits = _output(solver, ls[i], of_x0=of_x0)
         points = [ls[i - k] for k in range(order)]
-        x = _update(solver, X, [P, M1, M2][:order], points, ls[i + 1])
-        rows.append(_row(solver, t, x, ls[i], (P, M1), of_x0=of_x0))
+        x = _update(solver, X, [output, M1, M2][:order], points, ls[i + 1])
+        rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
     return rows
 
 
@@ -105,9 +136,10 @@ def dpm_singlestep(
         start = X if order == 1 else M3
         # The expansion is about the group's first evaluation.
         points = [ls[i - order + 1 + k] for k in range(order)]
-        outputs = [P, M1, M2][:order][::-1]
+        prediction, output, limits = _output(solver, ls[i], of_x0=of_x0)
+        outputs = [output, M1, M2][:order][::-1]
         x = _singlestep_update(solver, start, outputs, points, ls[i + 1])
-        rows.append(_row(solver, t, x, ls[i], (P, M1, start), of_x0=of_x0))
+        rows.append(_row(t, x, ls[i], prediction, (output, M1, start), limits))
     return rows
 
 
@@ -216,15 +248,15 @@ def unipc(solver: UniPC, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: in
     rows, last_order = [], 0
     for i, t in enumerate(timesteps):
         x = X
+        prediction, output, limits = _output(solver, ls[i], of_x0=solver.predict_x0)
         if i > begin and (i - 1) not in solver.disable_corrector:
             points = [ls[i - 1 - k] for k in range(last_order)]
-            x = _uni_bh(solver, M4, [M1, M2, M3][:last_order], points, ls[i], target=P)
+            x = _uni_bh(solver, M4, [M1, M2, M3][:last_order], points, ls[i], target=output)
         order = min(solver.order, n - i) if solver.lower_order_final else solver.order
         last_order = order = min(order, max(i - begin, 0) + 1)
         points = [ls[i - k] for k in range(order)]
-        following = _uni_bh(solver, x, [P, M1, M2][:order], points, ls[i + 1], target=None)
-        memory = (P, M1, M2, x)
-        rows.append(_row(solver, t, following, ls[i], memory, of_x0=solver.predict_x0))
+        following = _uni_bh(solver, x, [output, M1, M2][:order], points, ls[i + 1], target=None)
+        rows.append(_row(t, following, ls[i], prediction, (output, M1, M2, x), limits))
     return rows
 
 
@@ -272,3 +304,32 @@ def _uni_weights(ratios: Sequence[float], z: float, b_h: float) -> np.ndarray:
         factorial *= k + 1
         phi_k = phi_k / z - 1 / factorial
     return np.linalg.solve(matrix, np.array(b))
+
+
+def deis(solver: DEIS, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int) -> list[Row]:
+    """DEIS in log rho (Zhang and Chen 2023, section 3.3). Slots m1, m2: earlier predictions."""
+    n, ls = len(timesteps), levels(sigmas)
+    rows = []
+    for i, t in enumerate(timesteps):
+        order = min(solver.order, max(i - begin, 0) + 1)
+        if solver.lower_order_final and n < 15:
+            order = min(order, n - i)
+        prediction, output, limits = _output(solver, ls[i], of_x0=False)
+        points = [np.log(sigmas[i - k] / sigmas[i]) for k in range(order)]
+        weights = _exponential_weights(points, np.log(sigmas[i + 1] / sigmas[i]))
+        slope = sum(w * form for w, form in zip(weights, (output, M1, M2)))
+        x = ls[i + 1].alpha * (X / ls[i].alpha + sigmas[i] * slope)
+        rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
+    return rows
+
+
+def _exponential_weights(points: Sequence[float], h: float) -> list[float]:
+    """The integrals of e^u times each of the points' Lagrange polynomials, from 0 to h."""
+    integrals = np.array([np.expm1(h), np.exp(h) * (h - 1) + 1, np.exp(h) * (h**2 - 2 * h + 2) - 2])
+    weights = []
+    for k, point in enumerate(points):
+        others = [other for j, other in enumerate(points) if j != k]
+        coefficients = np.polynomial.polynomial.polyfromroots(others)
+        scale = np.prod([point - other for other in others])
+        weights.append(coefficients @ integrals[: len(points)] / scale)
+    return weights

@@ -1,23 +1,33 @@
 """The samplers on log-SNR, by their diffusers names."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from diffusax.samplers import noise_levels, snr_methods
-from diffusax.samplers.discrete import DiscreteScheduler, respaced
-from diffusax.samplers.options import FinalSigma, Offset, Order, Positive, UpperBounded
+from diffusax.samplers.alpha_methods import Limits
+from diffusax.samplers.discrete import DiscreteScheduler, limits_of, respaced
+from diffusax.samplers.options import (
+    FinalSigma,
+    Offset,
+    Order,
+    Positive,
+    Quantile,
+    UpperBounded,
+    adopt,
+)
+from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.runs import Request, Run
 
 __all__ = [
+    "DEISMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DPMSolverSinglestepScheduler",
     "UniPCMultistepScheduler",
 ]
 
-# DDPM's fixed variances mean nothing to these methods; learned ones would be a second output.
-_VARIANCES = (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
 _NO_FLOW = {"use_flow_sigmas": (False,), "use_dynamic_shifting": (False,)}
 
 
@@ -26,21 +36,25 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     """What the exponential integrators share."""
 
     custom: ClassVar[tuple[str, ...]] = ("timesteps",)
-    fixed: ClassVar[dict[str, Any]] = {"thresholding": (False,), **_NO_FLOW}
-    ignored = frozenset(
-        {"flow_shift", "time_shift_type", "dynamic_thresholding_ratio", "sample_max_value"}
-    )
+    fixed: ClassVar[dict[str, Any]] = _NO_FLOW
+    ignored = frozenset({"flow_shift", "time_shift_type"})
 
     solver_order: Order = 2
+    thresholding: bool = False
+    dynamic_thresholding_ratio: Quantile = 0.995
+    sample_max_value: Positive = 1.0
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
-    final_sigmas_type: FinalSigma = "zero"
 
     def _levels(
-        self, n: int, timesteps: np.ndarray, *, own_last: bool = False
+        self, n: int, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The timesteps, n, and the ratios sigma / alpha, n+1, of a run."""
+        """The timesteps, n, and the ratios sigma / alpha, n+1, of a run.
+
+        to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
+        sigma, where it has its own spacing of sigmas, and not at the schedule's.
+        """
         every = noise_levels.all_sigmas(self.alphas_cumprod)
         spaced = respaced(self, n, every[::-1])
         if getattr(self, "use_lu_lambdas", False):
@@ -51,26 +65,41 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         else:
             sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
             last = sigmas[-1] if own_last else last
-        return timesteps, np.append(sigmas, last if self.final_sigmas_type == "sigma_min" else 0.0)
+        return timesteps, noise_levels.rounded(np.append(sigmas, 0.0 if to_zero else last))
+
+    def _predictions(self) -> tuple[snr_methods.Predicted, snr_methods.Predicted]:
+        """The predicted sample, and the predicted noise."""
+        kind = self.prediction_type
+        return functools.partial(x0_from, kind), functools.partial(epsilon_from, kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPMSolverScheduler(SNRScheduler, sampler=False):
-    """What the DPM solvers share."""
+    """What the DPM solvers share.
 
-    fixed: ClassVar[dict[str, Any]] = {**SNRScheduler.fixed, "variance_type": _VARIANCES}
+    A variance_type means nothing to them; where it is learned, `run` leaves its channels out.
+    """
 
     algorithm_type: str = "dpmsolver++"
     solver_type: str = "midpoint"
     lower_order_final: bool = True
+    final_sigmas_type: FinalSigma = "zero"
     lambda_min_clipped: UpperBounded = -np.inf
+    variance_type: (
+        Literal[
+            "fixed_small",
+            "fixed_small_log",
+            "fixed_large",
+            "fixed_large_log",
+            "learned",
+            "learned_range",
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
-        # diffusers maps the options of the schedulers that these are swapped with.
-        if self.algorithm_type == "deis":
-            object.__setattr__(self, "algorithm_type", "dpmsolver++")
-        if self.solver_type in ("logrho", "bh1", "bh2"):
-            object.__setattr__(self, "solver_type", "midpoint")
+        adopt(self, "algorithm_type", ("deis",), "dpmsolver++")
+        adopt(self, "solver_type", ("logrho", "bh1", "bh2"), "midpoint")
         super().__post_init__()
         if not self.algorithm_type.endswith("++") and self.final_sigmas_type == "zero":
             raise ValueError(
@@ -80,13 +109,14 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
 
     def _solver(self) -> snr_methods.DPM:
         return snr_methods.DPM(
-            self.prediction_type,
+            *self._predictions(),
             self.solver_order,
             self.algorithm_type,
             self.solver_type,
             self.lower_order_final,
             getattr(self, "euler_at_final", False),
             self.final_sigmas_type == "zero",
+            limits_of(self),
         )
 
     def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
@@ -109,12 +139,12 @@ class DPMSolverSinglestepScheduler(DPMSolverScheduler):
 
     def _run(self, request: Request) -> Run:
         timesteps = self._spaced(request, "linspace", 0)
-        timesteps, sigmas = self._levels(request.steps, timesteps)
+        solver = self._solver()
+        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        begin = request.begin
-        return Run(snr_methods.dpm_singlestep(self._solver(), timesteps, sigmas, begin=begin))
+        return Run(snr_methods.dpm_singlestep(solver, timesteps, sigmas, begin=request.begin))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,13 +168,14 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
 
     def _run(self, request: Request) -> Run:
         timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
-        timesteps, sigmas = self._levels(request.steps, timesteps)
+        solver = self._solver()
+        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
         rounds = self.use_karras_sigmas or self.use_lu_lambdas
         if rounds and self.beta_schedule != "squaredcos_cap_v2":
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        begin = request.begin
-        return Run(snr_methods.dpm_multistep(self._solver(), timesteps, sigmas, begin=begin))
+        levels = snr_methods.levels(sigmas)
+        return Run(snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,14 +194,13 @@ class UniPCMultistepScheduler(SNRScheduler):
     solver_type: Literal["bh2", "bh1"] = "bh2"
     lower_order_final: bool = True
     disable_corrector: tuple[Offset, ...] = ()
+    final_sigmas_type: FinalSigma = "zero"
     rescale_betas_zero_snr: bool = False
     sigma_min: Positive | None = None
     sigma_max: Positive | None = None
 
     def __post_init__(self) -> None:
-        # diffusers maps the options of the schedulers that this one is swapped with.
-        if self.solver_type in ("midpoint", "heun", "logrho"):
-            object.__setattr__(self, "solver_type", "bh2")
+        adopt(self, "solver_type", ("midpoint", "heun", "logrho"), "bh2")
         super().__post_init__()
 
     def _run(self, request: Request) -> Run:
@@ -178,16 +208,47 @@ class UniPCMultistepScheduler(SNRScheduler):
         timesteps = noise_levels.interior_timesteps(
             n, total, total, self.timestep_spacing, self.steps_offset
         )
-        # With its own spacing of sigmas the last is the run's, not the schedule's.
-        timesteps, sigmas = self._levels(n, timesteps, own_last=True)
+        to_zero = self.final_sigmas_type == "zero"
+        timesteps, sigmas = self._levels(n, timesteps, to_zero=to_zero, own_last=True)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         solver = snr_methods.UniPC(
-            self.prediction_type,
+            *self._predictions(),
             self.solver_order,
             self.predict_x0,
             self.solver_type,
             self.lower_order_final,
             self.disable_corrector,
+            # diffusers limits no sample where the noise is integrated.
+            limits_of(self) if self.predict_x0 else Limits(),
         )
         return Run(snr_methods.unipc(solver, np.trunc(timesteps), sigmas, begin=request.begin))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DEISMultistepScheduler(SNRScheduler):
+    """DEIS in log rho (Zhang and Chen 2023)."""
+
+    custom = ()
+
+    algorithm_type: Literal["deis"] = "deis"
+    solver_type: Literal["logrho"] = "logrho"
+    lower_order_final: bool = True
+
+    def __post_init__(self) -> None:
+        adopt(self, "algorithm_type", ("dpmsolver", "dpmsolver++"), "deis")
+        adopt(self, "solver_type", ("midpoint", "heun", "bh1", "bh2"), "logrho")
+        super().__post_init__()
+
+    def _run(self, request: Request) -> Run:
+        n, total = request.steps, self.num_train_timesteps
+        timesteps = noise_levels.interior_timesteps(
+            n, total, total, self.timestep_spacing, self.steps_offset
+        )
+        timesteps, sigmas = self._levels(n, timesteps, to_zero=False, own_last=True)
+        if self.use_karras_sigmas:
+            timesteps = timesteps.round()
+        solver = snr_methods.DEIS(
+            *self._predictions(), self.solver_order, self.lower_order_final, limits_of(self)
+        )
+        return Run(snr_methods.deis(solver, np.trunc(timesteps), sigmas, begin=request.begin))

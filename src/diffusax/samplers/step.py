@@ -29,7 +29,7 @@ def run(
 
     Args:
         model: (x: b h w c, float32, timestep: scalar or b, row number) -> the raw prediction,
-            b h w c.
+            b h w c; channels beyond c, a learned variance, are left out.
         state: 6 b h w c from `init_state` or an earlier call; slot 0 holds the latents.
         table: the coefficients, the same for all images or one's own for each (`stack_tables`).
         start: the first row.
@@ -43,6 +43,7 @@ def run(
         row = jax.tree.map(lambda column: jnp.asarray(column)[i], table)
         x = state[0]
         raw = model(_spread(row.in_scale, x) * x, row.timestep, i).astype(jnp.float32)
+        raw = raw[..., : x.shape[-1]]
         p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
         clip = _spread(row.clip, x)
         p = jnp.clip(p, -clip, clip)

@@ -1,49 +1,19 @@
-"""Options as dataclasses: their types and ranges are declared, and checked by msgspec."""
+"""Options from YAML files and key=value pairs."""
 
-import dataclasses
 import difflib
-import math
-import reprlib
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
-from msgspec import Meta
+from diffusax.options import Count, Options, Seed, Share, Weight, option_types
 
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Weight = Annotated[float, Meta(ge=0, le=1e6)]
-Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+__all__ = ["Count", "Options", "Seed", "Share", "Weight"]
+
 ComputeDtype = Literal["float32", "bfloat16"]
 
-_BRIEFLY = reprlib.Repr()
-_BRIEFLY.maxlevel, _BRIEFLY.maxlist, _BRIEFLY.maxdict = 2, 4, 4
-
 O = TypeVar("O", bound="Options")  # noqa: E741
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """A set of options, each of the type and in the range that its annotation declares.
-
-    Raises:
-        ValueError: an option is not; names it, what it may be and what it is.
-    """
-
-    def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for name, hint in hints.items():
-            value = getattr(self, name)
-            try:
-                converted = msgspec.convert(value, hint)
-            except (msgspec.ValidationError, OverflowError):
-                raise ValueError(
-                    f"{name} must be {_in_words(hint)} (got {_BRIEFLY.repr(value)})"
-                ) from None
-            object.__setattr__(self, name, converted)
 
 
 def from_values(cls: type[O], values: dict[Any, Any]) -> O:
@@ -52,7 +22,7 @@ def from_values(cls: type[O], values: dict[Any, Any]) -> O:
     Raises:
         ValueError: an option is unknown, or not of its type or in its range.
     """
-    hints = _hints(cls)
+    hints = option_types(cls)
     unknown = [name for name in values if name not in hints]
     if unknown:
         close = difflib.get_close_matches(str(unknown[0]), hints, 1)
@@ -111,14 +81,6 @@ def _parse(text: str, source: str) -> Any:
         raise ValueError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of the options, without the fields of other classes that are mixed in."""
-    classes = [c for c in cls.__mro__ if issubclass(c, Options)]
-    names = {name for c in classes for name in vars(c).get("__annotations__", {})}
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {name: hint for name, hint in hints.items() if name in names}
-
-
 def _from_text(value: Any, hint: Any) -> Any:
     """A value from a file, closer to its type: numbers in texts, one value for a list of them."""
     kinds = _kinds(hint)
@@ -143,40 +105,3 @@ def _kinds(hint: Any) -> set[Any]:
     if typing.get_origin(hint) is Annotated:
         return _kinds(typing.get_args(hint)[0])
     return {hint}
-
-
-def _in_words(hint: Any) -> str:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return " or ".join(map(_in_words, typing.get_args(hint)))
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, args))}"
-    if origin is tuple:
-        return f"a list, and each of it {_in_words(args[0])}"
-    if origin is Annotated:
-        return " ".join([_in_words(args[0]), *(_range(meta) for meta in args[1:])])
-    return _NAMES[hint]
-
-
-_NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    type(None): "nothing",
-}
-
-
-def _range(meta: Meta) -> str:
-    bounds = []
-    if meta.gt is not None:
-        bounds.append(f"above {meta.gt}")
-    if meta.ge is not None:
-        bounds.append(f"from {meta.ge}")
-    if meta.lt is not None:
-        bounds.append(f"below {meta.lt}")
-    if meta.le is not None:
-        bounds.append(f"up to {'infinity' if meta.le == math.inf else meta.le}")
-    if meta.min_length:
-        bounds.append("that is not empty")
-    return " ".join(bounds)

@@ -1,0 +1,25 @@
+"""`diffusax cache-latents`."""
+
+import dataclasses
+import functools
+
+from diffusax.cli.parsing import FromFiles, parse_with_files
+from diffusax.cli.text import escaped
+from diffusax.cli.train import plain
+from diffusax.training import CacheConfig, cache_latents, read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheLatents(FromFiles, CacheConfig):
+    """Encode the pictures of a data set, and their captions, once, to train from faster."""
+
+    def run(self) -> None:
+        """Writes the cache."""
+        rows = cache_latents(plain(self, CacheConfig))
+        print(f"wrote {rows} rows to {escaped(self.output)}")
+
+
+def command(args: list[str]) -> CacheLatents:
+    """The options from the arguments and the files among them."""
+    read = functools.partial(read_config, CacheConfig)
+    return parse_with_files(CacheLatents, args, read, prog="diffusax cache-latents")

@@ -1,0 +1,70 @@
+"""What `diffusax` and `python -m diffusax` start: choosing a command, warnings, and how it ends."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from diffusax._version import __version__
+from diffusax.cli.parsing import choose
+from diffusax.cli.text import escaped
+from diffusax.extras import require_extra
+
+COMMANDS = {
+    "generate": "Draw pictures from a prompt, over a picture, under a mask or along control maps.",
+    "edit": "Change a picture as an instruction says (InstructPix2Pix).",
+    "info": "Show what a checkpoint holds, and the names of the samplers.",
+    "train": "Train a denoiser or an autoencoder.",
+    "cache-latents": "Encode a data set once, to train from faster.",
+}
+# One of the packages that an extra brings, by command.
+EXTRAS = {"train": "optax", "cache-latents": "optax"}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the command that the arguments name, by default those of the process.
+
+    A mistake ends with a message on stderr and exit code 2, Ctrl-C with 130, a reader that closes
+    the pipe silently with 141.
+    """
+    args = sys.argv[1:] if args is None else list(args)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            _run(args)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            _end("interrupted", 130)
+        except BrokenPipeError:
+            # What is still buffered would fail again when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        except (ValueError, FloatingPointError, OSError, ImportError, MemoryError) as error:
+            _end(f"error: {error or type(error).__name__}", 2)
+
+
+def _run(args: list[str]) -> None:
+    if args[:1] == ["--version"]:
+        print(f"diffusax {__version__}")
+        return
+    description = "Run, edit with and train diffusion models. --version shows the version."
+    choose(COMMANDS, args, _load, prog="diffusax", description=description).run()
+
+
+def _load(name: str, args: list[str]) -> Any:
+    """A command as the arguments ask for it, whose module is imported only now."""
+    if name in EXTRAS:
+        require_extra(EXTRAS[name], "train")
+    module = importlib.import_module(f"diffusax.cli.{name.replace('-', '_')}")
+    return module.command(args)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"diffusax: {escaped(' '.join(message.split()))}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"diffusax: warning: {escaped(' '.join(str(message).split()))}", file=sys.stderr)

@@ -1,0 +1,162 @@
+"""What the commands that draw share: options, the call, the files they write."""
+
+import dataclasses
+import inspect
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import diffusax
+from diffusax.cli.parsing import OWN
+from diffusax.cli.text import escaped
+from diffusax.options import Options, Seed
+from diffusax.pictures import contact_sheet, png_parameters
+from diffusax.pipelines.arguments import Scale, Steps
+from diffusax.samplers import scheduler_from_name
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing(Options):
+    """The options of all commands that draw."""
+
+    negative_prompt: Annotated[str | None, OWN] = None
+    """What to steer away from."""
+    steps: Annotated[Steps | None, OWN] = None
+    """Number of sampler steps; the pipeline's own by default."""
+    guidance: Annotated[Scale | None, OWN] = None
+    """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
+    seed: Annotated[Seed | None, OWN] = None
+    """Random seed, another one each time by default. Picture i of a seed is always the same."""
+    sampler: Annotated[str | None, OWN] = None
+    """Name of a sampler, such as dpm++2m or euler_a; the checkpoint's own by default."""
+    dtype: Dtype = "float32"
+    """Dtype of the parameters and of the computation."""
+    vae_dtype: Annotated[Dtype | None, OWN] = None
+    """Dtype of the autoencoder, where it should differ."""
+    variant: Annotated[str | None, OWN] = None
+    """Load the checkpoint's variant of this name, such as fp16."""
+    revision: Annotated[str | None, OWN] = None
+    """Load this branch, tag or commit of a Hub repository."""
+    noise: Literal["jax", "torch"] = "jax"
+    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
+    vae_tiling: bool = False
+    """Decode large pictures in tiles."""
+    output: str = "out.png"
+    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
+
+    def loading(self) -> dict[str, Any]:
+        """The options of `from_pretrained`."""
+        names = ("dtype", "vae_dtype", "variant", "revision")
+        return {name: getattr(self, name) for name in names}
+
+    def prepare(self, pipe: Any) -> Any:
+        """The pipeline with the sampler and the tiling that were asked for."""
+        if self.sampler is not None:
+            pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
+        if self.vae_tiling:
+            pipe.enable_vae_tiling()
+        return pipe
+
+
+def output_file(text: str) -> Path:
+    """The PNG to write, whose folder exists from now on.
+
+    Raises:
+        ValueError: it cannot be one.
+        OSError: its folder cannot be made.
+    """
+    path = Path(text)
+    if not path.name or text.endswith(("/", "\\")) or path.is_dir():
+        raise ValueError(f"--output must be a file, not a folder (got {text})")
+    path = path.with_suffix(path.suffix or ".png")
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"--output must be a .png file (got {text})")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def seed_or_random(seed: int | None) -> int:
+    """The seed, or one that nobody knows."""
+    return secrets.randbits(32) if seed is None else seed
+
+
+def call(pipe: Any, **options: Any) -> list[Any]:
+    """The pictures of a pipeline for the options that are not None.
+
+    Raises:
+        ValueError: the pipeline knows no such option, or refuses its value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in inspect.signature(type(pipe).__call__).parameters:
+            raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
+    return pipe(**given).images
+
+
+def describe(pipe: Any, command: Any, prompt: str, seed: int, **settings: Any) -> str:
+    """The settings in the form that stable-diffusion-webui writes and image tools read.
+
+    Arguments:
+        pipe: that drew, just now.
+        command: the options.
+        prompt: what was drawn.
+        seed: of the run.
+        settings: of this command; None are left out.
+    """
+    lines = [prompt]
+    if command.negative_prompt:
+        lines.append(f"Negative prompt: {command.negative_prompt}")
+    steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
+    shared = {
+        "Steps": command.steps or steps,
+        "Sampler": command.sampler or pipe.scheduler.class_name,
+        "CFG scale": pipe.guidance_scale,
+        "Seed": seed,
+        "Model": Path(command.model).name,
+        "RNG": command.noise,
+    }
+    version = {"Version": f"diffusax {diffusax.__version__}"}
+    lines.append(", ".join(_settings({**shared, **settings, **version})))
+    return "\n".join(lines)
+
+
+def save(
+    output: Path,
+    images: Sequence[Any],
+    parameters: Sequence[str],
+    seed: int,
+    *,
+    labels: Mapping[str, Sequence[str]] | None = None,
+) -> list[Path]:
+    """Writes the pictures, numbered below a contact sheet if there are several, and says so.
+
+    Arguments:
+        output: the picture, or the sheet.
+        images: PIL images of one size.
+        parameters: the settings of each.
+        seed: of the run.
+        labels: row_labels and column_labels of the sheet.
+    """
+    files = [output]
+    if len(images) > 1:
+        files += [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
+        images = [contact_sheet(images, **(labels or {})), *images]
+        parameters = [parameters[0], *parameters]
+    for file, image, text in zip(files, images, parameters):
+        image.save(file, pnginfo=png_parameters(text))
+    count = len(images) - (len(images) > 1)
+    print(f"{escaped(output)} ({count} image{'' if count == 1 else 's'}, seed {seed})")
+    return files
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    texts = {name: escaped(value) for name, value in settings.items() if value is not None}
+    # As webui quotes what would end the setting.
+    return [
+        f"{name}: {json.dumps(text) if {*text} & {',', ':'} else text}"
+        for name, text in texts.items()
+    ]

@@ -1,0 +1,135 @@
+"""`diffusax edit`."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from PIL import Image, ImageOps
+from tyro.conf import FlagCreatePairsOff, Positional, configure
+
+import diffusax
+from diffusax.checkpoints import read_model_index, resolve
+from diffusax.cli import drawing
+from diffusax.cli.parsing import OWN, parse
+from diffusax.pictures import load_image
+from diffusax.pipelines.arguments import Count, Pixels, Scale
+
+# Sides are multiples of this, so that a UNet can halve the latents three times.
+MULTIPLE = 64
+
+
+@configure(FlagCreatePairsOff)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Edit(drawing.Drawing):
+    """Change a picture as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
+
+    image: Positional[Path]
+    """The picture to change."""
+    prompt: Positional[str]
+    """The instruction, such as "make it snowy"."""
+    model: str = "timbrooks/instruct-pix2pix"
+    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id."""
+    image_guidance: Annotated[Scale | None, OWN] = None
+    """How closely to keep to the picture, from 1 up; the pipeline's own by default."""
+    resolution: Annotated[Pixels | None, OWN] = None
+    """Resize the picture's longer side to this many pixels; the model's own size by default."""
+    num_images: Count = 1
+    """How many versions to draw."""
+    sweep: bool = False
+    """Draw a labelled grid over both guidance scales, to choose them by."""
+    sweep_guidance: tuple[Scale, ...] = (3.0, 5.0, 7.5, 10.0)
+    """The guidance scales of the grid, its rows."""
+    sweep_image_guidance: tuple[Scale, ...] = (1.0, 1.25, 1.5, 2.0)
+    """The image guidance scales of the grid, its columns."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sweep:
+            for name in ("guidance", "image_guidance"):
+                if getattr(self, name) is not None:
+                    flag = name.replace("_", "-")
+                    raise ValueError(f"--sweep takes --sweep-{flag} instead of --{flag}")
+            if self.num_images > 1:
+                raise ValueError("--sweep draws one picture for each pair; leave --num-images out")
+            if not self.sweep_guidance or not self.sweep_image_guidance:
+                raise ValueError("--sweep needs at least one value of each scale")
+
+    def run(self) -> list[Path]:
+        """Draws the versions and returns the files written, the sheet first."""
+        output = drawing.output_file(self.output)
+        seed = drawing.seed_or_random(self.seed)
+        picture = load_image(self.image)
+        pipe = _load(self)
+        size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        picture = fit(picture, size)
+        images, texts = [], []
+        for guidance, image_guidance in self._scales():
+            drawn = drawing.call(
+                pipe,
+                prompt=self.prompt,
+                image=picture,
+                negative_prompt=self.negative_prompt,
+                num_inference_steps=self.steps,
+                guidance_scale=guidance,
+                image_guidance_scale=image_guidance,
+                num_images_per_prompt=self.num_images,
+                seed=seed,
+                noise=self.noise,
+            )
+            settings = _settings(self, image_guidance, drawn[0])
+            images += drawn
+            texts += [drawing.describe(pipe, self, self.prompt, seed, **settings)] * len(drawn)
+        return drawing.save(output, images, texts, seed, labels=self._labels())
+
+    def _scales(self) -> list[tuple[float | None, float | None]]:
+        if not self.sweep:
+            return [(self.guidance, self.image_guidance)]
+        return list(itertools.product(self.sweep_guidance, self.sweep_image_guidance))
+
+    def _labels(self) -> dict[str, list[str]]:
+        if not self.sweep:
+            return {}
+        return {
+            "row_labels": [f"guidance {scale:g}" for scale in self.sweep_guidance],
+            "column_labels": [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
+        }
+
+
+def command(args: list[str]) -> Edit:
+    """The options from the arguments."""
+    return parse(Edit, args, prog="diffusax edit")
+
+
+def fit(picture: Image.Image, side: int) -> Image.Image:
+    """The picture with its longer side as near to `side` as multiples of 64 allow.
+
+    As edit_cli.py of InstructPix2Pix: what the multiples leave over is cut off evenly.
+    """
+    scale = side / max(picture.size)
+    shorter = min(picture.size)
+    scale = math.ceil(shorter * scale / MULTIPLE) * MULTIPLE / shorter
+    width, height = (int(length * scale) // MULTIPLE * MULTIPLE for length in picture.size)
+    return ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS)
+
+
+def _load(options: Edit) -> Any:
+    """The editing pipeline of the checkpoint's family, whatever pipeline its index names."""
+    folder = resolve(options.model, variant=options.variant, revision=options.revision)
+    class_name, _, _ = read_model_index(folder)
+    kind = (
+        diffusax.StableDiffusionXLInstructPix2PixPipeline
+        if "XL" in class_name
+        else diffusax.StableDiffusionInstructPix2PixPipeline
+    )
+    return options.prepare(kind.from_pretrained(options.model, **options.loading()))
+
+
+def _settings(options: Edit, image_guidance: float | None, image: Image.Image) -> dict[str, Any]:
+    """What the picture's file says besides what all commands say."""
+    return {
+        "Image CFG scale": image_guidance,
+        "Size": f"{image.width}x{image.height}",
+        "Image": options.image.name,
+    }

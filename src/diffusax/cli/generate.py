@@ -1,0 +1,180 @@
+"""`diffusax generate`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
+
+import diffusax
+from diffusax.cli import drawing
+from diffusax.cli.parsing import OWN, parse
+from diffusax.pictures import load_image, open_upright, resize
+from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
+from diffusax.pipelines.masks import blur
+
+
+@configure(FlagCreatePairsOff)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate(drawing.Drawing):
+    """Draw pictures from a prompt, over a picture, under a mask or along control maps."""
+
+    prompt: Positional[str]
+    """What to draw."""
+    model: str = "emoji"
+    """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
+    model inside the package, which draws emoji."""
+    image: Annotated[Path | None, OWN] = None
+    """Draw over this picture instead of from nothing."""
+    strength: Annotated[Fraction | None, OWN] = None
+    """How much to change the picture, from 0 to 1; the pipeline's own by default."""
+    mask: Annotated[Path | None, OWN] = None
+    """Draw only where this picture is white, and keep the rest of the picture."""
+    mask_blur: Annotated[float, Meta(ge=0, le=1024)] = 0.0
+    """Soften the rim of the mask over this many pixels."""
+    mask_crop: Annotated[Pixels | None, OWN] = None
+    """Draw only the part around the mask, with this many pixels around it, in full size."""
+    control: UseAppendAction[tuple[Path, ...]] = ()
+    """A picture that steers a ControlNet, such as edges or depth; one for each ControlNet."""
+    controlnet: UseAppendAction[tuple[str, ...]] = ()
+    """A ControlNet: its folder or Hub repository id; can be given several times."""
+    control_scale: UseAppendAction[tuple[Scale, ...]] = ()
+    """How much a ControlNet steers, 1 by default; once for all or once for each."""
+    height: Annotated[Pixels | None, OWN] = None
+    """Height in pixels; by default the picture's or the model's own."""
+    width: Annotated[Pixels | None, OWN] = None
+    """Width in pixels; by default the picture's or the model's own."""
+    num_images: Count = 1
+    """How many pictures to draw."""
+    clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
+    """How many of the text encoder's last layers to leave out."""
+    long_prompt: bool = False
+    """Use all of a long prompt, in windows of 77 tokens."""
+    prompt_weighting: bool = False
+    """Read (word:1.3) as a weight."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, needs in (
+            ("strength", "image"),
+            ("mask", "image"),
+            ("mask_blur", "mask"),
+            ("mask_crop", "mask"),
+        ):
+            if getattr(self, name) and not getattr(self, needs):
+                raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
+        if len(self.control) != len(self.controlnet):
+            raise ValueError(
+                f"--control and --controlnet go together: one picture for each ControlNet "
+                f"(got {len(self.control)} and {len(self.controlnet)})"
+            )
+        if len(self.control_scale) > 1 and len(self.control_scale) != len(self.control):
+            raise ValueError(
+                f"--control-scale must be given once, or {len(self.control)} times as --control "
+                f"(got {len(self.control_scale)})"
+            )
+
+    def run(self) -> list[Path]:
+        """Draws the pictures and returns the files written, the contact sheet first."""
+        output = drawing.output_file(self.output)
+        seed = drawing.seed_or_random(self.seed)
+        pictures = _pictures(self)
+        pipe = _load(self)
+        images = drawing.call(
+            pipe,
+            prompt=self.prompt,
+            negative_prompt=self.negative_prompt,
+            num_inference_steps=self.steps,
+            guidance_scale=self.guidance,
+            num_images_per_prompt=self.num_images,
+            strength=self.strength,
+            padding_mask_crop=self.mask_crop,
+            seed=seed,
+            noise=self.noise,
+            clip_skip=self.clip_skip,
+            long_prompt=self.long_prompt,
+            prompt_weighting=self.prompt_weighting,
+            **pictures,
+            **_size(self, pipe, pictures),
+            **_scales(self),
+        )
+        text = drawing.describe(pipe, self, self.prompt, seed, **_settings(self, pipe, images))
+        return drawing.save(output, images, [text] * len(images), seed)
+
+
+def command(args: list[str]) -> Generate:
+    """The options from the arguments."""
+    return parse(Generate, args, prog="diffusax generate")
+
+
+def _load(options: Generate) -> Any:
+    """The pipeline for what is given beside the prompt."""
+    auto = (
+        diffusax.AutoPipelineForInpainting
+        if options.mask
+        else diffusax.AutoPipelineForImage2Image
+        if options.image
+        else diffusax.AutoPipelineForText2Image
+    )
+    nets = [
+        diffusax.ControlNetModel.from_pretrained(net, dtype=options.dtype)
+        for net in options.controlnet
+    ]
+    control = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
+    return options.prepare(auto.from_pretrained(options.model, **options.loading(), **control))
+
+
+def _pictures(options: Generate) -> dict[str, Any]:
+    """The picture arguments, read before anything large is loaded."""
+    controls = [load_image(path) for path in options.control]
+    given: dict[str, Any] = {}
+    if controls:
+        given["control_image" if options.image else "image"] = (
+            controls if len(controls) > 1 else controls[0]
+        )
+    if options.image:
+        image = load_image(options.image)
+        size = options.height or image.height, options.width or image.width
+        given["image"] = image if options.mask else resize(image, *size, mode="crop")
+    if options.mask:
+        mask = open_upright(options.mask)
+        given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
+    return given
+
+
+def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
+    """height and width, of a picture that is painted in its own unless a part of it is."""
+    if options.image and not options.mask:
+        return {}
+    if options.mask and options.mask_crop is None:
+        factor, image = pipe.vae_scale_factor, pictures["image"]
+        own = image.height // factor * factor, image.width // factor * factor
+        return {"height": options.height or own[0], "width": options.width or own[1]}
+    return {"height": options.height, "width": options.width}
+
+
+def _scales(options: Generate) -> dict[str, Any]:
+    scales = list(options.control_scale)
+    return (
+        {"controlnet_conditioning_scale": scales if len(scales) > 1 else scales[0]}
+        if scales
+        else {}
+    )
+
+
+def _settings(options: Generate, pipe: Any, images: list[Any]) -> dict[str, Any]:
+    """What the picture's file says besides what all commands say."""
+    width, height = images[0].size
+    return {
+        "Size": f"{width}x{height}",
+        "Clip skip": options.clip_skip,
+        "Image": options.image and options.image.name,
+        "Denoising strength": options.strength,
+        "Mask": options.mask and options.mask.name,
+        "Mask blur": options.mask_blur or None,
+        "Masked area padding": options.mask_crop,
+        "Control": " ".join(path.name for path in options.control) or None,
+        "ControlNet": " ".join(Path(net).name for net in options.controlnet) or None,
+        "Control scale": " ".join(map(str, options.control_scale)) or None,
+    }

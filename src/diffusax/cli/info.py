@@ -1,0 +1,54 @@
+"""`diffusax info`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from tyro.conf import Positional
+
+from diffusax.checkpoints import read_model_index, resolve
+from diffusax.checkpoints.files import weight_files
+from diffusax.checkpoints.tensors import read_entries
+from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.text import escaped
+from diffusax.files import load_json
+from diffusax.samplers import SAMPLER_NAMES
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """Show what a checkpoint holds, and the names of the samplers."""
+
+    model: Positional[str]
+    """A folder in diffusers' layout, or a Hub repository id."""
+    variant: Annotated[str | None, OWN] = None
+    """Look at the checkpoint's variant of this name, such as fp16."""
+
+    def run(self) -> None:
+        """Prints the components from the headers of their files; loads no weights."""
+        folder = resolve(self.model, variant=self.variant)
+        class_name, components, _ = read_model_index(folder)
+        print(escaped(f"{class_name} in {folder}"))
+        for name, (_, component) in sorted(components.items()):
+            size = _size(folder / name, self.variant)
+            print(escaped(f"  {name:14} {component:24} {size}".rstrip()))
+        print(f"samplers: {', '.join(SAMPLER_NAMES)}")
+
+
+def command(args: list[str]) -> Info:
+    """The options from the arguments."""
+    return parse(Info, args, prog="diffusax info")
+
+
+def _size(folder: Path, variant: str | None) -> str:
+    if not (folder / "config.json").is_file():
+        return ""
+    load_json(folder / "config.json")
+    entries = [
+        entry for file in weight_files(folder, variant) for entry in read_entries(file).values()
+    ]
+    count = sum(int(np.prod(entry.shape)) for entry in entries)
+    nbytes = sum(entry.nbytes for entry in entries)
+    dtypes = "/".join(sorted({str(entry.dtype) for entry in entries}))
+    return f"{count / 1e6:9.1f} M parameters  {nbytes / 2**20:9.1f} MiB  {dtypes}"

@@ -1,0 +1,120 @@
+"""Command lines to dataclasses, by tyro."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.conf import (
+    DisallowNone,
+    PositionalMetavarFromFieldName,
+    UseAppendAction,
+    arg,
+    subcommand,
+)
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+# Without boxes and colours; with argparse, whose errors name the option that is wrong.
+tyro._experimental_options.update(backend="argparse", utf8_boxes=False, ansi_codes=False)
+
+OWN = arg(help_behavior_hint="")
+"""Marks an option whose help says what it is by default."""
+
+T = TypeVar("T")
+
+_registry = ConstructorRegistry()
+
+
+def parse(kind: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """The arguments as an instance of a dataclass; tyro prints help and mistakes, and exits."""
+    return _tyro(kind, args, prog, **({} if default is None else {"default": default}))
+
+
+def choose(
+    commands: Mapping[str, str],
+    args: Sequence[str],
+    load: Callable[[str, list[str]], T],
+    *,
+    prog: str,
+    description: str,
+) -> T:
+    """What `load` makes of the command that `args` begin with, given its name and the other args.
+
+    Without a command, tyro prints help or the mistake, and exits.
+
+    Arguments:
+        commands: what each of them does, by name.
+        args: of the command line.
+        load: imports what the command needs, reads its arguments.
+        prog: what the command line begins with.
+        description: for the help.
+    """
+    if args and args[0] in commands:
+        return load(args[0], list(args[1:]))
+    kinds = [
+        Annotated[_Unread, subcommand(name=name, description=text)]
+        for name, text in commands.items()
+    ]
+    return _tyro(typing.Union[tuple(kinds)], args, prog, description=description)  # noqa: UP007
+
+
+@dataclasses.dataclass(frozen=True)
+class FromFiles:
+    """Where options come from besides the command line, which has the last word."""
+
+    config: Path | None = None
+    """Read options from a YAML file."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Set one option as the file would, NAME=VALUE; can be given several times."""
+
+
+def parse_with_files(
+    kind: type[T], args: Sequence[str], read: Callable[..., Any], *, prog: str
+) -> T:
+    """As `parse`, with the options of the files and pairs among the arguments as defaults.
+
+    Arguments:
+        kind: the command's dataclass, of `FromFiles` and others.
+        args: the command's.
+        read: gives the options for the path of a file and for pairs.
+        prog: what the command line begins with.
+
+    Raises:
+        ValueError: the file cannot be read, or an option in it is wrong.
+    """
+    if {"-h", "--help"} & {*args}:
+        return parse(kind, args, prog=prog)
+    files, _ = _tyro(FromFiles, args, prog, add_help=False, return_unknown_args=True)
+    default = kind(**vars(read(files.config, files.set)), **vars(files))
+    return parse(kind, args, prog=prog, default=default)
+
+
+def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
+    markers = (DisallowNone, PositionalMetavarFromFieldName)
+    return tyro.cli(kind, args=args, prog=prog, config=markers, registry=_registry, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unread:
+    """A command whose options have not been looked at."""
+
+
+@_registry.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """`int | None` with None left out is an int, also in tyro's errors."""
+    inner = [kind for kind in typing.get_args(info.type) if kind is not types.NoneType]
+    if info.type_origin not in (typing.Union, types.UnionType) or len(inner) != 1:
+        return None
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(inner[0], info.markers))
+    if not isinstance(spec, PrimitiveConstructorSpec):
+        return None
+    return dataclasses.replace(
+        spec,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: (
+            ["None"] if value is None else spec.str_from_instance(value)
+        ),
+    )

@@ -1,0 +1,80 @@
+"""`diffusax train RECIPE`."""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from diffusax.cli.parsing import FromFiles, choose, parse_with_files
+from diffusax.cli.text import escaped
+from diffusax.runtime.mesh import start_processes
+from diffusax.training import (
+    AutoencoderConfig,
+    Preempted,
+    TextToImageConfig,
+    TrainConfig,
+    autoencoder,
+    read_config,
+    text_to_image,
+    train,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextToImage(FromFiles, TextToImageConfig):
+    """Train the denoiser of a checkpoint on pictures with captions."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(text_to_image, self, TextToImageConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoencoder(FromFiles, AutoencoderConfig):
+    """Train the autoencoder of a checkpoint on pictures."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(autoencoder, self, AutoencoderConfig)
+
+
+RECIPES: dict[str, tuple[type, type]] = {
+    "text-to-image": (TextToImage, TextToImageConfig),
+    "autoencoder": (Autoencoder, AutoencoderConfig),
+}
+
+
+def command(args: list[str]) -> Any:
+    """What the arguments ask for."""
+    texts = {name: kind.__doc__ or "" for name, (kind, _) in RECIPES.items()}
+    return choose(texts, args, read_recipe, prog="diffusax train", description="Train a network.")
+
+
+def read_recipe(name: str, args: list[str]) -> Any:
+    """A recipe's options from the arguments and the files among them."""
+    kind, config_class = RECIPES[name]
+    read = functools.partial(read_config, config_class)
+    return parse_with_files(kind, args, read, prog=f"diffusax train {name}")
+
+
+def plain(options: Any, config_class: type) -> Any:
+    """The options alone, without where they came from."""
+    names = [field.name for field in dataclasses.fields(config_class)]
+    return config_class(**{name: getattr(options, name) for name in names})
+
+
+def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
+    config = plain(options, config_class)
+    for name in ("model", "data"):
+        if not getattr(config, name):
+            raise ValueError(f"--{name} must be given, or {name} in the --config file")
+    if config.distributed:
+        start_processes()
+    try:
+        train(make(config), config)
+    except Preempted as stopped:
+        print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
+        # 128 + SIGTERM, as of a process that the signal ended.
+        sys.exit(143)
+    print(f"wrote {escaped(config.output)}")
