@@ -58,7 +58,7 @@ def to_mask(
     return (greys >= 0.5).astype(np.float32)
 
 
-def blur(mask: Any, blur_factor: int = 4) -> Image.Image:
+def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
     """A mask with a soft rim, of `blur_factor` pixels. As `pipe.mask_processor.blur`."""
     return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))
 
