@@ -129,7 +129,7 @@ class Pairs:
 
 
 def _scheduler(folder: Path) -> Any:
-    """The scheduler as it is read from disk: diffusers remembers which options the file leaves out."""
+    """The scheduler as it is read: diffusers remembers which options the file leaves out."""
     index = json.loads((folder / "model_index.json").read_text())
     return getattr(diffusers, index["scheduler"][1]).from_pretrained(folder / "scheduler")
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
+from diffusax.masks import apply_overlay, blur, get_crop_region, to_mask
 from diffusax.pictures import (
     contact_sheet,
     load_image,
@@ -23,7 +24,6 @@ from diffusax.pictures import (
     to_pil,
     to_pixels,
 )
-from diffusax.pipelines.masks import apply_overlay, blur, get_crop_region, to_mask
 
 SIZES = [(None, None), (32, 48), (24, None), (64, 16)]
 THEIRS = VaeImageProcessor(vae_scale_factor=8)

@@ -2,10 +2,10 @@
 
 A checkpoint has a kind (what it is for) and a variation:
     a: two levels, predicts noise, autoencoder of factor 4.
-    b: another architecture, predicts v, autoencoder of factor 8; SDXL's with latents_mean and latents_std,
-       and without zeros for empty prompts.
-    c: the architecture of a, with other weights, another scheduler and other noise levels, whose file
-       leaves out what it does not change, as files on the Hub do.
+    b: another architecture, predicts v, autoencoder of factor 8; SDXL's with latents_mean and
+       latents_std, and without zeros for empty prompts.
+    c: the architecture of a, with other weights, another scheduler and other noise levels, whose
+       file leaves out what it does not change, as files on the Hub do.
 """
 
 import functools
@@ -169,7 +169,10 @@ def build_stable_diffusion_xl(
     pipeline_class: Any = diffusers.StableDiffusionXLPipeline,
     **options: Any,
 ) -> Any:
-    """A tiny pipeline in the style of SDXL, saved in `folder`; a refiner has the second text encoder only."""
+    """A tiny pipeline in the style of SDXL, saved in `folder`.
+
+    A refiner has the second text encoder only.
+    """
     vocabulary = folder.with_name(folder.name + "-vocabulary")
     first = write_clip_vocabulary(vocabulary / "1")
     second = write_clip_vocabulary(vocabulary / "2", pad="!")
@@ -224,7 +227,7 @@ def _build(folder: Path, kind: str, variation: str) -> Any:
 
 
 def build_controlnet(folder: Path, family: str, variation: str, seed: int = 0) -> Any:
-    """A tiny ControlNet for the UNets of a family ("sd" or "xl") and variation, saved in `folder`."""
+    """A tiny ControlNet for the UNets of a family ("sd", "xl") and variation, saved in `folder`."""
     style = "xl" if family == "xl" else "sd2" if variation == "b" else "sd1"
     config = {k: v for k, v in UNET[style].items() if k not in ("sample_size", "up_block_types")}
     if style == "xl" and variation == "b":

@@ -11,13 +11,16 @@ import typing
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 Channels = Annotated[int, Meta(ge=1, le=65536)]
 """A width, a size of an embedding or of a vector."""
 Heads = Annotated[int, Meta(ge=1, le=1024)]
-Layers = Annotated[int, Meta(ge=1, le=128)]
-"""How many of something stand one after the other."""
+Layers = Annotated[int, Meta(ge=1, le=64)]
+"""Layers of a text encoder."""
+Repeats = Annotated[int, Meta(ge=1, le=16)]
+"""Blocks of one resolution. Building a network takes milliseconds for each of its blocks."""
 Pixels = Annotated[int, Meta(ge=1, le=16384)]
 """A side of a picture or of a latent map."""
 # A tuple of fixed length in a union with a bounded int crashes msgspec 0.22.
@@ -26,6 +29,9 @@ Size = Pixels | Annotated[tuple[Pixels, ...], Meta(min_length=2, max_length=2)]
 Positive = Annotated[float, Meta(ge=1e-12, le=1e6)]
 Epsilon = Annotated[float, Meta(ge=0, le=1)]
 Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
+MAX_LEVELS = 10
+Widths = Annotated[tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)]
+"""The channels of each level."""
 Bool = bool | tuple[bool, ...]
 
 
@@ -59,7 +65,7 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
         if key.startswith("_") or key in cls.ignored:
             continue
         if key in names:
-            values[key] = tuple(value) if isinstance(value, list) else value
+            values[key] = value
         elif key not in cls.fixed:
             raise ValueError(f"{source}: {cls.class_name} has no option {key!r} in diffusax")
         elif value not in (supported := _supported(cls.fixed[key])):
@@ -87,6 +93,8 @@ def check_types(config: Config) -> None:
     """
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
+        if isinstance(value, np.generic):
+            value = value.item()
         try:
             converted = msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
@@ -97,16 +105,16 @@ def check_types(config: Config) -> None:
         object.__setattr__(config, name, converted)
 
 
-def per_level(value: Any, levels: int) -> tuple[Any, ...]:
-    """`value` for each level: a tuple as it is, a single value repeated.
+def per_level(name: str, value: Any, count: int) -> tuple[Any, ...]:
+    """The option `name` for each of `count` levels (or layers): a single value repeated.
 
     Raises:
-        ValueError: the tuple has not `levels` entries.
+        ValueError: it is a tuple that has not `count` entries.
     """
     if not isinstance(value, tuple):
-        return (value,) * levels
-    if len(value) != levels:
-        raise ValueError(f"config has {len(value)} values for {levels} levels: {value}")
+        return (value,) * count
+    if len(value) != count:
+        raise ValueError(f"{name} must have {count} entries or be one value (got {value})")
     return value
 
 

@@ -230,7 +230,10 @@ def test_a_repository_that_is_one_network(online, offline, requested, tmp_path, 
         ("'someone/tiny', subfolder='prior'", "has no checkpoint in prior in diffusers'"),
         ("'someone/single-file'", "has no checkpoint in diffusers' layout"),
         ("'someone/busy'", "gives an error for 'someone/busy': 429 Too Many"),
-        ("'someone/down'", "not in the local cache, and the Hub is not reachable: Server error '503"),
+        (
+            "'someone/down'",
+            "not in the local cache, and the Hub is not reachable: Server error '503",
+        ),
     ],
 )
 def test_what_cannot_be_fetched_is_one_clear_sentence(online, tmp_path, call, message):

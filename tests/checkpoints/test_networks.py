@@ -99,6 +99,109 @@ def test_all_keys_that_do_not_fit_are_in_one_error(folder):
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("cast", [None, "float32"])
+def test_weights_that_are_no_floating_point_numbers_are_refused(folder, dtype, cast):
+    tensors = load_file(folder / WEIGHTS)
+    tensors["conv_in.weight"] = tensors["conv_in.weight"].to(dtype)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"conv_in.weight holds .*, not floating-point numbers"):
+        load_network(folder, dtype=cast)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bit_floats_are_read_into_a_wider_dtype_only(folder, dtype):
+    tensors = load_file(folder / WEIGHTS)
+    tensors["conv_in.weight"] = tensors["conv_in.weight"].to(dtype)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match="in which networks do not compute; give a dtype"):
+        load_network(folder)
+    params = load_network(folder, dtype="float32").params
+    expected = tensors["conv_in.weight"].float().permute(2, 3, 1, 0)
+    np.testing.assert_array_equal(params["conv_in"]["kernel"], expected)
+
+
+def test_a_tensor_that_two_shards_hold_is_refused(folder):
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    save_file(tensors, folder / "a.safetensors")
+    save_file({"conv_in.bias": tensors["conv_in.bias"]}, folder / "b.safetensors")
+    weight_map = {**dict.fromkeys(tensors, "a.safetensors"), "conv_in.bias": "b.safetensors"}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"1 there twice: conv_in.bias"):
+        load_network(folder)
+
+
+def test_an_error_names_twenty_tensors_at_most(folder):
+    names = [f"extra.{i}" for i in range(30)]
+    tensors = load_file(folder / WEIGHTS) | {name: torch.zeros(1) for name in names}
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"30 unexpected: extra.0, .* and 10 more$") as error:
+        load_network(folder)
+    assert str(error.value).count("extra.") == 20
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        (None, "has no weight_map"),
+        ({}, "has no weight_map"),
+        (["a.safetensors"], "has no weight_map"),
+        ({"a": 3}, "names 3, which is no safetensors file beside it"),
+        ({"a": ["b"]}, r"names \['b'\], which is no safetensors file beside it"),
+        ({"a": "../a.safetensors"}, "names '../a.safetensors', which is no safetensors file"),
+        ({"a": "config.json"}, "names 'config.json', which is no safetensors file"),
+    ],
+)
+def test_a_broken_index_is_one_clear_sentence(folder, weight_map, message):
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=message):
+        load_network(folder)
+
+
+def test_a_variant_that_is_not_there_is_refused(folder):
+    with pytest.raises(ValueError, match="has no weights of variant='fp16'"):
+        load_network(folder, variant="fp16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_pipeline_saved_in_half_precision_draws_in_diffusers_without_arguments(tmp_path, dtype):
+    """Transformers loads what the config says, or else the file's dtype; diffusers float32."""
+    build_stable_diffusion(tmp_path)
+    for name in ("text_encoder", "unet", "vae"):
+        save_network(load_network(tmp_path, subfolder=name, dtype=dtype), tmp_path / name)
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(tmp_path)
+    theirs.set_progress_bar_config(disable=True)
+    image = theirs("a cat", num_inference_steps=1, output_type="np").images[0]
+    assert np.isfinite(image).all()
+    for name in ("text_encoder", "unet", "vae"):
+        assert load_network(tmp_path / name).dtype == dtype
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+@pytest.mark.parametrize(("limit", "file"), [(2**16, WEIGHTS), (10, "config.json")])
+def test_a_full_disk_is_one_sentence_and_leaves_no_part(folder, tmp_path, limit, file):
+    out = tmp_path / "out"
+    program = f"""
+        import resource
+        from diffusax.checkpoints import load_network, save_network
+        model = load_network({str(folder)!r})
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+        try:
+            save_network(model, {str(out)!r})
+        except OSError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{out / file} could not be written (")
+    assert done.stdout.count("\n") == 1
+    assert not list(out.glob("*.partial"))
+    assert not (out / file).exists()
+
+
 def broken(folder, what):
     weights, config = folder / WEIGHTS, folder / "config.json"
     match what:

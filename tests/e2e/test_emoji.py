@@ -44,6 +44,15 @@ def test_pytorch_diffusers_draws_the_same_picture(pipe, guidance):
     np.testing.assert_allclose(ours, expected, atol=1e-3)
 
 
+def test_pytorch_diffusers_opens_it_and_draws_without_arguments():
+    """Transformers takes a text encoder's dtype from its config; diffusers takes float32."""
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(FOLDER)
+    theirs.set_progress_bar_config(disable=True)
+    image = theirs("a red apple", num_inference_steps=2, output_type="np").images[0]
+    assert image.shape == (64, 64, 3)
+    assert np.isfinite(image).all()
+
+
 def test_backgrounds_have_the_colour_that_the_prompt_names(pipe):
     prompts = [f"a rocket on a {color} background" for color in COLORS]
     images = pipe(prompts, num_inference_steps=12, guidance_scale=3.0, seed=0, output_type="np")

@@ -162,3 +162,11 @@ def test_options_of_training_and_of_old_files_are_left_aside(tmp_path):
 def test_config_that_is_not_supported_is_an_error(config, message):
     with pytest.raises(ValueError, match=message):
         config_from_dict(CLIPTextConfig, config)
+
+
+@pytest.mark.parametrize("token", [-1, 100, 2**40])
+def test_a_token_that_the_embedding_does_not_have_is_an_error(tmp_path, token):
+    save(tmp_path, transformers.CLIPTextModel)
+    network = load_network(tmp_path)
+    with pytest.raises(ValueError, match=f"token {token}, .*vocab_size is 100"):
+        network.apply(network.params, np.array([[98, token, 99]]))

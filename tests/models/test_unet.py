@@ -90,6 +90,14 @@ def assert_close(actual, expected, tolerance=1e-5):
         (
             {
                 **THREE_LEVELS,
+                "transformer_layers_per_block": ((1,), (1, 2), (2,)),
+                "reverse_transformer_layers_per_block": ((2, 1), (1, 1, 2), (1, 1)),
+            },
+            (8, 8),
+        ),
+        (
+            {
+                **THREE_LEVELS,
                 "transformer_layers_per_block": (1, 2, 3),
                 "conv_in_kernel": 5,
                 "conv_out_kernel": 1,
@@ -141,24 +149,16 @@ SDXL = {
     "block_out_channels": (32, 64, 96),
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2, 3),
+    "transformer_layers_per_block": (1, 1, 2),
     "attention_head_dim": (2, 4, 6),
     "use_linear_projection": True,
     **TEXT_TIME,
 }
 REFINER = {
-    "block_out_channels": (32, 64, 64, 96),
-    "down_block_types": (
-        "DownBlock2D",
-        "CrossAttnDownBlock2D",
-        "CrossAttnDownBlock2D",
-        "DownBlock2D",
-    ),
-    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    **SDXL,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
     "transformer_layers_per_block": 2,
-    "attention_head_dim": (2, 4, 4, 6),
-    "use_linear_projection": True,
-    **TEXT_TIME,
     "projection_class_embeddings_input_dim": 8 * 5 + 5,
 }
 
@@ -167,7 +167,7 @@ REFINER = {
     ("config", "numbers", "size"),
     [
         (SDXL, 6, (8, 8)),
-        (REFINER, 5, (16, 8)),
+        (REFINER, 5, (8, 12)),
         ({**SDXL, "in_channels": 8}, 6, (9, 7)),
         ({**SDXL, "in_channels": 9, "time_cond_proj_dim": 8}, 6, (8, 4)),
     ],

@@ -13,6 +13,7 @@ TWO = {
     "image": [picture(1), picture(2)],
     "num_inference_steps": 6,
 }
+EULER = {**TWO, "sampler": "euler", "strength": 0.6}
 OPTIONS = {
     "as-is": TWO,
     "weak": {**TWO, "strength": 0.35},
@@ -29,8 +30,8 @@ OPTIONS = {
     "clip-skip": {**TWO, "clip_skip": 1},
     "stochastic-ddim": {**TWO, "sampler": "ddim", "eta": 1.0},
     "latents-out": {**TWO, "output_type": "latent"},
-    "own-timesteps": {**TWO, "sampler": "euler", "timesteps": [900, 700, 400, 100], "strength": 0.6},
-    "own-sigmas": {**TWO, "sampler": "euler", "sigmas": [12.0, 3.0, 0.5, 0.1], "strength": 0.6},
+    "own-timesteps": {**EULER, "timesteps": [900, 700, 400, 100]},
+    "own-sigmas": {**EULER, "sigmas": [12.0, 3.0, 0.5, 0.1]},
     "odd-size": {**TWO, "image": [picture(1, 67, 71), picture(2, 67, 71)]},
 }  # fmt: skip
 CASES = [("a", name) for name in OPTIONS] + [

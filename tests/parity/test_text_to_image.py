@@ -32,7 +32,13 @@ OPTIONS = {
 CASES = [("a", name) for name in OPTIONS] + [
     (variation, name)
     for variation in "bc"
-    for name in ("as-is", "rescaled-guidance", "clip-skip", "a-generator-per-image", "own-timesteps")
+    for name in (
+        "as-is",
+        "rescaled-guidance",
+        "clip-skip",
+        "a-generator-per-image",
+        "own-timesteps",
+    )
 ]
 
 

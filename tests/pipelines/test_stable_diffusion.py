@@ -221,7 +221,10 @@ def test_nan_is_an_error_that_says_what_to_do(pipe, part):
         ({"prompt": None}, "prompt or prompt_embeds must be given"),
         ({"prompt": ["a", "b"], "negative_prompt": ["x"] * 3}, "negative_prompt has 3 entries"),
         ({"prompt_embeds": np.zeros((1, 77, 32))}, "only one of prompt and prompt_embeds"),
-        ({"prompt": None, "prompt_embeds": np.zeros((1, 77, 5))}, "prompt_embeds must be an array of shape"),
+        (
+            {"prompt": None, "prompt_embeds": np.zeros((1, 77, 5))},
+            "prompt_embeds must be an array of shape",
+        ),
         ({"steps": 0}, "num_inference_steps must be at least 1"),
         ({"steps": 1001}, "must be at most num_train_timesteps"),
         ({"latents": np.zeros((1, 4, 9, 9))}, "latents must have shape"),

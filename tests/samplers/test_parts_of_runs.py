@@ -9,7 +9,6 @@ from upstream import SD, SHAPE, build, compare, config_of, model, reference, sam
 
 from diffusax import samplers
 
-
 NAMES = sorted(samplers.SCHEDULERS)
 
 

@@ -153,25 +153,101 @@ def test_a_wrong_prompt_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize("weighting", [False, True])
-def test_without_long_prompt_the_rest_is_cut_off_with_a_warning(tokenizer, weighting):
+def test_without_long_prompt_the_rest_is_cut_off_and_logged(tokenizer, weighting, caplog):
     text = "cat " * 74 + "dog Red, House"
-    with pytest.warns(UserWarning, match="75 tokens; .* cut off: 'Red, House'"):
-        tokens = tokenize_prompts(tokenizer, text, weighting=weighting)
+    tokens = tokenize_prompts(tokenizer, text, weighting=weighting)
+    assert "than 75 tokens; this part was cut off: 'Red, House' (long_prompt=True" in caplog.text
     assert tokens.input_ids[0, 0].tolist() == padded(tokenizer, [CAT] * 74 + [DOG])
 
 
-def test_the_part_cut_off_may_span_several_weights(tokenizer):
+def test_the_part_cut_off_may_span_several_weights(tokenizer, caplog):
     text = "cat " * 74 + "(dog Red:1.2) House [On] hill"
-    with pytest.warns(UserWarning, match="cut off: 'Red House On hill'"):
-        tokens = tokenize_prompts(tokenizer, text, weighting=True)
+    tokens = tokenize_prompts(tokenizer, text, weighting=True)
+    assert "cut off: 'Red House On hill'" in caplog.text
     assert tokens.weights[0, 0, 75] == np.float32(1.2)
     assert tokens.weights[0, 0, 76] == 1
 
 
-def test_no_warning_where_nothing_is_cut_off(tokenizer, recwarn):
+def test_a_long_part_cut_off_is_not_logged_whole(tokenizer, caplog):
+    tokenize_prompts(tokenizer, "cat " * 100_000)
+    assert "cut off: 'cat cat" in caplog.text
+    assert len(caplog.text) < 500
+
+
+def test_no_warning_where_nothing_is_cut_off(tokenizer, recwarn, caplog):
     tokenize_prompts(tokenizer, "cat " * 74 + "(dog:1.2) ", weighting=True)
     tokenize_prompts(tokenizer, "cat " * 200, long_prompt=True)
     assert not recwarn
+    assert not caplog.text
+
+
+def ids_of(tokens):
+    """The ids in each window of the first prompt, without bos, eos and pads."""
+    rows = [row.tolist() for row in tokens.input_ids[0]]
+    return [row[1 : row.index(EOS)] for row in rows]
+
+
+@pytest.mark.parametrize("weighting", [False, True])
+def test_break_starts_a_new_window(tokenizer, weighting):
+    def windows(text):
+        return ids_of(tokenize_prompts(tokenizer, text, long_prompt=True, weighting=weighting))
+
+    assert windows("a cat BREAK dog") == [[A, CAT], [DOG]]
+    assert windows("a cat BREAK") == [[A, CAT]]
+    assert windows("BREAK a cat") == [[], [A, CAT]]
+    assert windows("cat BREAK BREAK dog") == [[CAT], [], [DOG]]
+    assert windows("BREAK") == [[]]
+    assert len(windows("cat break dog BREAKING")) == 1
+    assert windows("cat " * 75 + "BREAK dog") == [[CAT] * 75, [DOG]]
+
+
+def test_break_in_brackets_keeps_the_weight(tokenizer):
+    text = "(cat BREAK dog:1.5) a"
+    tokens = tokenize_prompts(tokenizer, text, long_prompt=True, weighting=True)
+    assert ids_of(tokens) == [[CAT], [DOG, A]]
+    np.testing.assert_allclose(tokens.weights[0, :, 1], 1.5)
+    assert tokens.weights[0, 1, 2] == 1
+
+
+def test_break_is_text_in_one_window(tokenizer):
+    text = "cat BREAK dog"
+    ids = tokenize_prompts(tokenizer, text, weighting=True).input_ids[0, 0].tolist()
+    assert ids == padded(tokenizer, tokenizer.tokenize(text))
+
+
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [(54, 75), (55, 56), (60, 61), (73, 74), (74, 75)],
+    ids=["too early", "20 back", "in between", "one back", "at the end"],
+)
+def test_a_window_ends_after_a_late_comma(tokenizer, before, first):
+    text = "cat " * before + "," + " dog" * 40
+    windows = ids_of(tokenize_prompts(tokenizer, text, long_prompt=True))
+    assert list(map(len, windows)) == [first, before + 41 - first]
+
+
+def test_a_comma_that_no_longer_fits_begins_the_next_window(tokenizer):
+    text = "cat " * 60 + "," + " cat" * 14 + ", dog"
+    windows = ids_of(tokenize_prompts(tokenizer, text, long_prompt=True))
+    assert list(map(len, windows)) == [75, 2]
+    assert windows[1] == [COMMA, DOG]
+
+
+def test_prompts_beyond_all_measure_are_refused(tokenizer):
+    tokenize_prompts(tokenizer, "cat " * 75 * 64, long_prompt=True)
+    with pytest.raises(ValueError, match="prompt needs 65 windows of 75 tokens, more than 64"):
+        tokenize_prompts(tokenizer, "cat " * (75 * 64 + 1), long_prompt=True)
+    for options in {"long_prompt": True}, {"weighting": True}:
+        with pytest.raises(ValueError, match="prompt has 100001 characters; with long_prompt or"):
+            tokenize_prompts(tokenizer, "a" * 100_001, **options)
+
+
+@pytest.mark.parametrize("text", ["(cat:1001)", "(cat:-1001)", "(cat:" + "9" * 400 + ")"])
+def test_a_weight_beyond_all_measure_is_refused(tokenizer, text):
+    with pytest.raises(ValueError, match=r"prompt gives 'cat' a weight of .*; use weights from"):
+        tokenize_prompts(tokenizer, text, weighting=True)
+    with pytest.raises(ValueError, match="prompt gives 'cat' a weight of inf"):
+        tokenize_prompts(tokenizer, "(" * 10_000 + "cat", weighting=True)
 
 
 def test_apply_weights_by_hand():

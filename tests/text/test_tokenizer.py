@@ -3,6 +3,10 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
+import textwrap
+import time
 import unicodedata
 import warnings
 from pathlib import Path
@@ -206,20 +210,69 @@ def test_a_text_of_75_tokens_is_not_cut(ours, theirs, recwarn):
     assert not recwarn
 
 
-def test_truncation_names_the_part_cut_off(ours, theirs):
+def test_truncation(ours, theirs):
     text = "cat " * 74 + "Cafe\u0301 Old HOUSES, and More"
-    with pytest.warns(UserWarning, match=r"75 tokens; .* cut off: 'Old HOUSES, and More'"):
+    message = "a text is longer than 75 tokens; what does not fit is cut off"
+    with pytest.warns(UserWarning, match=message):
         ids = ours([text])
     np.testing.assert_array_equal(ids, padded(theirs, [text]))
     assert ids[0, -1] == ours.eos_token_id
 
 
-def test_truncation_inside_a_word_names_its_rest(ours):
-    text = "cat " * 74 + "supercalifragilistic"
+def test_many_long_texts_are_one_warning(ours):
+    """Python keeps each different warning, so a data set's captions must not stand in them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for i in range(5):
+            ours([f"cat {i}" * 80, f"dog {i}" * 90])
+    assert len(caught) == 1
+
+
+def test_fit_gives_the_first_tokens_and_the_rest_of_the_text(ours):
+    text = "cat cat Cafe\u0301 Old HOUSES, and More"
+    assert ours.fit(text, 3) == (ours.tokenize(text)[:3], "Old HOUSES, and More")
+    assert ours.fit(text, 100) == (ours.tokenize(text), "")
+    assert ours.fit(text, 0) == ([], text)
     first, *_ = ours.tokenize("supercalifragilistic")
     rest = "supercalifragilistic"[len(ours.decode([first])) :]
-    with pytest.warns(UserWarning, match=f"cut off: '{rest}'"):
+    assert ours.fit("supercalifragilistic", 1) == ([first], rest)
+
+
+LONG = {
+    "words": "a photo of a cat, ",
+    "one word": "supercalifragilistic",
+    "letters": "x",
+    "punctuation": "!?",
+    "digits": "1234567890",
+    "marks": "e\u0301\u0323\u0304",
+    "jamo": "\u1112\u1161\u11ab",
+    "emoji": "👩‍👩‍👧‍👦",
+    "spaces": "cat" + " " * 300,
+    "brackets": "(a" * 5,
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_the_end_of_a_long_text_is_not_needed_for_its_first_tokens(ours, kind):
+    piece = LONG[kind]
+    text = piece * (60_000 // len(piece))
+    ids, rest = ours.fit(text, 75)
+    assert ids == ours.tokenize(text)[:75]
+    assert text.endswith(rest)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_text_of_10_megabytes_takes_a_second_at_most(ours, kind):
+    piece = LONG[kind]
+    text = piece * (10_000_000 // len(piece))
+    start = time.process_time()
+    with pytest.warns(UserWarning, match="cut off"):
         ours(text)
+    assert time.process_time() - start < 4  # a slow machine; without a bound it is a minute
+
+
+def test_the_largest_id(ours):
+    assert ours.max_id == 49407
 
 
 @pytest.mark.parametrize("written_by", ["transformers", "diffusax"])
@@ -352,6 +405,10 @@ def test_a_missing_folder_is_named(tmp_path):
         ("vocab.json", b"[]", "vocab.json must hold a JSON object"),
         ("vocab.json", b'{"a": 0}', "merges.txt does not fit the vocabulary"),
         ("vocab.json", b'{"a": "x"}', "vocab.json must map each token"),
+        ("vocab.json", b'{"a": true}', "vocab.json must map each token"),
+        ("vocab.json", b'{"a": 4294967296}', "its id, an integer from 0 to 2\\*\\*31 - 1"),
+        ("vocab.json", b'{"a": 2147483648}', "its id, an integer from 0 to 2\\*\\*31 - 1"),
+        ("vocab.json", b'{"a": ' * 5000, "vocab.json is nested too deep"),
         ("merges.txt", b"#version: 0.2\na b c\n", "merges.txt is not a list of merges"),
         ("merges.txt", b"\xff\xfe\x00", "merges.txt is not a list of merges"),
         ("merges.txt", b"#version: 0.2\nqqqqqqq zzzzzzz\n", "merges.txt does not fit"),
@@ -367,6 +424,7 @@ def test_a_missing_folder_is_named(tmp_path):
             b'{"model": {"vocab": {}, "merges": [5]}}',
             "tokenizer.json does not fit",
         ),
+        ("special_tokens_map.json", b'{"pad_token": ""}', "pad_token='', which cannot be a token"),
         ("tokenizer_config.json", b"{", "tokenizer_config.json is not valid JSON"),
         (
             "tokenizer_config.json",
@@ -386,6 +444,50 @@ def test_a_broken_file_is_named(copy, name, content, message):
     (copy / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         CLIPTokenizer.from_folder(copy)
+
+
+def write_xl_config(folder: Path):
+    """The files beside the vocabulary of SDXL's tokenizer_2, as transformers 4.34 wrote them."""
+    flags = {"lstrip": False, "rstrip": False, "single_word": False}
+    added = {
+        "0": {"content": "!", **flags, "normalized": False, "special": True},
+        "49406": {"content": "<|startoftext|>", **flags, "normalized": True, "special": True},
+        "49407": {"content": "<|endoftext|>", **flags, "normalized": False, "special": True},
+    }
+    _edit(folder / "tokenizer_config.json", added_tokens_decoder=added, pad_token="!")
+    _edit(folder / "special_tokens_map.json", pad_token="!")
+
+
+def test_the_second_tokenizer_of_sdxl(copy):
+    write_xl_config(copy)
+    ours = CLIPTokenizer.from_folder(copy)
+    theirs = transformers.CLIPTokenizer.from_pretrained(copy)
+    assert ours.pad_token_id == theirs.pad_token_id == 0
+    assert_same_ids(ours, theirs, [*TRICKY, "wow! cat", "!!!"])
+    assert ours("a cat").tolist() == [[49406, 320, 2368, 49407] + [0] * 73]
+    ours.save(copy / "saved")
+    assert_same_ids(CLIPTokenizer.from_folder(copy / "saved"), theirs, TRICKY)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
+def test_a_full_disk_is_one_sentence_and_leaves_no_part(tmp_path):
+    folder = write_clip_vocabulary(tmp_path / "vocabulary")
+    program = f"""
+        import resource
+        from diffusax.text.tokenizer import CLIPTokenizer
+        tokenizer = CLIPTokenizer.from_folder({str(folder)!r})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, 2**18))
+        try:
+            tokenizer.save({str(tmp_path / "out")!r})
+        except OSError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{tmp_path / 'out'} could not be written (")
+    assert done.stdout.count("\n") == 1
+    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Runs that are killed, or told to stop, and started again."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ TOY = Path(__file__).with_name("toy_run.py")
 EMA = ["ema=constant", "ema_decay=0.9", "ema_start=6"]
 
 
-def start(output: Path, *pairs: str) -> subprocess.Popen:
+def start(output: Path, *pairs: str, own_session: bool = False) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, str(TOY), str(output), *EMA, *pairs],
+        start_new_session=own_session,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -41,6 +43,19 @@ def wait_for(process: subprocess.Popen, condition) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < limit
         time.sleep(0.001)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that compute for it."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text, command = status.read_text(), (status.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if f"PPid:\t{pid}\n" in text and "resource_tracker" not in command:
+            found.append(int(status.parent.name))
+    return found
 
 
 def results(output: Path) -> dict[str, np.ndarray]:
@@ -81,19 +96,90 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, uninterrupted):
     assert steps_logged(tmp_path) == list(range(1, 25))
 
 
-def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted):
-    stopped = start(tmp_path, "checkpoint_every=1000")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
+    stopped = start(tmp_path, "checkpoint_every=1000", f"workers={workers}")
     wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 5)
     stopped.send_signal(signal.SIGTERM)
     text, _ = stopped.communicate(timeout=60)
     assert stopped.returncode != 0
+    assert "SIGTERM: the run is saved after this step" in text
     assert "stopped by SIGTERM" in text
+    assert "grain" not in text
     (saved,) = [int(path.name) for path in (tmp_path / "checkpoints").iterdir()]
     assert 5 <= saved < 24
 
-    finish(start(tmp_path, "checkpoint_every=1000"))
+    finish(start(tmp_path, "checkpoint_every=1000", f"workers={workers}"))
     for name, array in results(tmp_path).items():
         np.testing.assert_array_equal(array, uninterrupted[name])
+
+
+def test_ctrl_c_saves_too_and_workers_wait_for_it(tmp_path):
+    stopped = start(tmp_path, "steps=100000", "workers=2", own_session=True)
+    wait_for(stopped, lambda: steps_logged(tmp_path))
+    os.killpg(stopped.pid, signal.SIGINT)
+    text, _ = stopped.communicate(timeout=60)
+    assert "Ctrl-C: the run is saved after this step" in text
+    assert "stopped by Ctrl-C; saved at step" in text
+    assert text.count("Traceback") == 1
+    assert [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    stopped = start(tmp_path, "hang_at=3")
+    wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 3)
+    stopped.send_signal(signal.SIGINT)
+    time.sleep(1.5)
+    assert stopped.poll() is None
+    stopped.send_signal(signal.SIGINT)
+    text, _ = stopped.communicate(timeout=10)
+    assert stopped.returncode == 130
+    assert "stopping at once" in text
+    assert "Traceback" not in text
+
+
+def test_a_signal_during_the_export_is_answered_and_the_result_is_whole(tmp_path, uninterrupted):
+    stopped = start(tmp_path, "slow_save=true")
+    wait_for(stopped, lambda: (tmp_path / "saving").is_file())
+    stopped.send_signal(signal.SIGTERM)
+    text = finish(stopped)
+    assert "SIGTERM: the result is written, then the run ends" in text
+    for name, array in results(tmp_path).items():
+        np.testing.assert_array_equal(array, uninterrupted[name])
+
+
+def test_workers_end_with_a_killed_run(tmp_path):
+    killed = start(tmp_path, "steps=100000", "workers=2")
+    wait_for(killed, lambda: steps_logged(tmp_path))
+    workers = children(killed.pid)
+    assert len(workers) >= 2
+    killed.kill()
+    killed.wait()
+    limit = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, uninterrupted):
+    finish(start(tmp_path, "steps=12"))
+    newest = [file for file in (tmp_path / "checkpoints" / "12").rglob("*") if file.is_file()]
+    largest = max(newest, key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    text = finish(start(tmp_path))
+    assert f"the checkpoint of step 12 is damaged: {largest} is not what was written" in text
+    for name, array in results(tmp_path).items():
+        np.testing.assert_array_equal(array, uninterrupted[name])
+
+
+def test_another_optimizer_on_resume_is_one_sentence(tmp_path):
+    finish(start(tmp_path, "steps=8"))
+    again = start(tmp_path, "optimizer=lion")
+    text, _ = again.communicate(timeout=60)
+    assert again.returncode
+    assert "holds a run with another optimizer, which cannot be continued" in text
 
 
 def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path, uninterrupted):

@@ -4,6 +4,7 @@ python toy_run.py OUTPUT name=value ...
 """
 
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -48,14 +49,34 @@ def save(params, folder: Path) -> None:
     np.save(folder / "kernel.npy", np.asarray(params["w"]["kernel"]))
 
 
-def recipe() -> Recipe:
+def save_slowly(params, folder: Path) -> None:
+    (folder.parent / "saving").touch()
+    time.sleep(3)
+    save(params, folder)
+
+
+class HangingRows(Rows):
+    """Rows that come to an end without one."""
+
+    def __init__(self, last: int):
+        super().__init__()
+        self.left = last
+
+    def __getitem__(self, index: int):
+        self.left -= 1
+        if self.left < 0:
+            time.sleep(1000)
+        return super().__getitem__(index)
+
+
+def recipe(source=None, save=save) -> Recipe:
     rng = np.random.default_rng(0)
     return Recipe(
         name="toy",
         params={"w": {"kernel": rng.standard_normal((INPUTS, OUTPUTS), np.float32) * 0.1}},
         frozen={"target": jnp.ones(OUTPUTS)},
         loss=loss,
-        source=Rows(),
+        source=source or Rows(),
         prepare=prepare,
         save=save,
     )
@@ -63,10 +84,14 @@ def recipe() -> Recipe:
 
 def main(output: str, *pairs: str) -> None:
     options = ["steps=24", "batch_size=8", "checkpoint_every=4", "log_every=1", "report_to=[]"]
+    # Two of the test's own: "hang_at=3" (no more data from that step on) and "slow_save=true".
+    own = dict(pair.split("=") for pair in pairs if pair.startswith(("hang_at", "slow_save")))
+    pairs = [pair for pair in pairs if pair.split("=")[0] not in own]
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
         start_processes()
-    train(recipe(), config)
+    source = HangingRows(int(own["hang_at"]) * config.batch_size) if "hang_at" in own else None
+    train(recipe(source, save_slowly if "slow_save" in own else save), config)
 
 
 if __name__ == "__main__":

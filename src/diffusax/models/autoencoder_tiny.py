@@ -1,14 +1,18 @@
 """The tiny autoencoder (TAESD, Ollin Boer Bohan 2023): a fast stand-in for AutoencoderKL."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from msgspec import Meta
 
+from diffusax.config import Channels, Positive, Shift, Widths, check_types
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
+
+Blocks = Annotated[int, Meta(ge=0, le=16)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +24,22 @@ class AutoencoderTinyConfig:
     # diffusers derives it from decoder_block_out_channels and writes both.
     ignored: ClassVar[frozenset[str]] = frozenset({"block_out_channels"})
 
-    in_channels: int = 3
-    out_channels: int = 3
-    encoder_block_out_channels: tuple[int, ...] = (64, 64, 64, 64)
-    decoder_block_out_channels: tuple[int, ...] = (64, 64, 64, 64)
-    latent_channels: int = 4
-    upsampling_scaling_factor: int = 2
-    num_encoder_blocks: tuple[int, ...] = (1, 3, 3, 3)
-    num_decoder_blocks: tuple[int, ...] = (3, 3, 3, 1)
-    latent_magnitude: float = 3
-    latent_shift: float = 0.5
+    in_channels: Channels = 3
+    out_channels: Channels = 3
+    encoder_block_out_channels: Widths = (64, 64, 64, 64)
+    decoder_block_out_channels: Widths = (64, 64, 64, 64)
+    latent_channels: Channels = 4
+    upsampling_scaling_factor: Annotated[int, Meta(ge=1, le=8)] = 2
+    num_encoder_blocks: tuple[Blocks, ...] = (1, 3, 3, 3)
+    num_decoder_blocks: tuple[Blocks, ...] = (3, 3, 3, 1)
+    latent_magnitude: Positive = 3.0
+    latent_shift: Shift = 0.5
     force_upcast: bool = False
-    scaling_factor: float = 1.0
-    shift_factor: float = 0.0
+    scaling_factor: Positive = 1.0
+    shift_factor: Shift = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for side in ("encoder", "decoder"):
             widths = getattr(self, f"{side}_block_out_channels")
             counts = getattr(self, f"num_{side}_blocks")

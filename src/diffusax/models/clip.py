@@ -1,14 +1,19 @@
 """CLIP's text encoder (Radford et al. 2021), as Stable Diffusion conditions on it."""
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from msgspec import Meta
 
+from diffusax.config import Channels, Epsilon, Heads, Layers, check_types
 from diffusax.models.attention import attention
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
+
+Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,32 +57,23 @@ class CLIPTextConfig:
         ]
     )
 
-    vocab_size: int = 49408
-    hidden_size: int = 512
-    intermediate_size: int = 2048
-    projection_dim: int = 512
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 8
-    max_position_embeddings: int = 77
-    hidden_act: str = "quick_gelu"
-    layer_norm_eps: float = 1e-5
-    eos_token_id: int = 49407
+    vocab_size: Tokens = 49408
+    hidden_size: Channels = 512
+    intermediate_size: Channels = 2048
+    projection_dim: Channels = 512
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 8
+    max_position_embeddings: Annotated[int, Meta(ge=1, le=65536)] = 77
+    hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
+    layer_norm_eps: Epsilon = 1e-5
+    eos_token_id: Annotated[int, Meta(ge=0, le=10**7)] = 49407
 
     def __post_init__(self) -> None:
-        if self.hidden_act not in _ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act={self.hidden_act!r} is not supported by diffusax's CLIPTextModel "
-                f"(only {' or '.join(_ACTIVATIONS)})"
-            )
+        check_types(self)
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be divisible by num_attention_heads="
                 f"{self.num_attention_heads}"
-            )
-        if not isinstance(self.eos_token_id, int):
-            raise ValueError(
-                f"eos_token_id={self.eos_token_id!r} is not supported by diffusax's CLIPTextModel "
-                "(only a single id)"
             )
 
 
@@ -195,8 +191,11 @@ class CLIPTextModel(nnx.Module):
         """input_ids: b t.
 
         Raises:
-            ValueError: more tokens than the model has positions.
+            ValueError: more tokens than the model has positions, or, in a NumPy array, an id that
+                the embedding does not have.
         """
+        if isinstance(input_ids, np.ndarray):
+            check_token_ids(self.config, input_ids)
         limit = self.config.max_position_embeddings
         # An index past the end of a table is no error in JAX.
         if input_ids.shape[-1] > limit:
@@ -243,6 +242,16 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     def _project(self, pooled: jax.Array) -> jax.Array:
         return self.text_projection(pooled)
+
+
+def check_token_ids(config: CLIPTextConfig, input_ids: np.ndarray) -> None:
+    """Raises a ValueError where an id is not in the embedding: on a device it would be clamped."""
+    for token in (input_ids.min(initial=0), input_ids.max(initial=0)):
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(
+                f"input_ids has the token {token}, but the text encoder's vocab_size is "
+                f"{config.vocab_size}; use the tokenizer that belongs to it"
+            )
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:

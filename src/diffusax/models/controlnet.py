@@ -3,17 +3,16 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from msgspec import Meta
 
-from diffusax.config import Channels
+from diffusax.config import Channels, Widths
 from diffusax.models.layers import Conv2d
-from diffusax.models.unet_encoder import MAX_LEVELS, UNetEncoder, UNetEncoderConfig
+from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig
 
 Residuals = tuple[tuple[jax.Array, ...], jax.Array]
 """One b h w c for each skip connection of the UNet, and one for its middle block."""
@@ -37,9 +36,7 @@ class ControlNetConfig(UNetEncoderConfig):
     class_embed_type: Literal["timestep", "identity", "projection"] | None = None
     conditioning_channels: Channels = 3
     controlnet_conditioning_channel_order: Literal["rgb", "bgr"] = "rgb"
-    conditioning_embedding_out_channels: Annotated[
-        tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)
-    ] = (16, 32, 96, 256)
+    conditioning_embedding_out_channels: Widths = (16, 32, 96, 256)
     global_pool_conditions: bool = False
 
     @property

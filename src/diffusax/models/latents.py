@@ -1,4 +1,4 @@
-"""Between an autoencoder's latents and those that a diffusion model works on; pixels likewise."""
+"""An autoencoder's own latents <-> those of its diffusion model, and the ranges of pixels."""
 
 from typing import Any
 
@@ -6,30 +6,36 @@ import jax
 import jax.numpy as jnp
 
 
+def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
+    """The latents that a diffusion model is trained on. z: b h w z, the autoencoder's.
+
+    (z - shift_factor) * scaling_factor. With `normalize`, and where the config has them,
+    latents_mean is the shift and latents_std divides: SDXL's pipelines do so, Stable Diffusion's
+    ignore the two (diffusers pipeline_stable_diffusion_xl_img2img.py, prepare_latents).
+    """
+    shift, scale = _shift_and_scale(config, normalize)
+    return (z - shift) * scale
+
+
+def unscale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
+    """The inverse of `scale_latents`: what the autoencoder decodes."""
+    shift, scale = _shift_and_scale(config, normalize)
+    return z / scale + shift
+
+
 def sample_latents(mean: jax.Array, logvar: jax.Array, noise: jax.Array) -> jax.Array:
-    """Latents of the distribution that an encoder gives (Kingma and Welling 2014). b h w z each."""
+    """A draw from the distribution that `AutoencoderKL.encode` gives. All b h w z."""
     return mean + jnp.exp(0.5 * logvar) * noise
 
 
-def scale_latents(config: Any, z: jax.Array, *, normalize: bool = False) -> jax.Array:
-    """The autoencoder's latents as a diffusion model sees them: about unit variance. b h w z.
-
-    config: the autoencoder's. normalize: use its latents_mean and latents_std, as SDXL does and
-    Stable Diffusion does not.
-    """
-    mean, std = _moments(config, normalize)
-    return (z - mean) * config.scaling_factor / std
-
-
-def unscale_latents(config: Any, z: jax.Array, *, normalize: bool = False) -> jax.Array:
-    """The inverse of `scale_latents`."""
-    mean, std = _moments(config, normalize)
-    return z * std / config.scaling_factor + mean
-
-
 def to_unit(x: jax.Array) -> jax.Array:
-    """Pixels from [-1, 1] to [0, 1], clipped."""
+    """Pixels from [-1, 1] to [0, 1], cut off there."""
     return jnp.clip(x / 2 + 0.5, 0.0, 1.0)
+
+
+def from_unit(x: jax.Array) -> jax.Array:
+    """Pixels from [0, 1] to [-1, 1]."""
+    return 2 * x - 1
 
 
 def from_bytes(x: jax.Array) -> jax.Array:
@@ -37,8 +43,8 @@ def from_bytes(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) / 127.5 - 1
 
 
-def _moments(config: Any, normalize: bool) -> tuple[Any, Any]:
-    mean, std = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
+def _shift_and_scale(config: Any, normalize: bool) -> tuple[Any, Any]:
+    mean, std = (getattr(config, name, None) for name in ("latents_mean", "latents_std"))
     if normalize and mean is not None and std is not None:
-        return jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
-    return config.shift_factor or 0.0, 1.0
+        return jnp.asarray(mean), config.scaling_factor / jnp.asarray(std)
+    return config.shift_factor or 0.0, config.scaling_factor

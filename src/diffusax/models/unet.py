@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.config import Channels, Layers, Size, per_level
+from diffusax.config import Channels, Size
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.unet_blocks import UpBlock, rematerialized
 from diffusax.models.unet_encoder import (
     Level,
+    PerLayer,
     UNetEncoder,
     UNetEncoderConfig,
     make_level,
@@ -45,7 +46,18 @@ class UNet2DConditionConfig(UNetEncoderConfig):
         "time_embedding_type": "positional",
         "timestep_post_act": None,
     }
-    ignored: ClassVar[frozenset[str]] = frozenset()
+    # What diffusers' EMAModel writes into the config of the weights that it averaged.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        [
+            "decay",
+            "inv_gamma",
+            "min_decay",
+            "optimization_step",
+            "power",
+            "update_after_step",
+            "use_ema_warmup",
+        ]
+    )
 
     sample_size: Size | None = None
     out_channels: Channels = 4
@@ -56,7 +68,7 @@ class UNet2DConditionConfig(UNetEncoderConfig):
         "CrossAttnUpBlock2D",
         "CrossAttnUpBlock2D",
     )
-    reverse_transformer_layers_per_block: tuple[Layers | tuple[Layers, ...], ...] | None = None
+    reverse_transformer_layers_per_block: tuple[PerLayer, ...] | None = None
     class_embeddings_concat: bool = False
     time_embedding_dim: Channels | None = None
     time_cond_proj_dim: Channels | None = None
@@ -84,11 +96,11 @@ class UNet2DConditionConfig(UNetEncoderConfig):
 def up_levels(config: UNet2DConditionConfig) -> list[Level]:
     """The levels on the way up, the smallest maps first."""
     widths, levels = config.block_out_channels, len(config.block_out_channels)
-    counts = per_level(config.layers_per_block, levels)
-    depths = config.reverse_transformer_layers_per_block
-    if depths is None:
-        depths = per_level(config.transformer_layers_per_block, levels)[::-1]
-    depths = per_level(depths, levels)
+    counts = config.per_level("layers_per_block")
+    if config.reverse_transformer_layers_per_block is None:
+        depths = config.per_level("transformer_layers_per_block")[::-1]
+    else:
+        depths = config.per_level("reverse_transformer_layers_per_block")
     result, below = [], widths[-1]
     for i, block_type in enumerate(config.up_block_types):
         level = levels - 1 - i

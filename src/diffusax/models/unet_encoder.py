@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from diffusax.config import (
     Channels,
     Epsilon,
     Heads,
-    Layers,
     Positive,
+    Repeats,
+    Widths,
     check_groups,
     check_types,
     per_level,
@@ -24,11 +25,13 @@ from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
-MAX_LEVELS = 10
-# Seven times SDXL's. Building a network takes milliseconds for each.
-_MAX_BLOCKS = 640
+# Four times SDXL's. Building a network takes milliseconds for each.
+_MAX_BLOCKS = 400
+_DEPTH = "transformer_layers_per_block"
 
-Depths = Layers | tuple[Layers | tuple[Layers, ...], ...]
+Depth = Annotated[int, Meta(ge=0, le=64)]
+PerLayer = Depth | Annotated[tuple[Depth, ...], Meta(min_length=1)]
+Depths = Depth | tuple[PerLayer, ...]
 """Transformer blocks per transformer: one number, one per level, or one per layer of each level."""
 
 
@@ -40,6 +43,10 @@ class UNetEncoderConfig:
     issue 2011). Options with one value per level accept a single value for all. Attention's softmax
     is in float32 whether `upcast_attention` asks for it or not.
     """
+
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
+    ignored: ClassVar[frozenset[str]]
 
     in_channels: Channels = 4
     flip_sin_to_cos: bool = True
@@ -54,10 +61,8 @@ class UNetEncoderConfig:
         "UNetMidBlock2DCrossAttn"
     )
     only_cross_attention: Bool = False
-    block_out_channels: Annotated[
-        tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)
-    ] = (320, 640, 1280, 1280)
-    layers_per_block: Layers | tuple[Layers, ...] = 2
+    block_out_channels: Widths = (320, 640, 1280, 1280)
+    layers_per_block: Repeats | tuple[Repeats, ...] = 2
     downsample_padding: Annotated[int, Meta(ge=0, le=1)] = 1
     mid_block_scale_factor: Positive = 1.0
     norm_num_groups: Channels = 32
@@ -66,7 +71,7 @@ class UNetEncoderConfig:
     transformer_layers_per_block: Depths = 1
     attention_head_dim: Heads | tuple[Heads, ...] = 8
     use_linear_projection: bool = False
-    upcast_attention: bool = False
+    upcast_attention: bool | None = False
     class_embed_type: Literal["timestep", "identity", "projection", "simple_projection"] | None = (
         None
     )
@@ -77,7 +82,7 @@ class UNetEncoderConfig:
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
 
     def __post_init__(self) -> None:
-        check_types(self)  # type: ignore[arg-type]
+        check_types(self)
         levels = len(self.block_out_channels)
         if len(self.down_block_types) != levels:
             raise ValueError(
@@ -85,7 +90,7 @@ class UNetEncoderConfig:
                 f"(got {len(self.down_block_types)} and {levels})"
             )
         check_groups(self.block_out_channels, self.norm_num_groups)
-        heads = per_level(self.attention_head_dim, levels)
+        heads = self.per_level("attention_head_dim")
         if any(h > width for h, width in zip(heads, self.block_out_channels)):
             raise ValueError(
                 f"attention_head_dim={self.attention_head_dim}, the number of heads, must not be "
@@ -114,6 +119,10 @@ class UNetEncoderConfig:
             for level in (*down_levels(self), mid_level(self))
         )
 
+    def per_level(self, name: str) -> tuple[Any, ...]:
+        """The option `name` of each level."""
+        return per_level(name, getattr(self, name), len(self.block_out_channels))
+
     def _require(self, name: str) -> None:
         if getattr(self, name) is None:
             raise ValueError(
@@ -134,23 +143,21 @@ def make_level(
     config: UNetEncoderConfig, level: int, resnets: list[tuple[int, int]], depth: Any, attends: bool
 ) -> Level:
     """A level whose transformers, if it attends, have `depth` blocks (one number, or one each)."""
-    levels = len(config.block_out_channels)
     options = {
-        "heads": per_level(config.attention_head_dim, levels)[level],
-        "context_dim": per_level(config.cross_attention_dim, levels)[level],
+        "heads": config.per_level("attention_head_dim")[level],
+        "context_dim": config.per_level("cross_attention_dim")[level],
         "groups": config.norm_num_groups,
         "use_linear_projection": config.use_linear_projection,
-        "only_cross_attention": per_level(config.only_cross_attention, levels)[level],
+        "only_cross_attention": config.per_level("only_cross_attention")[level],
     }
-    depths = per_level(depth, len(resnets)) if attends else ()
+    depths = per_level(_DEPTH, depth, len(resnets)) if attends else ()
     return Level(resnets, [{**options, "layers": n} for n in depths])
 
 
 def down_levels(config: UNetEncoderConfig) -> list[Level]:
     """The levels on the way down, the largest maps first."""
-    widths, levels = config.block_out_channels, len(config.block_out_channels)
-    counts = per_level(config.layers_per_block, levels)
-    depths = per_level(config.transformer_layers_per_block, levels)
+    widths = config.block_out_channels
+    counts, depths = config.per_level("layers_per_block"), config.per_level(_DEPTH)
     result = []
     for i, (c, d) in enumerate(zip((widths[0], *widths), widths)):
         resnets = [(c if j == 0 else d, d) for j in range(counts[i])]
@@ -164,7 +171,9 @@ def mid_level(config: UNetEncoderConfig) -> Level:
     level, width = len(config.block_out_channels) - 1, config.block_out_channels[-1]
     if config.mid_block_type is None:
         return Level([], [])
-    depth = per_level(config.transformer_layers_per_block, level + 1)[-1]
+    depth = config.per_level(_DEPTH)[-1]
+    # Upstream's middle block takes the first of a list for the lowest level.
+    depth = depth[0] if isinstance(depth, tuple) else depth
     attends = config.mid_block_type == "UNetMidBlock2DCrossAttn"
     made = make_level(config, level, [(width, width)], depth, attends)
     # Upstream never hands only_cross_attention to the middle block.

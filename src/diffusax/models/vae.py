@@ -1,12 +1,22 @@
 """The autoencoder between pictures and latents (Rombach et al. 2022, appendix G)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.config import (
+    Channels,
+    Positive,
+    Repeats,
+    Shift,
+    Size,
+    Widths,
+    check_groups,
+    check_types,
+)
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
 from diffusax.models.transformer import Attention
@@ -22,40 +32,41 @@ class AutoencoderKLConfig:
     fixed: ClassVar[dict[str, Any]] = {"act_fn": ("silu", "swish")}
     ignored: ClassVar[frozenset[str]] = frozenset()
 
-    in_channels: int = 3
-    out_channels: int = 3
-    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
-    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
-    block_out_channels: tuple[int, ...] = (64,)
-    layers_per_block: int = 1
-    latent_channels: int = 4
-    norm_num_groups: int = 32
-    sample_size: int | tuple[int, int] = 32
-    scaling_factor: float = 0.18215
-    shift_factor: float | None = None
-    latents_mean: tuple[float, ...] | None = None
-    latents_std: tuple[float, ...] | None = None
+    in_channels: Channels = 3
+    out_channels: Channels = 3
+    down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] = ("DownEncoderBlock2D",)
+    up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] = ("UpDecoderBlock2D",)
+    block_out_channels: Widths = (64,)
+    layers_per_block: Repeats = 1
+    latent_channels: Channels = 4
+    norm_num_groups: Channels = 32
+    sample_size: Size = 32
+    scaling_factor: Positive = 0.18215
+    shift_factor: Shift | None = None
+    latents_mean: tuple[Shift, ...] | None = None
+    latents_std: tuple[Positive, ...] | None = None
     force_upcast: bool = True
     use_quant_conv: bool = True
     use_post_quant_conv: bool = True
     mid_block_add_attention: bool = True
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("down_block_types", "DownEncoderBlock2D"),
-            ("up_block_types", "UpDecoderBlock2D"),
-        ):
-            if len(getattr(self, name)) != len(self.block_out_channels):
+        check_types(self)
+        levels = len(self.block_out_channels)
+        for name in ("down_block_types", "up_block_types"):
+            if len(getattr(self, name)) != levels:
                 raise ValueError(
                     f"{name} must have one entry per level of block_out_channels "
-                    f"(got {len(getattr(self, name))} for {len(self.block_out_channels)} levels)"
+                    f"(got {len(getattr(self, name))} for {levels} levels)"
                 )
-            for value in getattr(self, name):
-                if value != allowed:
-                    raise ValueError(
-                        f"{name} has {value!r}, which diffusax's AutoencoderKL does not support "
-                        f"(only {allowed!r})"
-                    )
+        for name in ("latents_mean", "latents_std"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.latent_channels:
+                raise ValueError(
+                    f"{name} must have one entry per latent channel "
+                    f"(got {len(values)} for latent_channels={self.latent_channels})"
+                )
+        check_groups(self.block_out_channels, self.norm_num_groups)
 
     @property
     def downsampling(self) -> int:

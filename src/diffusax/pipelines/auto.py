@@ -5,14 +5,13 @@ from typing import Any, ClassVar
 
 from diffusax.pipelines import classes, control, tasks
 from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks import Task
 
 
 class _Auto:
     """What the three have in common. They have no instances: they give those of other classes."""
 
-    task: ClassVar[Task]
-    controlled: ClassVar[Task]
+    task: ClassVar[Any]
+    controlled: ClassVar[Any]
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:

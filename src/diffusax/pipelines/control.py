@@ -28,7 +28,7 @@ def controlled(task: Task) -> Task:
         if task is text_to_image:
             # diffusers calls the ControlNet's picture `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
-        call = dataclasses.replace(call, **_size(task, c, call))
+        call = _with_size(task, c, call)
         pictures = control_pictures(c, call, cropped=task is inpaint)
         if task is text_to_image:
             height, width = pictures[0].shape[2:4]
@@ -120,14 +120,14 @@ def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
     return np.repeat(pictures, copies, axis=0)[:, None]
 
 
-def _size(task: Task, c: Components, call: Call) -> dict[str, int]:
+def _with_size(task: Task, c: Components, call: Call) -> Call:
     """With a picture to start from, its own size is the default, as in diffusers."""
     if task is text_to_image or call.image is None or (call.height and call.width):
-        return {}
+        return call
     first = as_list(call.image)[0]
     if hasattr(first, "shape"):
-        return {}
+        return call
     picture = load_image(first)
     own = (picture.height, picture.width)
     height, width = target_size(own, call.height, call.width, c.factor)
-    return {"height": height, "width": width}
+    return dataclasses.replace(call, height=height, width=width)

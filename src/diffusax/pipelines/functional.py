@@ -52,9 +52,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
     """The function (params, inputs) -> pictures b H W 3 in [0, 1], float32."""
-    encoders = tuple(
-        (name, c.networks[name]) for _, name in c.family.text if name in c.networks
-    )
+    encoders = tuple((name, c.networks[name]) for _, name in c.family.text if name in c.networks)
     return functools.partial(_generate, c.family, encoders, c.denoiser, c.networks["vae"])
 
 

@@ -11,7 +11,7 @@ import jax
 from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.files import load_json, write_json
-from diffusax.models.network import Model, Network, Params, cast_params, floating_dtype
+from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
@@ -19,7 +19,6 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.prompts import embeddings
 from diffusax.pipelines.run import ImagePipelineOutput, draw
-from diffusax.pipelines.tasks import Task
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -52,15 +51,19 @@ class MultiControlNetModel:
 
 
 class DiffusionPipeline:
-    """What all pipelines share; `DiffusionPipeline.from_pretrained` gives the one a checkpoint names.
+    """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
-    Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning a component, the scheduler too, takes effect at once and compiles nothing for networks
-    of the same architecture.
+    Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
+    takes effect at once and compiles nothing for networks of the same architecture.
     """
 
     family: ClassVar[Family]
-    task: ClassVar[Task]
+    task: ClassVar[Any]
+    """What the call does, a function of `diffusax.pipelines.tasks`."""
+    __call__: Any
     extra_components: ClassVar[tuple[str, ...]] = ()
+    scheduler_options: ClassVar[dict[str, Any]] = {}
+    """What diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
 
     def __init__(self, **components: Any):
@@ -86,6 +89,10 @@ class DiffusionPipeline:
         for name in names:
             if name not in self.family.optional and components.get(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}")
+        scheduler = self.parts.scheduler
+        old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
+        if old:
+            self.scheduler = type(scheduler).from_config(scheduler.config, **old)
 
     @classmethod
     def component_names(cls) -> tuple[str, ...]:
@@ -201,10 +208,8 @@ class DiffusionPipeline:
         Raises:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(
-            path_or_repo, variant=variant, local_files_only=local_files_only, **hub
-        )
+        hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
         class_name, listed, stored = read_model_index(folder)
         target = cls._class_for(class_name, folder)
         given = {k: v for k, v in components.items() if k not in _WITHOUT_MEANING}
@@ -330,7 +335,7 @@ class DiffusionPipeline:
         clip_skip: int | None = None,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """The embeddings of prompts and negative prompts, (prompts images) t d each, as in diffusers.
+        """The embeddings of prompts and negative prompts, (prompts images) t d each.
 
         The second is None without guidance. device and lora_scale change nothing. options:
         long_prompt and prompt_weighting.
@@ -471,5 +476,5 @@ def _set(store: dict[str, Any], name: str, value: Any, kind: Any, example: str) 
         store[name] = _checked(name, value, kind, example)
 
 
-def _subclasses(cls: type) -> list[type]:
-    return [s for sub in cls.__subclasses__() for s in (sub, *_subclasses(sub))]
+def _subclasses(cls: Any) -> list[Any]:
+    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

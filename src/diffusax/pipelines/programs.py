@@ -93,8 +93,9 @@ def denoise_rows(
         return _draw(plan.noise, i + 1, state.shape[2:]) if row_keys else plan.noise
 
     def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
-        mask, latents, eps = plan.known or ()
-        return (1 - mask) * (signal * latents + noise * eps) + mask * x
+        assert plan.known is not None
+        given = signal * plan.known.latents + noise * plan.known.noise
+        return (1 - plan.known.mask) * given + plan.known.mask * x
 
     constrain = None if plan.known is None else put_back
     return run(model, state, plan.table, start, stop, draw, constrain)
@@ -111,6 +112,12 @@ def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) ->
 
 
 @jax.jit
+def final_latents(state: jax.Array) -> jax.Array:
+    """The latents in the sampler's state, b h w c."""
+    return state[0]
+
+
+@jax.jit
 def first_state(latents: jax.Array) -> jax.Array:
     """The sampler's state before the first row, 6 b h w c."""
     return init_state(latents)
@@ -118,7 +125,7 @@ def first_state(latents: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """Standard normal numbers for each key, b followed by `shape`. Rows draw at their number + 1."""
+    """Standard normal numbers for each key, b ...; rows draw at their number + 1."""
     return _draw(keys, index, shape)
 
 
@@ -178,6 +185,7 @@ def arrange(
     branches: per branch a tuple of arrays n ... (context, pooled). order: which of them each of the
     k branches takes; None stands for zeros. Each prompt's copies stand together.
     """
+
     def one(*leaves: jax.Array) -> jax.Array:
         chosen = [jnp.zeros_like(leaves[0]) if i is None else leaves[i] for i in order]
         return jnp.repeat(jnp.stack(chosen, axis=1), repeats, axis=0)
@@ -190,6 +198,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
 
     Keys, not handed-in noise, must be their randomness.
     """
+
     def join(axis: int, trees: list[Any]) -> Any:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
 

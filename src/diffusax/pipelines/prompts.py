@@ -1,6 +1,7 @@
 """From what the user said to the conditions of each branch of guidance."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -190,7 +191,7 @@ def _windows(c: Components, encoded: Encoded) -> int:
 def _encode(
     c: Components, call: Call, texts: list[list[list[str]]], windows: int | None, *, skip: bool
 ) -> list[Encoded]:
-    joined = [sum(column, []) for column in zip(*texts)]
+    joined = _side_by_side(texts)
     ids, weights = tokenize(
         c,
         joined[: max(1, len(c.family.text))],
@@ -215,6 +216,11 @@ def _rows(weights: Any, rows: slice) -> Any:
     return None if weights is None else weights[rows]
 
 
+def _side_by_side(groups: list[list[list[str]]]) -> list[list[str]]:
+    """For each text encoder the texts of all groups, one group after the other."""
+    return [list(itertools.chain(*column)) for column in zip(*groups)]
+
+
 def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
     """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
     n = count_prompts(call)
@@ -222,6 +228,6 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray
     texts = [_texts(call, "", n)]
     if guided and not zeros:
         texts.append(_texts(call, "negative_", n))
-    joined = [sum(column, []) for column in zip(*texts)]
+    joined = _side_by_side(texts)
     ids, _ = tokenize(c, joined[: len(c.family.text)], long_prompt=call.long_prompt)
     return tuple(i.reshape(len(texts), n, *i.shape[1:]) for i in ids)

@@ -37,7 +37,7 @@ def draw(pipe: Any, task: Task, call: Call) -> Any:
     job = task(c, call)
     pipe.begin_run(call, job)
     state = run_rows(pipe, c, job, call)
-    images = output(c, state[0], call.output_type, tiled=pipe.vae.tiling)
+    images = output(c, programs.final_latents(state), call.output_type, tiled=pipe.vae.tiling)
     return job.finish(images) if job.finish is not None else images
 
 
@@ -59,9 +59,7 @@ def run_rows(pipe: Any, c: Components, job: Job, call: Call) -> jax.Array:
             noise = job.noise.row(shape, draws=bool(draws[row:stop].any()))
             plan = job.plan._replace(noise=noise)
             began = time.perf_counter()
-            state = programs.denoise(
-                denoiser, params, state, plan, np.int32(row), np.int32(stop)
-            )
+            state = programs.denoise(denoiser, params, state, plan, np.int32(row), np.int32(stop))
             if callback is not None:
                 state, stopped = call_back(pipe, c, job, call, row, state)
                 if stopped:

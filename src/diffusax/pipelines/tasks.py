@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
-from diffusax.pipelines.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
 from diffusax.pipelines.programs import Knobs, Known, Plan
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
@@ -56,9 +56,17 @@ def text_to_image(c: Components, call: Call) -> Job:
 
 def image_to_image(c: Components, call: Call) -> Job:
     """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
+    return _draw_over(c, call, make_schedule(c, call, from_image=True))
+
+
+def consistency_image_to_image(c: Components, call: Call) -> Job:
+    """As `image_to_image` for consistency models: all steps are taken, below the strength."""
+    return _draw_over(c, call, make_schedule(c, call, strength=call.strength))
+
+
+def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
-    schedule = make_schedule(c, call, from_image=True)
     pixels = to_pixels(_required(call, "image"), call.height, call.width, factor=c.factor)
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
@@ -77,8 +85,8 @@ def image_to_image(c: Components, call: Call) -> Job:
 def inpaint(c: Components, call: Call) -> Job:
     """Pictures drawn anew where the mask is white.
 
-    A UNet with as many channels as the latents keeps the rest by putting it back after each row; one
-    with more is given the mask and the masked picture beside the latents.
+    A UNet with as many channels as the latents keeps the rest by putting it back after each row;
+    one with more is given the mask and the masked picture beside the latents.
     """
     b, height, width = count_images(call), *image_size(c, call)
     noise = noise_source(call.noise, call.seed, b)
@@ -196,8 +204,13 @@ def make_job(
     return Job(Plan(latents, conditions, table, knobs, source, known), schedule, noise, weights)
 
 
-def make_schedule(c: Components, call: Call, *, from_image: bool = False) -> Schedule:
+def make_schedule(
+    c: Components, call: Call, *, from_image: bool = False, strength: float | None = None
+) -> Schedule:
     """The rows of the run, cut at what strength, denoising_start and denoising_end say.
+
+    from_image: whether the run starts from a picture, and so where the strength says. strength: the
+    sampler's own, as consistency models have it.
 
     Raises:
         ValueError: nothing is left of the run.
@@ -208,6 +221,8 @@ def make_schedule(c: Components, call: Call, *, from_image: bool = False) -> Sch
         "sigmas": None if call.sigmas is None else tuple(call.sigmas),
         "eta": call.eta or 0.0,
     }
+    if strength is not None:
+        options["strength"] = strength
     if call.original_inference_steps is not None:
         options["original_inference_steps"] = call.original_inference_steps
     steps = None if custom else call.num_inference_steps
@@ -396,7 +411,11 @@ def require_channels(c: Components, expected: int, task: str) -> None:
     if actual == expected:
         return
     latent = c.vae_config.latent_channels
-    made_for = {latent: "text to image", 2 * latent + 1: "inpainting", 2 * latent: "InstructPix2Pix"}
+    made_for = {
+        latent: "text to image",
+        2 * latent + 1: "inpainting",
+        2 * latent: "InstructPix2Pix",
+    }
     hint = f"; it is made for {made_for[actual]}" if actual in made_for else ""
     raise ValueError(f"{task} needs a UNet with {expected} input channels (got {actual}){hint}")
 

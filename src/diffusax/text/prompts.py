@@ -5,27 +5,48 @@ modules/sd_hijack_clip.py), whose syntax the field has adopted.
 """
 
 import dataclasses
+import itertools
+import logging
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from diffusax.text.tokenizer import CLIPTokenizer, checked_texts, warn_cut_off
+from diffusax.text.tokenizer import CLIPTokenizer, checked_texts
 
 ROUND_WEIGHT = 1.1
 SQUARE_WEIGHT = 1 / 1.1
+
+MAX_WINDOWS = 64
+"""Of a long prompt; stable-diffusion-webui has no limit, but attention's cost grows with them."""
+MAX_CHARACTERS = 100_000
+"""Of a prompt that is long or weighted; 64 windows of English have a quarter of it."""
+MAX_WEIGHT = 1000.0
+COMMA_BACKTRACK = 20
+"""A window may end this many tokens early, after a comma (stable-diffusion-webui's default)."""
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 _SYNTAX = re.compile(
     r"\\(?P<escaped>[()\[\]\\])"
     r"|(?P<open>[(\[])"
-    r"|:\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+))\s*\)"
+    r"|:\s*(?P<weight>[+-]?(?:\d+(?:\.\d*)?|\.\d+))\s*\)"
     r"|(?P<close>[)\]])"
     r"|(?P<text>[^\\()\[\]:]+|[\\:])"
 )
+_BREAK = re.compile(r"\bBREAK\b")
+
+logger = logging.getLogger(__name__)
+
+
+class Token(NamedTuple):
+    """A token's id and its weight."""
+
+    id: int
+    weight: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,35 +75,36 @@ def tokenize_prompts(
 ) -> PromptTokens:
     """The windows of some prompts, as many for each as the longest one needs.
 
-    Without `long_prompt` there is one window, and what does not fit is cut off with a warning. With
-    `weighting`, parentheses are syntax (see `parse_weights`); without, they are text. `windows`
-    asks for that many, the last ones empty: so a short negative prompt goes with a long prompt.
+    Without `long_prompt` there is one window; what does not fit is cut off, and the log names it.
+    With it, the word BREAK starts a new window, and a window that would end between two commas ends
+    after the first, where that is among its last 20 tokens. With `weighting`, parentheses are
+    syntax (see `parse_weights`); without, they are text. `windows` asks for that many, the last
+    ones empty: so a short negative prompt goes with a long prompt.
 
     Raises:
-        ValueError: wrong type of prompt, or a prompt that needs more than `windows` windows.
+        ValueError: wrong type of prompt, a weight beyond 1000, a prompt that needs more than
+            `windows` or 64 windows, or that has more than 100,000 characters to parse.
     """
-    room = tokenizer.model_max_length - 2
-    prompts = []
-    for text in checked_texts(texts):
-        parts = parse_weights(text) if weighting else [(text, 1.0)]
-        prompts.append(_weighted_ids(tokenizer, parts, None if long_prompt else room))
-
-    needed = max(1, *(-(-len(ids) // room) for ids, _ in prompts))
+    prompts = [
+        _long(tokenizer, text, weighting) if long_prompt else [_short(tokenizer, text, weighting)]
+        for text in checked_texts(texts)
+    ]
+    needed = max(map(len, prompts))
     if windows is not None and windows < needed:
+        room = tokenizer.model_max_length - 2
         raise ValueError(
             f"windows={windows} is too few: a prompt needs {needed} windows of {room} tokens; "
             "shorten it or raise windows"
         )
-    starts = range(0, room * (windows or needed), room)
-    input_ids = [[tokenizer.window(ids[s : s + room]) for s in starts] for ids, _ in prompts]
-    if not weighting:
-        return PromptTokens(np.array(input_ids), None)
-    weights = np.ones(np.shape(input_ids), np.float32)
-    for i, (_, values) in enumerate(prompts):
-        for window, start in enumerate(starts):
-            part = values[start : start + room]
-            weights[i, window, 1 : len(part) + 1] = part
-    return PromptTokens(np.array(input_ids), weights)
+    shape = (len(prompts), windows or needed, tokenizer.model_max_length)
+    input_ids = np.empty(shape, np.int32)
+    input_ids[:] = tokenizer.window([])
+    weights = np.ones(shape, np.float32)
+    for i, prompt in enumerate(prompts):
+        for w, window in enumerate(prompt):
+            input_ids[i, w] = tokenizer.window([token.id for token in window])
+            weights[i, w, 1 : len(window) + 1] = [token.weight for token in window]
+    return PromptTokens(input_ids, weights if weighting else None)
 
 
 def parse_weights(text: str) -> list[tuple[str, float]]:
@@ -90,19 +112,23 @@ def parse_weights(text: str) -> list[tuple[str, float]]:
 
     `(word:1.3)` weighs 1.3, `(word)` 1.1 and `[word]` 1/1.1; nested weights multiply. `\(`, `\)`,
     `\[`, `\]` and `\\` are those characters. An open bracket without a close lasts to the end, a
-    close without an open is text, as in stable-diffusion-webui.
+    close without an open is text, as in stable-diffusion-webui. A backslash before anything else is
+    text, too; there it is dropped. Takes time in proportion to the text.
     """
-    parts: list[tuple[str, float]] = []
-    opened: dict[str, list[int]] = {"(": [], "[": []}
+    pieces: list[str] = []
+    brackets: list[_Bracket] = []
+    opened: dict[str, list[_Bracket]] = {"(": [], "[": []}
 
-    def close(bracket: str, weight: float) -> None:
-        start = opened[bracket].pop()
-        parts[start:] = [(part, w * weight) for part, w in parts[start:]]
+    def close(kind: str, weight: float) -> None:
+        bracket = opened[kind].pop()
+        bracket.end, bracket.weight = len(pieces), weight
 
     for match in _SYNTAX.finditer(text):
         kind, piece = match.lastgroup, match.group()
         if kind == "open":
-            opened[piece].append(len(parts))
+            weight = ROUND_WEIGHT if piece == "(" else SQUARE_WEIGHT
+            brackets.append(_Bracket(piece, len(pieces), weight))
+            opened[piece].append(brackets[-1])
         elif kind == "weight" and opened["("]:
             close("(", float(match["weight"]))
         elif piece == ")" and opened["("]:
@@ -110,11 +136,10 @@ def parse_weights(text: str) -> list[tuple[str, float]]:
         elif piece == "]" and opened["["]:
             close("[", SQUARE_WEIGHT)
         else:
-            parts.append((match["escaped"] or piece, 1.0))
-    for bracket, weight in ("(", ROUND_WEIGHT), ("[", SQUARE_WEIGHT):
-        while opened[bracket]:
-            close(bracket, weight)
-    return _joined(parts)
+            pieces.append(match["escaped"] or piece)
+    parts = zip(_weights(brackets, len(pieces)), pieces)
+    groups = itertools.groupby(parts, key=lambda part: part[0])
+    return [("".join(piece for _, piece in group), weight) for weight, group in groups]
 
 
 def apply_weights(embeddings: Array, weights: Array) -> Array:
@@ -130,32 +155,112 @@ def apply_weights(embeddings: Array, weights: Array) -> Array:
     return (weighted * scale).astype(embeddings.dtype)
 
 
-def _joined(parts: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    joined: list[tuple[str, float]] = []
-    for text, weight in parts:
-        if joined and joined[-1][1] == weight:
-            joined[-1] = (joined[-1][0] + text, weight)
-        else:
-            joined.append((text, weight))
-    return joined
+@dataclasses.dataclass
+class _Bracket:
+    """Weighs the pieces from `start` to before `end`, or to the last one."""
+
+    kind: str
+    start: int
+    weight: float
+    end: int | None = None
 
 
-def _weighted_ids(
-    tokenizer: CLIPTokenizer, parts: list[tuple[str, float]], room: int | None
-) -> tuple[list[int], list[float]]:
-    """The ids and weights of a prompt, `room` of them at most; warns of what is cut off."""
-    ids: list[int] = []
-    weights: list[float] = []
-    cut_off = ""
-    for text, weight in parts:
-        tokens = tokenizer.tokenize(text)
-        left = len(tokens) if room is None else room - len(ids)
-        if not left:
-            cut_off += text
-        elif len(tokens) > left:
-            cut_off = tokenizer.rest_of(text, left)
-        ids += tokens[:left]
-        weights += [weight] * len(tokens[:left])
-    if cut_off.strip():
-        warn_cut_off(cut_off, len(ids))
-    return ids, weights
+def _weights(brackets: Iterable[_Bracket], n: int) -> list[float]:
+    """The weight of each of n pieces.
+
+    Round brackets may cross square ones, but brackets of one kind are nested: a stack of products
+    for each kind will do.
+    """
+    starting, ending = defaultdict(list), defaultdict(list)
+    for bracket in brackets:
+        if bracket.end != bracket.start:
+            starting[bracket.start].append(bracket)
+            ending[bracket.end].append(bracket)
+    products = {"(": [1.0], "[": [1.0]}
+    weights = []
+    for i in range(n):
+        for bracket in ending[i]:
+            products[bracket.kind].pop()
+        for bracket in starting[i]:
+            stack = products[bracket.kind]
+            stack.append(stack[-1] * bracket.weight)
+        weights.append(products["("][-1] * products["["][-1])
+    return weights
+
+
+def _parts(text: str, weighting: bool) -> list[tuple[str, float]]:
+    """A prompt's parts with their weights.
+
+    Raises:
+        ValueError: too many characters, or a weight that is too large.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"prompt has {len(text)} characters; with long_prompt or prompt_weighting at most "
+            f"{MAX_CHARACTERS} are read"
+        )
+    parts = parse_weights(text) if weighting else [(text, 1.0)]
+    for part, weight in parts:
+        if abs(weight) > MAX_WEIGHT:
+            raise ValueError(
+                f"prompt gives {_shortened(part)} a weight of {weight:g}; use weights from "
+                f"-{MAX_WEIGHT:g} to {MAX_WEIGHT:g}"
+            )
+    return parts
+
+
+def _short(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[Token]:
+    """The one window of a prompt; logs what is cut off."""
+    room = tokenizer.model_max_length - 2
+    window: list[Token] = []
+    lost: list[str] = []
+    for part, weight in _parts(text, weighting) if weighting else [(text, 1.0)]:
+        ids, rest = tokenizer.fit(part, room - len(window))
+        window += [Token(i, weight) for i in ids]
+        lost.append(rest)
+    if part := "".join(lost).strip():
+        logger.warning(
+            "the prompt is longer than %d tokens; this part was cut off: %s (long_prompt=True "
+            "keeps it)",
+            room,
+            _shortened(part),
+        )
+    return window
+
+
+def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Token]]:
+    """The windows of a long prompt."""
+    sections: list[list[Token]] = [[]]
+    for part, weight in _parts(text, weighting):
+        for i, piece in enumerate(_BREAK.split(part)):
+            if i:
+                sections.append([])
+            sections[-1] += [Token(token, weight) for token in tokenizer.tokenize(piece)]
+    if len(sections) > 1 and not sections[-1]:
+        sections.pop()
+    comma = tokenizer.tokenize(",")
+    room = tokenizer.model_max_length - 2
+    windows = [window for section in sections for window in _split(section, room, comma)]
+    if len(windows) > MAX_WINDOWS:
+        raise ValueError(
+            f"prompt needs {len(windows)} windows of {room} tokens, more than {MAX_WINDOWS}; "
+            "shorten it"
+        )
+    return windows
+
+
+def _split(tokens: list[Token], room: int, comma: list[int]) -> Iterator[list[Token]]:
+    """Tokens in windows of `room` at most; each but the last ends after a late comma, if any."""
+    start = 0
+    while len(tokens) - start > room:
+        end = start + room
+        if [tokens[end].id] != comma:
+            late = range(end - 1, max(end - COMMA_BACKTRACK, start) - 1, -1)
+            end = next((i + 1 for i in late if [tokens[i].id] == comma), end)
+        yield tokens[start:end]
+        start = end
+    yield tokens[start:]
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 200 else f"{text[:200]}...")

@@ -8,7 +8,10 @@ as the eos token for SD 1.x too. With ftfy it also straightens quotes and full-w
 """
 
 import dataclasses
-import json
+import functools
+import os
+import re
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +29,7 @@ from tokenizers import (
 )
 from tokenizers.models import BPE
 
+from diffusax.files import write_json
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
     FLAGS,
@@ -38,6 +42,9 @@ _END_OF_WORD = "</w>"
 _WORD = (
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 )
+
+
+_NOT_SPACE = re.compile(r"\S{1,1000}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +79,32 @@ class CLIPTokenizer:
     def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
         """The ids of each text, int32, (n, model_max_length).
 
-        A longer text is cut off, with a warning that names the part that is lost.
+        A longer text is cut off, with one warning for all. What cannot fit is not even read: the
+        work is bounded, however long the text.
 
         Raises:
             ValueError: `texts` is not a string or a list of strings.
         """
-        return np.stack([self.window(self._fitting(text)) for text in checked_texts(texts)])
+        room = self.model_max_length - 2
+        fitted = [self.fit(text, room) for text in checked_texts(texts)]
+        if any(rest.strip() for _, rest in fitted):
+            # The same text for all, because Python keeps each different one for ever.
+            warnings.warn(
+                f"a text is longer than {room} tokens; what does not fit is cut off", stacklevel=2
+            )
+        return np.stack([self.window(ids) for ids, _ in fitted])
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a text, of any length, without the bos and eos that a window adds."""
         return self._encode(text).ids
 
-    def rest_of(self, text: str, n: int) -> str:
-        """What is left of a text after its first n tokens."""
-        offsets = self._encode(text).offsets
-        return text[offsets[n][0] :] if n < len(offsets) else ""
+    def fit(self, text: str, n: int) -> tuple[list[int], str]:
+        """The ids of a text's first n tokens, and the rest of the text."""
+        if n <= 0:
+            return [], text
+        encoding = self._encode(self._beginning(text, n))
+        rest = text[encoding.offsets[n][0] :] if len(encoding) > n else ""
+        return encoding.ids[:n], rest
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = False) -> str:
         """The text of some ids: lower-cased, with a space after each word."""
@@ -100,11 +118,14 @@ class CLIPTokenizer:
         return window
 
     def save(self, folder: str | Path) -> None:
-        """Writes the files that transformers opens, version 4 (Python and fast) and 5."""
+        """Writes the files that transformers opens, version 4 (Python and fast) and 5.
+
+        Raises:
+            OSError: they cannot be written; says why.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(str(folder / "tokenizer.json"))
-        self.tokenizer.model.save(str(folder))
+        self._save_vocabulary(folder)
         names = {key: getattr(self, key) for key in DEFAULTS}
         added = self.tokenizer.get_added_tokens_decoder()
         config = {
@@ -119,8 +140,12 @@ class CLIPTokenizer:
             "tokenizer_class": "CLIPTokenizer",
         }
         for name, data in ("special_tokens_map", names), ("tokenizer_config", config):
-            text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+            write_json(folder / f"{name}.json", data, ensure_ascii=False)
+
+    @property
+    def max_id(self) -> int:
+        """The largest id, which the text encoder's vocab_size must exceed."""
+        return max(self.tokenizer.get_vocab().values())
 
     @property
     def bos_token_id(self) -> int:
@@ -134,14 +159,41 @@ class CLIPTokenizer:
     def pad_token_id(self) -> int:
         return _token_id(self.tokenizer, self.pad_token)
 
+    def _save_vocabulary(self, folder: Path) -> None:
+        """Writes tokenizer.json, vocab.json and merges.txt, each whole or not at all."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".partial", dir=folder) as partial:
+                self.tokenizer.save(str(Path(partial) / "tokenizer.json"))
+                self.tokenizer.model.save(partial)
+                for file in Path(partial).iterdir():
+                    os.replace(file, folder / file.name)
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise OSError(f"{folder} could not be written ({error})") from None
+
     def _encode(self, text: str) -> Encoding:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _fitting(self, text: str) -> list[int]:
-        ids, room = self.tokenize(text), self.model_max_length - 2
-        if len(ids) > room:
-            warn_cut_off(self.rest_of(text, room), room)
-        return ids[:room]
+    def _beginning(self, text: str, n: int) -> str:
+        """A part of the text that has its first n tokens, and more, whatever it says.
+
+        White space is no token, and normalisation makes one character of four at most. As much
+        again follows, so that the end, where a word may be cut, does not matter.
+        """
+        count = 8 * n * self._longest_token
+        if len(text) <= count:
+            return text
+        end = 0
+        for match in _NOT_SPACE.finditer(text):
+            end = match.end()
+            count -= end - match.start()
+            if count <= 0:
+                break
+        return text[:end]
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """In characters, of which a token of the vocabulary has at most as many as bytes."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
 
 def checked_texts(texts: Any) -> list[str]:
@@ -173,15 +225,6 @@ def checked_texts(texts: Any) -> list[str]:
     return list(texts)
 
 
-def warn_cut_off(part: str, room: int) -> None:
-    """Warns that only `room` tokens of a prompt are used."""
-    warnings.warn(
-        f"the prompt is longer than {room} tokens; this part was cut off: {part.strip()!r} "
-        "(long_prompt=True keeps it)",
-        stacklevel=3,
-    )
-
-
 def _build(files: TokenizerFiles) -> Tokenizer:
     bos, eos = files.special["bos_token"], files.special["eos_token"]
     unk = files.special["unk_token"]
@@ -189,7 +232,7 @@ def _build(files: TokenizerFiles) -> Tokenizer:
         pairs: Any = [tuple(m.split(" ") if isinstance(m, str) else m) for m in files.merges]
         model = BPE(files.vocab, pairs, unk_token=unk, end_of_word_suffix=_END_OF_WORD)
     except Exception as error:  # tokenizers raises nothing more specific
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"{files.source} does not fit the vocabulary ({reason}); download it again"
         ) from None
@@ -205,6 +248,12 @@ def _build(files: TokenizerFiles) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(files.added)
+    for name, token in files.special.items():
+        if tokenizer.token_to_id(token) is None:
+            raise ValueError(
+                f"{files.source.parent} has {name}={token!r}, which cannot be a token; download "
+                "its JSON files again"
+            )
     # Only for those who open a saved tokenizer.json: window() places bos and eos here.
     tokenizer.post_processor = processors.RobertaProcessing(
         (eos, _token_id(tokenizer, eos)),

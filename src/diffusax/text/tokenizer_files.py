@@ -32,15 +32,16 @@ _SPECIAL = (
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """`special` maps bos_token, eos_token, unk_token and pad_token to tokens; `source` is the file
-    to name if vocabulary and merges do not fit together; `added` are in the order to add them.
-    """
+    """What a tokenizer folder says, checked as far as each file goes."""
 
     vocab: dict[str, int]
     merges: list[Any]
     source: Path
+    """The file to name if vocabulary and merges do not fit together."""
     special: dict[str, str]
+    """bos_token, eos_token, unk_token and pad_token."""
     added: list[AddedToken]
+    """In the order to add them."""
     model_max_length: int
 
 
@@ -106,9 +107,16 @@ def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[Any], Path]:
 
 
 def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
-    if isinstance(vocab, dict) and all(isinstance(i, int) and i >= 0 for i in vocab.values()):
+    if isinstance(vocab, dict) and all(map(_is_id, vocab.values())):
         return vocab
-    raise ValueError(f"{path} must map each token of the vocabulary to its id; download it again")
+    raise ValueError(
+        f"{path} must map each token of the vocabulary to its id, an integer from 0 to 2**31 - 1; "
+        "download it again"
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _special_tokens(

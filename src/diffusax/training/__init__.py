@@ -3,12 +3,13 @@
 from diffusax.training.cached import CacheConfig, cache_latents
 from diffusax.training.config import TrainConfig
 from diffusax.training.ema import EMAConfig
-from diffusax.training.loop import Preempted, train
+from diffusax.training.loop import train
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.autoencoder import AutoencoderConfig, autoencoder
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
+from diffusax.training.signals import Preempted
 
 __all__ = [
     "AutoencoderConfig",

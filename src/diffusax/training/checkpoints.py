@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import json
+import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from diffusax.extras import require_extra
+from diffusax.training.manifest import damage, write_manifest
 from diffusax.training.step import TrainState
+
+log = logging.getLogger(__name__)
 
 # What Orbax writes besides the arrays, generously.
 _SPARE_BYTES = 2**20
@@ -23,7 +28,8 @@ class Checkpoints:
     """The checkpoints in a folder, one per process group; written in the background.
 
     A checkpoint appears under its step only when it is whole, so one that was being written when
-    the run was killed is never taken for one.
+    the run was killed is never taken for one. Soon after, it gets the digests of its files, by
+    which a later change is found.
     """
 
     def __init__(self, folder: Path, *, keep: int):
@@ -33,10 +39,12 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = self._ocp.CheckpointManager(self.folder, options=options)
+        self._sealing: threading.Thread | None = None
+        self._closing = threading.Event()
 
-    def latest(self) -> int | None:
-        """The step of the last whole checkpoint."""
-        return self._manager.latest_step()
+    def steps(self) -> list[int]:
+        """The steps of the whole checkpoints, in order."""
+        return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, position: dict[str, Any]) -> None:
         """Begins to write the state after `step`; waits for the one before to be finished.
@@ -50,7 +58,11 @@ class Checkpoints:
         with self._disk_errors(step):
             self._manager.wait_until_finished()
             self._check_space(state)
-            facts = {"averaged": state.ema is not None, "processes": _of_all_processes(position)}
+            facts = {
+                "averaged": state.ema is not None,
+                "processes": _of_all_processes(position),
+                "leaves": _leaves(state),
+            }
             self._manager.save(
                 step,
                 args=self._ocp.args.Composite(
@@ -59,35 +71,110 @@ class Checkpoints:
                 ),
                 force=True,
             )
+        if jax.process_index() == 0:
+            self._sealing = threading.Thread(target=self._seal, args=(step,), daemon=True)
+            self._sealing.start()
 
     def restore(
-        self, step: int, like: Callable[[bool], TrainState]
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """The state after `step`, and this process's position in its data.
+        self, like: Callable[[bool], TrainState]
+    ) -> tuple[int, TrainState, dict[str, Any]] | None:
+        """The step of the last undamaged checkpoint, its state, this process's place in its data.
 
-        like: shapes with shardings, for a state with an average or without.
+        Damaged ones are named in the log and set aside, as `damaged-STEP` beside this folder.
+
+        Args:
+            like: shapes with shardings, for a state with an average or without.
+
+        Returns:
+            None where there is no checkpoint.
 
         Raises:
-            ValueError: it was written by another number of processes.
+            ValueError: all are damaged, or they were written by another number of processes, with
+                other parameters or with another optimizer.
         """
+        damaged: list[int] = []
+        for step in reversed(self.steps()):
+            reason = self._damage(step)
+            if reason is None:
+                try:
+                    state, position = self._restore(step, like)
+                except _OfAnotherRun as error:
+                    raise ValueError(f"{self.folder.parent} {error}") from None
+                except Exception as error:
+                    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                else:
+                    self._set_aside(damaged)
+                    return step, state, position
+            damaged.append(step)
+            log.warning("the checkpoint of step %d is damaged: %s", step, reason)
+        if damaged:
+            raise ValueError(
+                f"no checkpoint in {self.folder} can be read (step {damaged[0]}: {reason}); use "
+                "another output folder"
+            )
+        return None
+
+    def finish(self) -> None:
+        """Waits until everything is written.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            with self._disk_errors(None):
+                self._manager.wait_until_finished()
+        finally:
+            self._closing.set()
+            if self._sealing is not None:
+                self._sealing.join()
+            self._manager.close()
+
+    def _seal(self, step: int) -> None:
+        """Writes the digests of a checkpoint as soon as it is whole."""
+        folder = self.folder / str(step)
+        while not folder.is_dir():
+            if self._closing.wait(0.05) and not folder.is_dir():
+                return
+        # It may be one that is being deleted already; it then needs no digests, either.
+        with contextlib.suppress(OSError):
+            write_manifest(folder)
+
+    def _damage(self, step: int) -> str | None:
+        """What the first process finds wrong with a checkpoint's files."""
+        if jax.process_count() == 1:
+            return damage(self.folder / str(step))
+        found = damage(self.folder / str(step)) if jax.process_index() == 0 else None
+        any_found = multihost_utils.broadcast_one_to_all(np.int32(found is not None))
+        return found or ("its files have changed" if any_found else None)
+
+    def _restore(
+        self, step: int, like: Callable[[bool], TrainState]
+    ) -> tuple[TrainState, dict[str, Any]]:
         args = self._ocp.args
         facts = self._manager.restore(step, args=args.Composite(facts=args.JsonRestore()))["facts"]
-        positions = facts["processes"]
+        shapes, positions = like(facts["averaged"]), facts["processes"]
         if len(positions) != jax.process_count():
-            raise ValueError(
-                f"the run in {self.folder} had {len(positions)} processes and now has "
-                f"{jax.process_count()}, so its position in the data is of no use; start it again "
-                "with as many, or with another output folder"
+            raise _OfAnotherRun(
+                f"holds a run of {len(positions)} processes, and there are {jax.process_count()} "
+                "now, so its position in the data is of no use; start it again with as many, or "
+                "with another output folder"
             )
-        restore = args.StandardRestore(like(facts["averaged"]))
+        _check_leaves(facts.get("leaves"), _leaves(shapes))
+        restore = args.StandardRestore(shapes)
         state = self._manager.restore(step, args=args.Composite(state=restore))["state"]
         return state, positions[jax.process_index()]
 
-    def finish(self) -> None:
-        """Waits until everything is written."""
-        with self._disk_errors(None):
-            self._manager.wait_until_finished()
-        self._manager.close()
+    def _set_aside(self, steps: list[int]) -> None:
+        if not steps:
+            return
+        if jax.process_index() == 0:
+            for step in steps:
+                target = self.folder.parent / f"damaged-{step}"
+                shutil.rmtree(target, ignore_errors=True)
+                (self.folder / str(step)).rename(target)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("damaged checkpoints set aside")
+        self._manager.reload()
 
     def _check_space(self, state: TrainState) -> None:
         """Fails before writing what cannot fit: a half-written file would fill the disk."""
@@ -108,11 +195,38 @@ class Checkpoints:
             if not full:
                 raise
             what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+            last = max(self.steps(), default=None)
+            kept = "" if last is None else f"; the last whole one, of step {last}, is untouched"
             raise OSError(
                 errno.ENOSPC,
-                f"{what} could not be written to {self.folder}, the disk is full ({text}); the "
-                f"last whole one, of step {self.latest()}, is untouched: make room and start again",
+                f"{what} could not be written to {self.folder}, the disk is full ({text}){kept}: "
+                "make room and start again",
             ) from error
+
+
+class _OfAnotherRun(Exception):
+    """A checkpoint that is whole and does not belong to this run."""
+
+
+def _leaves(state: TrainState) -> dict[str, str]:
+    """Shape and dtype of each array of a state by its place, without the average's."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(state._replace(ema=None))
+    return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}" for path, leaf in paths}
+
+
+def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
+    """Raises _OfAnotherRun where a saved state has other arrays than the run that would read it."""
+    if saved is None or saved == wanted:
+        return
+    other = {name for name, _ in saved.items() ^ wanted.items()}
+    if all(name.startswith(".opt_state") for name in other):
+        what = "with another optimizer"
+    else:
+        what = f"with other parameters (such as {min(other)})"
+    raise _OfAnotherRun(
+        f"holds a run {what}, which cannot be continued; give the options in its config.yaml, or "
+        "another output folder"
+    )
 
 
 def _of_all_processes(position: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from diffusax.extras import require_extra
 from diffusax.pictures import load_image
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.options import Options
+from diffusax.training.signals import follow_parent
 from diffusax.training.sources import Source
 
 log = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ class Batches:
             options = grain.MultiprocessingOptions(
                 num_workers=workers, per_worker_buffer_size=2 * batch_size
             )
-            dataset = dataset.mp_prefetch(options)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=follow_parent)
         self._elements = iter(dataset)
 
     def __iter__(self) -> "Batches":
@@ -280,6 +281,10 @@ class Batches:
             if not isinstance(element, Broken):
                 elements.append(element)
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._elements.close()
 
     def get_state(self) -> dict[str, Any]:
         """The position, as JSON values."""

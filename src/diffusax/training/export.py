@@ -32,7 +32,7 @@ Trained with [diffusax](https://pypi.org/project/diffusax/) {version}, recipe `{
 _USAGE = """```python
 import diffusax
 
-pipe = diffusax.DiffusionPipeline.from_pretrained("{title}")
+pipe = diffusax.DiffusionPipeline.from_pretrained("{location}")
 pipe("a prompt").images[0].save("picture.png")
 ```
 
@@ -41,7 +41,7 @@ PyTorch diffusers opens the same folder.
 
 
 def export(
-    recipe: Recipe, config: TrainConfig, *, params: Params, ema: Params | None
+    recipe: Recipe, config: TrainConfig, *, steps: int, params: Params, ema: Params | None
 ) -> list[Path]:
     """Writes `model`, and `model_ema` where there is an average; the first process does.
 
@@ -49,21 +49,28 @@ def export(
     """
     if jax.process_index():
         return []
-    folders = []
-    for name, tree in (("model", params), ("model_ema", ema)):
-        if tree is not None:
-            folder = Path(config.output) / name
-            recipe.save(tree, folder)
-            write_model_card(folder, recipe, config, averaged=name == "model_ema")
-            folders.append(folder)
+    folders = [Path(config.output) / "model"]
+    recipe.save(params, folders[0])
+    if ema is not None:
+        folders.append(Path(config.output) / "model_ema")
+        recipe.save(ema, folders[1])
+    for folder in folders:
+        address = config.push_to_hub if folder == folders[-1] else None
+        write_model_card(folder, recipe, config, steps=steps, address=address)
     if config.push_to_hub:
         push_to_hub(folders[-1], config.push_to_hub)
     return folders
 
 
-def write_model_card(folder: Path, recipe: Recipe, config: TrainConfig, *, averaged: bool) -> None:
-    """README.md: what the model is, from what, on what data, with which options."""
-    title = config.push_to_hub or Path(config.output).resolve().name
+def write_model_card(
+    folder: Path, recipe: Recipe, config: TrainConfig, *, steps: int, address: str | None = None
+) -> None:
+    """README.md: what the model is, from what, on what data, with which options.
+
+    steps: that it was trained for. address: the Hub repository that it goes to.
+    """
+    title = address or f"{Path(config.output).resolve().name}, {folder.name}"
+    averaged = folder.name == "model_ema"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.info}
     if recipe.name == "text-to-image":
         front["pipeline_tag"] = recipe.name
@@ -74,14 +81,26 @@ def write_model_card(folder: Path, recipe: Recipe, config: TrainConfig, *, avera
         version=diffusax.__version__,
         recipe=recipe.name,
         base=f" from `{base}`" if base else "",
-        steps=config.steps,
+        steps=steps,
         batch_size=config.batch_size,
         data=config.data,
         average=f" The parameters are averaged ({config.ema})." if averaged else "",
-        usage=_USAGE.format(title=title) if recipe.name == "text-to-image" else "",
+        usage=_USAGE.format(location=address or folder.resolve())
+        if recipe.name == "text-to-image"
+        else "",
         options=to_yaml(config),
     )
     (folder / "README.md").write_text(card, "utf-8")
+
+
+def create_on_hub(repo: str) -> None:
+    """Creates the repository, unless it is there; so a mistake shows before the training.
+
+    Raises:
+        ValueError: the Hub refuses; says why.
+    """
+    with hub_errors(repo):
+        _api().create_repo(repo, exist_ok=True)
 
 
 def push_to_hub(folder: Path, repo: str) -> None:
@@ -90,7 +109,10 @@ def push_to_hub(folder: Path, repo: str) -> None:
     Raises:
         ValueError: the Hub refuses; says why.
     """
+    create_on_hub(repo)
     with hub_errors(repo):
-        api = huggingface_hub.HfApi(token=os.environ.get("HF_TOKEN"))
-        api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
+        _api().upload_folder(repo_id=repo, folder_path=folder)
+
+
+def _api() -> huggingface_hub.HfApi:
+    return huggingface_hub.HfApi(token=os.environ.get("HF_TOKEN"))

@@ -2,21 +2,19 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
@@ -24,19 +22,16 @@ from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average
-from diffusax.training.export import export
+from diffusax.training.export import create_on_hub, export
 from diffusax.training.flops import count_flops
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipe import Recipe
 from diffusax.training.reports import Reports, peak_flops
+from diffusax.training.signals import Preempted, stop_signals
 from diffusax.training.step import TrainState, initial_state, make_train_step
 
 log = logging.getLogger(__name__)
-
-
-class Preempted(Exception):
-    """SIGTERM came; the state has been saved."""
 
 
 def train(recipe: Recipe, config: TrainConfig) -> TrainState:
@@ -47,21 +42,26 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
 
     Raises:
         ValueError: the batch cannot be split over the devices; too many rows are broken; another
-            run writes to the same folder.
+            run writes to the same folder, or the one there cannot be continued.
         OSError: the disk is full.
-        Preempted: after SIGTERM, once the state is saved.
+        Preempted: after SIGTERM or Ctrl-C, once the state is saved; the second one ends the
+            process.
     """
-    Path(config.output).mkdir(parents=True, exist_ok=True)
-    with _alone_in(Path(config.output)), _sigterm() as stopping:
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder), stop_signals() as stop:
+        if config.push_to_hub and jax.process_index() == 0:
+            create_on_hub(config.push_to_hub)
         run = _Run.start(recipe, config)
         try:
             while run.step < config.steps:
                 run.advance()
-                if _preempted(stopping, run.step):
+                if stop.reached(run.step):
                     run.save()
-                    raise Preempted(f"stopped by SIGTERM; saved at step {run.step}")
+                    raise Preempted(stop.number or signal.SIGTERM, run.step)
             run.save()
-            export(recipe, config, **run.results())
+            stop.exporting = True
+            export(recipe, config, steps=run.step, **run.results())
         finally:
             run.close()
     return run.state
@@ -90,6 +90,12 @@ class _Run:
                 f"batch_size={config.batch_size} must be divisible by {mesh.size} devices times "
                 f"accumulate={config.accumulate}"
             )
+        start = config.start_step(config.steps)
+        if start is not None and start >= config.steps:
+            raise ValueError(
+                f"ema_start={config.ema_start} leaves none of the {config.steps} steps to average; "
+                "a whole number is a step, a number with a point a fraction of the run"
+            )
         output = Path(config.output)
         batches = Batches(
             recipe.source,
@@ -103,25 +109,26 @@ class _Run:
         )
         optimizer = make_optimizer(config, config.steps)
         checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
-        latest = checkpoints.latest()
-        if latest is not None and not config.resume:
+        found = bool(checkpoints.steps())
+        if found and not config.resume:
             raise ValueError(
                 f"{output} holds a run already, and resume is off; use another output folder"
             )
-        if jax.process_index() == 0:
-            _note_changes(config, output / "config.yaml", resumed=latest is not None)
-            (output / "config.yaml").write_text(to_yaml(config), "utf-8")
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
-        if latest is None:
+        like = functools.partial(_abstract_state, create, recipe.params, mesh)
+        restored = checkpoints.restore(like)
+        if restored is None:
+            step = 0
             params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
             shardings = tree_sharding(mesh, jax.eval_shape(create, params))
             state = jax.jit(create, out_shardings=shardings)(params)
         else:
-            like = functools.partial(_abstract_state, create, recipe.params, mesh)
-            state, position = checkpoints.restore(latest, like)
+            step, state, position = restored
             batches.set_state(position)
-            log.info("continuing from step %d", latest)
-        step = latest or 0
+            log.info("continuing from step %d", step)
+        if jax.process_index() == 0:
+            _note_changes(config, output / "config.yaml", resumed=found)
+            (output / "config.yaml").write_text(to_yaml(config), "utf-8")
         return cls(
             recipe,
             config,
@@ -134,7 +141,7 @@ class _Run:
             _Meter(config, step),
             optimizer,
             step,
-            latest,
+            None if restored is None else step,
         )
 
     def advance(self) -> None:
@@ -147,13 +154,17 @@ class _Run:
         batch = put_batch(self.mesh, next(self.batches))
         if self.meter.flops is None:
             self.meter.flops = self._count_flops(batch)
-        self.state, metrics = self._train_step(self.state, self.frozen, batch)
+        with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
+            self.state, metrics = self._train_step(self.state, self.frozen, batch)
         self.step += 1
         self.meter.add(metrics)
         self.reports.advance(self.step)
         if self.step % config.log_every == 0 or self.step == config.steps:
-            rate = learning_rate(config, config.steps)(self.step - 1)
-            self.reports.scalars(self.step, self.meter.read(self.step) | {"lr": float(rate)})
+            values = self.meter.read(self.step)
+            # The optimizer counts the steps that were not skipped.
+            updates = self.step - int(values["skipped"])
+            values["lr"] = float(learning_rate(config, config.steps)(max(updates - 1, 0)))
+            self.reports.scalars(self.step, values)
         if config.validate_every and self.step % config.validate_every == 0:
             self.validate()
         if self.step % config.checkpoint_every == 0:
@@ -184,6 +195,7 @@ class _Run:
 
     def close(self) -> None:
         """Waits for the checkpoint being written."""
+        self.batches.close()
         self.reports.close()
         self.checkpoints.finish()
 
@@ -260,13 +272,6 @@ def _abstract_state(
     )
 
 
-def _preempted(event: threading.Event, step: int) -> bool:
-    """Whether SIGTERM came, to any of the processes; all of them answer alike after a step."""
-    if jax.process_count() == 1:
-        return event.is_set()
-    return multihost_utils.reached_preemption_sync_point(step)
-
-
 def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
     """Says which options a resumed run has changed."""
     if not resumed or not before.is_file():
@@ -286,29 +291,14 @@ def _alone_in(folder: Path) -> Iterator[None]:
     if jax.process_index():
         yield
         return
-    with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another run is writing to {folder}; stop it first") from None
-        except OSError:
-            log.warning("%s cannot be locked; do not start a second run there", folder)
-        yield
-
-
-@contextlib.contextmanager
-def _sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, in the main thread; elsewhere signals are not ours to take.
-
-    JAX takes the signal itself where there are several processes.
-    """
-    event = threading.Event()
-    main = threading.current_thread() is threading.main_thread()
-    if not main or jax.process_count() > 1:
-        yield event
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
     try:
-        yield event
+        lock.acquire()
+    except filelock.Timeout:
+        raise ValueError(f"another run is writing to {folder}; stop it first") from None
+    except (OSError, NotImplementedError):
+        log.warning("%s cannot be locked; do not start a second run there", folder)
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        lock.release()

@@ -4,7 +4,11 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 """
 
 from diffusax.pipelines.arguments import TENSORS, documented
-from diffusax.pipelines.control import control_image_to_image, control_inpaint, control_text_to_image
+from diffusax.pipelines.control import (
+    control_image_to_image,
+    control_inpaint,
+    control_text_to_image,
+)
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
 

@@ -6,7 +6,13 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.families import STABLE_DIFFUSION
 from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
+from diffusax.pipelines.tasks import (
+    consistency_image_to_image,
+    image_to_image,
+    inpaint,
+    instruct,
+    text_to_image,
+)
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
@@ -17,6 +23,7 @@ class StableDiffusionPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
+    scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
@@ -38,6 +45,7 @@ class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(image_to_image)
+    scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
@@ -59,6 +67,7 @@ class StableDiffusionInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(inpaint)
+    scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
     @documented
     def __call__(
@@ -123,7 +132,7 @@ class LatentConsistencyModelImg2ImgPipeline(DiffusionPipeline):
     """Pictures drawn over in a few steps (Luo et al. 2023)."""
 
     family = STABLE_DIFFUSION
-    task = staticmethod(image_to_image)
+    task = staticmethod(consistency_image_to_image)
 
     @documented
     def __call__(

@@ -36,8 +36,8 @@ def encode(
         ValueError: clip_skip leaves no layer.
     """
     n, w, t = ids[0].shape
-    contexts = []
-    for encoder, output in zip(encoders, outputs := run_encoders(encoders, params, ids)):
+    contexts, outputs = [], run_encoders(encoders, params, ids)
+    for output in outputs:
         skipped = 2 + (clip_skip or 0)
         if skipped > len(output.hidden_states):
             limit = len(output.hidden_states) - 2

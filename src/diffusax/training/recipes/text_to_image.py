@@ -209,9 +209,7 @@ def text_to_image(config: TextToImageConfig) -> Recipe:
         frozen=frozen,
         loss=_loss(pipe, config),
         source=source,
-        prepare=_unchanged
-        if cached
-        else _Prepare(config, resolution(config, pipe), pipe.tokenizer),
+        prepare=prepare,
         save=_Save(pipe),
         validate=_Validate(pipe, config) if config.validation_prompts else None,
         info={"base_model": config.model},

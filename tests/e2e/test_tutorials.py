@@ -1,0 +1,52 @@
+"""Programs of diffusers' documentation run on diffusax with only the import changed."""
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from pairs import TOLERANCE, mask, picture
+from tutorials import PROGRAMS
+
+import diffusax
+
+
+@pytest.fixture(scope="module")
+def places(tiny_checkpoints, tmp_path_factory):
+    """The names that the programs use for folders and pictures."""
+    folder = tmp_path_factory.mktemp("tutorials")
+    picture(1, 96, 80).save(folder / "init.png")
+    mask(1, 96, 80).save(folder / "mask.png")
+    picture(9, 96, 80).save(folder / "control.png")
+    xl = tiny_checkpoints.pipeline("xl")[1]
+    xl.save_pretrained(folder / "fp16", variant="fp16")
+    kinds = {"SD": "sd", "XL": "xl", "REFINER": "xl-refiner", "INPAINT": "sd-inpaint"}
+    kinds |= {"INSTRUCT": "sd-instruct", "LCM": "lcm"}
+    return {
+        **{name: str(tiny_checkpoints.pipeline(kind)[0]) for name, kind in kinds.items()},
+        "OTHER": str(tiny_checkpoints.pipeline("sd", "c")[0]),
+        "CONTROLNET": str(tiny_checkpoints.controlnet("sd")[0]),
+        "XL_FP16": str(folder / "fp16"),
+        **{n: str(folder / f"{n.lower()}.png") for n in ("INIT", "MASK", "CONTROL")},
+    }
+
+
+def run(program, module, places, saved):
+    load_image = diffusers.utils.load_image
+    names = {"d": module, "torch": torch, "load_image": load_image, **places, "SAVED": str(saved)}
+    exec(compile(program, "tutorial", "exec"), names)
+    return [np.asarray(image) for image in names["images"]], names.get("numbers")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_only_the_import_changes(name, places, tmp_path):
+    expected, numbers = run(PROGRAMS[name], diffusers, places, tmp_path / "diffusers")
+    actual, own_numbers = run(PROGRAMS[name], diffusax, places, tmp_path / "diffusax")
+    assert own_numbers == numbers
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert theirs.std() > 0
+        # A byte may be rounded to either side.
+        limit = 1 if ours.dtype == np.uint8 else TOLERANCE
+        assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= limit

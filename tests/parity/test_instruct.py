@@ -1,0 +1,66 @@
+"""InstructPix2Pix with Stable Diffusion, SDXL and CosXL Edit against diffusers."""
+
+import pytest
+import torch
+from pairs import NEGATIVES, PROMPTS, generators, picture
+
+SD, XL = "StableDiffusionInstructPix2PixPipeline", "StableDiffusionXLInstructPix2PixPipeline"
+KINDS = {"sd-instruct": SD, "xl-instruct": XL, "xl-cosxl": XL}
+TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "image": [picture(1), picture(2)]}
+OPTIONS = {
+    "as-is": TWO,
+    "no-negative": {**TWO, "negative_prompt": None},
+    "strong-on-text": {**TWO, "guidance_scale": 12.0, "image_guidance_scale": 1.0},
+    "strong-on-picture": {**TWO, "guidance_scale": 3.0, "image_guidance_scale": 2.5},
+    "off-by-text": {**TWO, "guidance_scale": 1.0},
+    "off-by-picture": {**TWO, "image_guidance_scale": 0.9},
+    "one-picture-for-two-prompts": {**TWO, "image": picture(3)},
+    "two-images-per-prompt": {
+        **TWO,
+        "prompt": PROMPTS[0],
+        "negative_prompt": None,
+        "image": picture(4),
+        "num_images_per_prompt": 2,
+    },
+    "a-generator-per-image": {**TWO, "seed": [3, 4]},
+    "ancestral": {**TWO, "sampler": "euler-ancestral", "num_inference_steps": 8},
+    "latents-out": {**TWO, "output_type": "latent"},
+}
+CASES = [(kind, "a", name) for kind in KINDS for name in OPTIONS]
+CASES += [(kind, variation, "as-is") for kind in KINDS for variation in "bc"]
+CASES += [(kind, "b", "ancestral") for kind in KINDS]
+
+
+@pytest.mark.parametrize(("kind", "variation", "option"), CASES)
+def test_instruct_pix2pix(pairs, kind, variation, option):
+    pairs(KINDS[kind], kind, variation).check(**OPTIONS[option])
+
+
+@pytest.mark.parametrize("kind", ["sd-instruct", "xl-instruct"])
+@pytest.mark.parametrize("sampler", ["pndm", "dpm++2m-karras", "unipc", "heun", "ddim"])
+def test_every_sampler(pairs, kind, sampler):
+    pairs(KINDS[kind], kind).check(**TWO, sampler=sampler, num_inference_steps=6)
+
+
+@pytest.mark.parametrize("kind", ["xl-instruct", "xl-cosxl"])
+def test_options_of_xl(pairs, kind):
+    pair = pairs(XL, kind)
+    pair.check(**TWO, original_size=(30, 40), target_size=(70, 80), crops_coords_top_left=(2, 5))
+    pair.check(**TWO, prompt_2=["a pear", "cats"], negative_prompt_2=["red", "dogs"])
+    pair.check(**TWO, guidance_rescale=0.6)
+    pair.check(**TWO, denoising_end=0.5, num_inference_steps=6)
+    resized = {**TWO, "image": [picture(1, 90, 50), picture(2, 90, 50)]}
+    pair.check(**resized, height=64, width=64)
+
+
+def test_latents_instead_of_a_picture(pairs):
+    latents = torch.randn((2, 4, 16, 16), generator=generators(5))
+    pairs(SD, "sd-instruct").check(**{**TWO, "image": latents})
+
+
+def test_embeddings(pairs):
+    pair = pairs(SD, "sd-instruct")
+    embeds = torch.randn((2, 77, 32), generator=generators(5))
+    negative = torch.randn((2, 77, 32), generator=generators(6))
+    call = {"image": TWO["image"], "prompt_embeds": embeds, "negative_prompt_embeds": negative}
+    pair.check(**call)

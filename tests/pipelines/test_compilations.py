@@ -1,0 +1,143 @@
+"""What compiles nothing: every knob, sampler, further checkpoint and task on one shape."""
+
+import numpy as np
+import pytest
+from pairs import mask, picture
+
+import diffusax
+from diffusax import samplers
+from diffusax.runtime.compilations import count_compilations
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def load(tiny_checkpoints):
+    """A pipeline of ours of a class, kind and variation, quiet."""
+
+    def make(name, kind, variation="a", **components):
+        folder, _ = tiny_checkpoints.pipeline(kind, variation)
+        pipe = getattr(diffusax, name).from_pretrained(folder, **components)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    return make
+
+
+def draw(pipe, seed=0, **call):
+    call = {"prompt": "a cat", "num_inference_steps": STEPS, "output_type": "np", **call}
+    return pipe(**call, seed=seed).images
+
+
+def assert_compiles_nothing(pipe, base, changes):
+    """One call with `base`, then one with each change: the pictures change, no program is made."""
+    first = draw(pipe, **base)
+    draw(pipe, **base, seed=1)
+    for change in changes:
+        with count_compilations() as compiled:
+            images = draw(pipe, **{**base, **change})
+        assert compiled == [], change
+        assert np.abs(images - first).max() > 1e-4, change
+
+
+IMAGE = {"image": picture(1), "num_inference_steps": 6}
+
+
+def test_strength_and_guidance_interval(load):
+    pipe = load("StableDiffusionImg2ImgPipeline", "sd")
+    changes = [{"strength": s} for s in (0.5, 0.9, 1.0)]
+    changes += [{"guidance_start": 0.4}, {"guidance_end": 0.5}, {"guidance_scale": 3.0}]
+    changes += [{"image": picture(2)}, {"prompt": "a dog"}, {"num_inference_steps": 9}]
+    assert_compiles_nothing(pipe, IMAGE, changes)
+
+
+@pytest.mark.parametrize("kind", ["sd", "sd-inpaint"])
+def test_mask(load, kind):
+    pipe = load("StableDiffusionInpaintPipeline", kind)
+    base = {**IMAGE, "mask_image": mask(1), "strength": 0.8}
+    changes = [{"mask_image": mask(2)}, {"strength": 0.5}, {"guidance_start": 0.3}]
+    assert_compiles_nothing(pipe, base, changes)
+
+
+def test_control(load, tiny_checkpoints):
+    controlnet = diffusax.ControlNetModel.from_pretrained(tiny_checkpoints.controlnet("sd")[0])
+    pipe = load("StableDiffusionControlNetPipeline", "sd", controlnet=controlnet)
+    changes = [
+        {"controlnet_conditioning_scale": 0.3},
+        {"control_guidance_start": 0.4},
+        {"control_guidance_end": 0.5},
+        {"guess_mode": True},
+        {"image": picture(4)},
+        {"guidance_end": 0.5},
+    ]
+    assert_compiles_nothing(pipe, {"image": picture(3)}, changes)
+
+
+def test_pictures_guidance(load):
+    pipe = load("StableDiffusionInstructPix2PixPipeline", "sd-instruct")
+    changes = [{"image_guidance_scale": 2.0}, {"guidance_scale": 3.0}, {"guidance_start": 0.5}]
+    assert_compiles_nothing(pipe, {"image": picture(3)}, changes)
+
+
+def test_sizes_and_aesthetic_scores(load):
+    pipe = load("StableDiffusionXLImg2ImgPipeline", "xl-refiner")
+    changes = [
+        {"aesthetic_score": 9.0},
+        {"negative_aesthetic_score": 5.0},
+        {"original_size": (300, 200)},
+        {"crops_coords_top_left": (8, 16)},
+        {"strength": 0.8},
+        {"denoising_start": 0.5},
+    ]
+    base = {"image": picture(3), "num_inference_steps": 6, "strength": 0.5}
+    assert_compiles_nothing(pipe, base, changes)
+    base = load("StableDiffusionXLPipeline", "xl")
+    changes = [{"target_size": (90, 80)}, {"negative_original_size": (20, 30)}]
+    changes += [{"negative_target_size": (5, 6), "negative_original_size": (7, 8)}]
+    changes += [{"denoising_end": 0.6}, {"prompt_2": "a dog"}, {"guidance_rescale": 0.5}]
+    changes += [{"negative_prompt": "red"}]
+    assert_compiles_nothing(base, {}, changes)
+
+
+@pytest.mark.parametrize("kind", ["sd", "xl"])
+def test_another_checkpoint_of_the_architecture(load, kind):
+    name = "StableDiffusionXLPipeline" if kind == "xl" else "StableDiffusionPipeline"
+    first = draw(load(name, kind, "a"))
+    with count_compilations() as compiled:
+        second = draw(load(name, kind, "c"))
+    assert compiled == []
+    assert np.abs(first - second).max() > 1e-2
+
+
+def test_a_session_of_three_tasks_with_every_sampler(load):
+    text = load("StableDiffusionPipeline", "sd")
+    image = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(text)
+    inpaint = diffusax.AutoPipelineForInpainting.from_pipe(image)
+    for pipe in (image, inpaint):
+        pipe.set_progress_bar_config(disable=True)
+    calls = (
+        (text, {}),
+        (image, {"image": picture(1), "strength": 0.7}),
+        (inpaint, {"image": picture(1), "mask_image": mask(1), "strength": 0.7}),
+    )
+    for _ in range(2):
+        for pipe, call in calls:
+            draw(pipe, num_inference_steps=4, **call)
+    original = text.scheduler
+    with count_compilations() as compiled:
+        for name in samplers.SAMPLER_NAMES:
+            scheduler = samplers.scheduler_from_name(name, original)
+            for pipe, call in (*calls, calls[0]):
+                pipe.scheduler = scheduler
+                draw(pipe, num_inference_steps=4, **call)
+    assert compiled == []
+
+
+def test_from_pipe_shares_programs_and_parameters(load):
+    text = load("StableDiffusionXLPipeline", "xl")
+    draw(text)
+    with count_compilations() as compiled:
+        other = diffusax.StableDiffusionXLPipeline.from_pipe(text)
+        draw(other)
+    assert compiled == []
+    assert other.params["unet"] is text.params["unet"]

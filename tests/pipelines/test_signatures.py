@@ -1,0 +1,107 @@
+"""Our pipelines' signatures against those of diffusers: what keeps sixteen classes honest."""
+
+import inspect
+
+import diffusers
+import pytest
+
+import diffusax
+from diffusax.pipelines import classes
+
+NAMES = sorted(classes.__all__)
+# Ours, keyword-only, in every call.
+OWN = {
+    "seed": None,
+    "noise": "jax",
+    "long_prompt": False,
+    "prompt_weighting": False,
+    "guidance_start": 0.0,
+    "guidance_end": 1.0,
+}
+# Arguments of diffusers' calls that ours do not have: those that it has deprecated.
+ABSENT = {"kwargs"}
+# Constructor arguments of diffusers that are no components of ours.
+NO_COMPONENTS = {
+    "safety_checker",
+    "feature_extractor",
+    "image_encoder",
+    "requires_safety_checker",
+    "add_watermarker",
+    "force_zeros_for_empty_prompt",
+    "requires_aesthetics_score",
+    "is_cosxl_edit",
+}
+# Arguments of diffusers' encode_prompt that stand elsewhere in ours.
+EMPTY = inspect.Parameter.empty
+
+
+def call_of(module, name):
+    return inspect.signature(getattr(module, name).__call__).parameters
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(name):
+    expected = {k: p.default for k, p in call_of(diffusers, name).items() if k not in ABSENT}
+    ours = call_of(diffusax, name)
+    shared = {k: p.default for k, p in ours.items() if p.kind is not p.KEYWORD_ONLY}
+    assert list(shared.items()) == list(expected.items())
+    own = {k: p.default for k, p in ours.items() if p.kind is p.KEYWORD_ONLY}
+    assert own == OWN
+
+
+def test_every_pipeline_of_diffusers_for_these_families_is_here():
+    families = ("StableDiffusion", "LatentConsistencyModel")
+    tasks = ("", "Img2Img", "Inpaint", "InstructPix2Pix", "ControlNet")
+    tasks += ("ControlNetImg2Img", "ControlNetInpaint")
+    wanted = {
+        f"{family}{xl}{task}Pipeline"
+        for family in families
+        for xl in ("", "XL")
+        for task in tasks
+        if hasattr(diffusers, f"{family}{xl}{task}Pipeline")
+    }
+    assert set(NAMES) == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_components_have_the_names_of_diffusers(name):
+    theirs = list(inspect.signature(getattr(diffusers, name).__init__).parameters)[1:]
+    ours = getattr(diffusax, name).component_names()
+    assert sorted(ours) == sorted(set(theirs) - NO_COMPONENTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encode_prompt_begins_with_the_arguments_of_diffusers(name):
+    theirs = inspect.signature(getattr(diffusers, name).encode_prompt).parameters
+    ours = inspect.signature(getattr(diffusax, name).encode_prompt).parameters
+    missing = set(theirs) - set(ours)
+    assert not {k for k in missing if not k.startswith("ip_adapter")}
+    shared = [k for k in ours if k in theirs]
+    assert shared == [k for k in theirs if k in ours]
+    for k in shared:
+        if theirs[k].default is not EMPTY:
+            assert ours[k].default == theirs[k].default, k
+
+
+@pytest.mark.parametrize("kind", ["sd", "xl", "lcm", "sd-instruct", "xl-refiner"])
+def test_encode_prompt_returns_as_many_values_as_diffusers(tiny_checkpoints, kind):
+    folder, reference = tiny_checkpoints.pipeline(kind, "a")
+    ours = diffusax.DiffusionPipeline.from_pretrained(folder)
+    assert type(ours).__name__ == type(reference).__name__
+    given = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+    if kind == "sd-instruct":
+        # diffusers has a private method here, which returns one array.
+        assert len(ours.encode_prompt("a cat", **given)) == 2
+        return
+    theirs = reference.encode_prompt("a cat", **given)
+    assert len(ours.encode_prompt("a cat", **given)) == len(theirs)
+    theirs = reference.encode_prompt("a cat", **{**given, "do_classifier_free_guidance": False})
+    actual = ours.encode_prompt("a cat", **{**given, "do_classifier_free_guidance": False})
+    assert [a is None for a in actual] == [t is None for t in theirs]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in dir(diffusers.StableDiffusionPipeline) if n.startswith(("enable_", "dis"))]
+)
+def test_methods_that_switch_something_are_here_too(name):
+    assert callable(getattr(diffusax.StableDiffusionPipeline, name, None))
