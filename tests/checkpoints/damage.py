@@ -149,7 +149,13 @@ def edit_tensors(rng: random.Random, folder: Path) -> str:
             case "retype":
                 tensors[name] = tensor.astype(rng.choice(DTYPES))
             case "reshape":
-                other = [tensor[..., None], tensor[:0], tensor.reshape(-1), tensor[None], tensor[:1]]
+                other = [
+                    tensor[..., None],
+                    tensor[:0],
+                    tensor.reshape(-1),
+                    tensor[None],
+                    tensor[:1],
+                ]
                 tensors[name] = rng.choice(other)
             case _:
                 tensors[name] = tensor * np.float32(rng.choice(FLOATS))
