@@ -90,6 +90,11 @@ class DiffusionPipeline:
         for name in names:
             if name not in self.family.optional and components.get(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}")
+        for tokenizer, encoder in self.family.text:
+            if tokenizer in self.parts.tokenizers and encoder in self.parts.networks:
+                config = self.parts.networks[encoder].config
+                limits = config.vocab_size, config.max_position_embeddings
+                self.parts.tokenizers[tokenizer].check_fits(*limits)
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
@@ -218,7 +223,10 @@ class DiffusionPipeline:
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
         options = {k: v for k, v in stored.items() if k in dict(target.family.options)}
         loaded = _load(target, folder, listed, given, wanted, vae_dtype, variant, device)
-        return target(**{**options, **loaded, **given})
+        try:
+            return target(**{**options, **loaded, **given})
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
 
     @classmethod
     def class_of(cls, path_or_repo: str | Path, **options: Any) -> Any:
