@@ -427,6 +427,7 @@ for _name in (
     "disable_xformers_memory_efficient_attention",
     "enable_model_cpu_offload",
     "enable_sequential_cpu_offload",
+    "enable_group_offload",
     "enable_vae_slicing",
     "disable_vae_slicing",
     "maybe_free_model_hooks",
