@@ -78,7 +78,11 @@ class DiffusionPipeline:
         for name in names:
             if name not in self.family.optional and components.get(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}")
-        _check_vocabularies(self.parts)
+        for tokenizer, encoder in self.family.text:
+            if tokenizer in self.parts.tokenizers and encoder in self.parts.networks:
+                config = self.parts.networks[encoder].config
+                limits = config.vocab_size, config.max_position_embeddings
+                self.parts.tokenizers[tokenizer].check_fits(*limits)
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
@@ -207,7 +211,10 @@ class DiffusionPipeline:
         loaded = load_components(
             target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=device
         )
-        return target(**{**loaded, **given})
+        try:
+            return target(**{**loaded, **given})
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
 
     def save_pretrained(self, folder: str | Path, *, variant: str | None = None) -> None:
         """Writes a checkpoint that diffusers opens, with the parameters in `self.params`."""
@@ -346,18 +353,6 @@ for _name in (
     "maybe_free_model_hooks",
 ):
     setattr(DiffusionPipeline, _name, _no_meaning(_name))
-
-
-def _check_vocabularies(c: Components) -> None:
-    """An id past the end of an embedding is no error in JAX, so it must not come about."""
-    for tokenizer, encoder in c.family.text:
-        if tokenizer in c.tokenizers and encoder in c.networks:
-            largest, size = c.tokenizers[tokenizer].max_id, c.networks[encoder].config.vocab_size
-            if largest >= size:
-                raise ValueError(
-                    f"{tokenizer} has token ids up to {largest}, but {encoder} has an embedding "
-                    f"for {size}; they belong to different checkpoints"
-                )
 
 
 def _checked(name: str, value: Any, kind: Any, example: str) -> Any:
