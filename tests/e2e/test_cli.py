@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from diffusax.pipelines.masks import blur
 from PIL import Image, ImageDraw
 from tiny import build_stable_diffusion
 
@@ -16,7 +17,6 @@ from diffusax.cli import main
 from diffusax.cli.console import COMMANDS
 from diffusax.cli.edit import fit
 from diffusax.pictures import resize
-from diffusax.pipelines.masks import blur
 
 
 @pytest.fixture(scope="module")
