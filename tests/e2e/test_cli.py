@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from diffusax.pipelines.masks import blur
 from PIL import Image, ImageDraw
 from tiny import build_stable_diffusion
 
@@ -16,6 +15,7 @@ import diffusax
 from diffusax.cli import main
 from diffusax.cli.console import COMMANDS
 from diffusax.cli.edit import fit
+from diffusax.masks import blur
 from diffusax.pictures import resize
 
 

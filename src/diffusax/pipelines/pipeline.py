@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import jax
 
 from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
+from diffusax.checkpoints.files import fitting_variant
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
@@ -418,6 +419,7 @@ for _name in (
     "disable_xformers_memory_efficient_attention",
     "enable_model_cpu_offload",
     "enable_sequential_cpu_offload",
+    "enable_group_offload",
     "enable_vae_slicing",
     "disable_vae_slicing",
     "maybe_free_model_hooks",
@@ -446,17 +448,24 @@ def _load(
             hint = f"; give {name}=" if name in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
         if name == "scheduler":
-            config = load_json(folder / name / "scheduler_config.json")
-            loaded[name] = scheduler_from_config({"_class_name": listed[name][1], **config})
+            path = folder / name / "scheduler_config.json"
+            config = {"_class_name": listed[name][1], **load_json(path)}
+            try:
+                loaded[name] = scheduler_from_config(config)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
         elif name.startswith("tokenizer"):
             loaded[name] = CLIPTokenizer.from_folder(folder / name)
         else:
             kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
-            options = {"dtype": kind, "variant": variant, "device": device}
+            options = {"dtype": kind, "device": device}
             names = [name]
             if name == "controlnet":
                 names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names
-            models = [load_network(folder / n, **options) for n in names]
+            models = [
+                load_network(folder / n, variant=fitting_variant(folder / n, variant), **options)
+                for n in names
+            ]
             loaded[name] = models if len(models) > 1 else models[0]
     return loaded
 

@@ -3,7 +3,9 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.stable_diffusion_xl import encode_prompt
 from diffusax.pipelines.control import (
     control_image_to_image,
     control_inpaint,
@@ -67,6 +69,7 @@ class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_inpaint)
+    mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented
@@ -91,6 +94,7 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_text_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -119,6 +123,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_image_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -147,6 +152,8 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
+    mask_processor = MaskProcessor()
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented

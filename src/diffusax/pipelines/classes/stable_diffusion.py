@@ -3,6 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.families import STABLE_DIFFUSION
 from diffusax.pipelines.pipeline import DiffusionPipeline
@@ -67,6 +68,7 @@ class StableDiffusionInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(inpaint)
+    mask_processor = MaskProcessor()
     scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
     @documented
