@@ -207,8 +207,8 @@ def make_job(
         np.full(height, call.guidance_rescale, np.float32),
     )
     conditions = Conditions(context, channels, added)
-    source = noise.row(latents.shape[1:], draws=False)
-    return Job(Plan(latents, conditions, table, knobs, source, known), schedule, noise, weights)
+    plan = Plan(latents, conditions, table, knobs, noise.keys, known)
+    return Job(plan, schedule, noise, weights)
 
 
 def encode(
