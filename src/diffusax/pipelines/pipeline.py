@@ -215,7 +215,13 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
+        folder = resolve(
+            path_or_repo,
+            variant=variant,
+            local_files_only=local_files_only,
+            skip=tuple(components),
+            **hub,
+        )
         class_name, listed, stored = read_model_index(folder)
         target = cls._class_for(class_name, folder)
         given = {k: v for k, v in components.items() if k not in _WITHOUT_MEANING}
