@@ -15,7 +15,7 @@ import diffusax
 from diffusax.pipelines.arguments import Call
 
 CASES, CHUNK = 500, 50
-SECONDS = 60
+SECONDS = 300
 NAMES = {
     "StableDiffusionPipeline": "sd",
     "StableDiffusionImg2ImgPipeline": "sd",
