@@ -12,7 +12,7 @@ from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pictures import load_image, open_upright, resize
 from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
-from diffusax.pipelines.masks import blur
+from diffusax.masks import blur
 
 
 @configure(FlagCreatePairsOff)
