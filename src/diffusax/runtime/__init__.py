@@ -1,1 +1,0 @@
-"""What programs run on: devices as a mesh, random numbers, compilation."""
