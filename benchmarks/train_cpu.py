@@ -19,9 +19,17 @@ from unet_cpu import pytorch_unet
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.config import config_from_dict
-from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel, initialize
+from diffusax.models import (
+    AutoencoderKL,
+    AutoencoderKLConfig,
+    UNet2DConditionConfig,
+    UNet2DConditionModel,
+    initialize,
+)
+from diffusax.models.network import Network
+from diffusax.pipelines.families import STABLE_DIFFUSION
+from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
 from diffusax.training.step import initial_state, make_train_step
 
 
@@ -58,7 +66,7 @@ def compare(name: str, repeats: int) -> None:
     timesteps = rng.integers(0, 1000, b).astype(np.int32)
 
     ours = jax_step(network, latents, noise, timesteps, hidden)
-    reference = pytorch_unet(network.params, config, torch.float32)
+    reference = pytorch_unet(network.params, config)
     theirs = torch_step(reference, latents, noise, timesteps, hidden)
     differences = [abs(ours() / theirs() - 1) for _ in range(3)]
     medians = interleaved_medians({"diffusax": ours, "PyTorch": theirs}, repeats)
@@ -74,16 +82,17 @@ def compare(name: str, repeats: int) -> None:
 
 def jax_step(network, latents, noise, timesteps, hidden):
     """A function that takes a step and returns the loss."""
-    scheduler = diffusax.DDPMScheduler()
-    # Only the VAE's scale is used where the latents are given.
-    vae = diffusax.models.Network(diffusax.models.AutoencoderKLConfig(), None, {}, "AutoencoderKL")
-    loss = DenoisingLoss(None, network, vae, scheduler.alphas_cumprod, "epsilon")
+    # Only the autoencoder's scale is used where the latents are given.
+    vae = Network(AutoencoderKL, AutoencoderKLConfig())
+    networks = {"unet": network.network, "vae": vae}
+    alphas_cumprod = diffusax.DDPMScheduler().alphas_cumprod
+    loss = DenoisingLoss(STABLE_DIFFUSION, networks, alphas_cumprod, "epsilon")
     zeros = jnp.zeros_like(latents)
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
     draws = Draws(zeros, noise, timesteps, jnp.zeros(len(latents), bool))
     optimizer = make_optimizer(OptimizerConfig(lr=LR), 1000)
     step = jax.jit(
-        make_train_step(lambda p, f, batch, keys: loss.given(p, f, *batch["all"]), optimizer),
+        make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
         donate_argnums=0,
     )
     batch = {"all": jax.device_put(({"moments": moments, "encoder_hidden_states": hidden}, draws))}

@@ -79,7 +79,12 @@ SCHEDULER = {
     "steps_offset": 1,
     "skip_prk_steps": True,
 }
-SPARSE = {"beta_end": 0.015, "beta_schedule": "linear", "steps_offset": 1}
+SPARSE = {
+    "beta_end": 0.015,
+    "beta_schedule": "linear",
+    "steps_offset": 1,
+    "timestep_spacing": "trailing",
+}
 LEVELS = {k: v for k, v in SCHEDULER.items() if k.startswith("beta")}
 LATENT_STATISTICS = {
     "latents_mean": [-1.6, 1.1, 0.3, -0.2],

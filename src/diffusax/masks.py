@@ -58,7 +58,16 @@ def to_mask(
     return (greys >= 0.5).astype(np.float32)
 
 
-def blur(mask: Any, blur_factor: int = 4) -> Image.Image:
+class MaskProcessor:
+    """What `pipe.mask_processor` of diffusers is used for: `blur(mask, blur_factor=33)`."""
+
+    @staticmethod
+    def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
+        """See `masks.blur`."""
+        return blur(mask, blur_factor)
+
+
+def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
     """A mask with a soft rim, of `blur_factor` pixels. As `pipe.mask_processor.blur`."""
     return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))
 

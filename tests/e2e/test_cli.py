@@ -1,13 +1,22 @@
+"""The command line, in this process where its end is not what is tested."""
+
+import os
+import re
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.cli import main
+from diffusax.cli.console import COMMANDS
+from diffusax.cli.edit import fit
+from diffusax.masks import blur
+from diffusax.pictures import resize
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +24,35 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "tiny"
     build_stable_diffusion(folder, unet={"sample_size": 8})
     return folder
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    """A picture, and a mask of its size."""
+    folder = tmp_path_factory.mktemp("photo")
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 55, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((75, 50)).save(folder / "in.png")
+    mask = Image.new("L", (75, 50))
+    ImageDraw.Draw(mask).rectangle((20, 10, 50, 35), fill=255)
+    mask.save(folder / "mask.png")
+    return folder / "in.png", folder / "mask.png"
+
+
+def draw(tmp_path, command, *args):
+    """Runs a drawing command; the picture and its settings."""
+    output = tmp_path / "drawn.png"
+    main([command, *map(str, args), "--seed", "3", "--output", str(output)])
+    image = Image.open(output)
+    return np.asarray(image), image.text["parameters"].splitlines()[-1]
+
+
+def failure(capsys, args):
+    """Exit code and message of a command that fails."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(arg) for arg in args])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return stop.value.code, shown.err
 
 
 def test_generate_writes_the_picture_that_python_draws_and_its_settings(model, tmp_path, capsys):
@@ -31,25 +69,164 @@ def test_generate_writes_the_picture_that_python_draws_and_its_settings(model, t
         "Steps: 2, Sampler: euler_a, CFG scale: 5.0, Seed: 3, Size: 32x32, Model: tiny, RNG: jax, "
         f"Version: diffusax {diffusax.__version__}",
     ]
-    assert str(output) in capsys.readouterr().out
+    assert f"{output} (1 image, seed 3)" in capsys.readouterr().out
     pipe = diffusax.DiffusionPipeline.from_pretrained(model)
-    pipe.scheduler = diffusax.EulerAncestralDiscreteScheduler.from_config(pipe.scheduler)
+    pipe.scheduler = diffusax.EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
     expected = pipe(
         "a cat", negative_prompt="dog", num_inference_steps=2, guidance_scale=5, seed=3
     ).images[0]
     np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
 
 
-def test_several_pictures_make_a_contact_sheet(model, tmp_path):
+def test_what_is_not_given_is_the_pipelines_own(model, tmp_path):
+    image, settings = draw(
+        tmp_path, "generate", "a", "--model", model, "--height", 16, "--width", 16
+    )
+    expected = diffusax.DiffusionPipeline.from_pretrained(model)("a", 16, 16, seed=3).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert "Steps: 50, Sampler: PNDMScheduler, CFG scale: 7.5" in settings
+
+
+def test_options_reach_the_call(model, tmp_path):
+    args = ["--noise", "torch", "--clip-skip", 1, "--prompt-weighting", "--long-prompt"]
+    size = ["--height", 32, "--width", 40, "--steps", 2, "--vae-tiling", "--dtype", "bfloat16"]
+    image, settings = draw(tmp_path, "generate", "(a:1.9) b", "--model", model, *args, *size)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="bfloat16")
+    options = {"noise": "torch", "clip_skip": 1, "prompt_weighting": True, "long_prompt": True}
+    options |= {"height": 32, "width": 40, "num_inference_steps": 2}
+    np.testing.assert_array_equal(image, pipe("(a:1.9) b", seed=3, **options).images[0])
+    assert "Size: 40x32, Model: tiny, RNG: torch, Clip skip: 1, Version" in settings
+
+
+def test_several_pictures_make_a_contact_sheet(model, tmp_path, capsys):
     output = tmp_path / "sheet.png"
     main(
         ["generate", "a", "--model", str(model), "--steps", "1", "--num-images", "3"]
-        + ["--height", "32", "--width", "40", "--output", str(output)]
+        + ["--height", "32", "--width", "40", "--output", str(output.with_suffix(""))]
     )
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["sheet-0.png", "sheet-1.png", "sheet-2.png", "sheet.png"]
     assert Image.open(output).size == (2 * 40 + 4, 2 * 32 + 4)
     assert Image.open(tmp_path / "sheet-2.png").size == (40, 32)
+    assert re.search(r"sheet.png \(3 images, seed \d+\)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("size", [(), (32, 48)])
+def test_generate_draws_over_a_picture(tiny_checkpoints, photo, tmp_path, size):
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    args = ["a", "--model", folder, "--steps", 3, "--image", photo[0], "--strength", 0.7]
+    args += ["--height", size[0], "--width", size[1]] if size else []
+    image, settings = draw(tmp_path, "generate", *args)
+    pipe = diffusax.StableDiffusionImg2ImgPipeline.from_pretrained(folder)
+    picture = Image.open(photo[0])
+    picture = resize(picture, *size, "crop") if size else picture
+    expected = pipe("a", image=picture, strength=0.7, num_inference_steps=3, seed=3).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert "Image: in.png, Denoising strength: 0.7, Version" in settings
+
+
+@pytest.mark.parametrize("kind", ["sd", "sd-inpaint"])
+def test_generate_draws_under_a_mask(tiny_checkpoints, photo, tmp_path, kind):
+    folder, _ = tiny_checkpoints.pipeline(kind)
+    args = ["a", "--model", folder, "--steps", 2, "--image", photo[0], "--mask", photo[1]]
+    image, settings = draw(tmp_path, "generate", *args, "--mask-blur", 2)
+    pipe = diffusax.StableDiffusionInpaintPipeline.from_pretrained(folder)
+    given = {"image": photo[0], "mask_image": blur(photo[1], 2), "num_inference_steps": 2}
+    # The picture keeps its size, less what the autoencoder cannot draw.
+    expected = pipe("a", height=48, width=72, seed=3, **given).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert "Image: in.png, Mask: mask.png, Mask blur: 2.0, Version" in settings
+    image, settings = draw(tmp_path, "generate", *args, "--mask-crop", 3, "--height", 32)
+    given = {**given, "image": Image.open(photo[0]), "mask_image": Image.open(photo[1])}
+    expected = pipe("a", padding_mask_crop=3, height=32, seed=3, **given).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert image.shape == (50, 75, 3)
+    assert "Masked area padding: 3" in settings
+
+
+def test_generate_follows_controlnets(tiny_checkpoints, photo, tmp_path):
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    nets = [tiny_checkpoints.controlnet("sd", seed=seed)[0] for seed in (0, 1)]
+    models = [diffusax.ControlNetModel.from_pretrained(net) for net in nets]
+    args = ["a", "--model", folder, "--steps", 2]
+    one = ["--control", photo[1], "--controlnet", nets[0], "--control-scale", 0.5]
+    two = ["--control", photo[0], "--controlnet", nets[1], "--control-scale", 0.9]
+    options = {"num_inference_steps": 2, "seed": 3}
+    scale = "controlnet_conditioning_scale"
+
+    pipe = diffusax.AutoPipelineForText2Image.from_pretrained(folder, controlnet=models[0])
+    expected = pipe("a", photo[1], **{scale: 0.5}, **options).images[0]
+    image, settings = draw(tmp_path, "generate", *args, *one)
+    np.testing.assert_array_equal(image, expected)
+    assert f"Control: mask.png, ControlNet: {nets[0].name}, Control scale: 0.5" in settings
+
+    pipe = diffusax.AutoPipelineForText2Image.from_pretrained(folder, controlnet=models)
+    expected = pipe("a", [photo[1], photo[0]], **{scale: [0.5, 0.9]}, **options).images[0]
+    image, settings = draw(tmp_path, "generate", *args, *one, *two)
+    np.testing.assert_array_equal(image, expected)
+    assert "Control: mask.png in.png" in settings
+
+    pipe = diffusax.AutoPipelineForImage2Image.from_pretrained(folder, controlnet=models[0])
+    given = {"image": Image.open(photo[0]), "control_image": photo[1], "strength": 0.9}
+    expected = pipe("a", **{scale: 0.5}, **given, **options).images[0]
+    image, _ = draw(tmp_path, "generate", *args, *one, "--image", photo[0], "--strength", 0.9)
+    np.testing.assert_array_equal(image, expected)
+
+    pipe = diffusax.AutoPipelineForInpainting.from_pretrained(folder, controlnet=models[0])
+    given = {"image": photo[0], "mask_image": photo[1], "control_image": photo[1]}
+    given |= {"height": 48, "width": 72}
+    expected = pipe("a", **{scale: 0.5}, **given, **options).images[0]
+    image, _ = draw(tmp_path, "generate", *args, *one, "--image", photo[0], "--mask", photo[1])
+    np.testing.assert_array_equal(image, expected)
+
+
+@pytest.mark.parametrize("kind", ["sd-instruct", "xl-instruct"])
+def test_edit_follows_the_instruction(tiny_checkpoints, photo, tmp_path, kind):
+    folder, _ = tiny_checkpoints.pipeline(kind)
+    args = [photo[0], "make it snowy", "--model", folder, "--steps", 2, "--resolution", 128]
+    scales = ["--guidance", 4, "--image-guidance", 1.2]
+    image, settings = draw(tmp_path, "edit", *args, *scales)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
+    picture = fit(Image.open(photo[0]), 128)
+    assert picture.size == (192, 128)
+    options = {"guidance_scale": 4, "image_guidance_scale": 1.2, "num_inference_steps": 2}
+    if kind == "xl-instruct":
+        options |= {"height": 128, "width": 192}
+    expected = pipe("make it snowy", image=picture, seed=3, **options).images[0]
+    np.testing.assert_array_equal(image, expected)
+    assert "CFG scale: 4.0, Seed: 3, Size: 192x128" in settings
+    assert "Image CFG scale: 1.2, Image: in.png" in settings
+
+
+def test_pictures_to_edit_are_cut_to_multiples_of_64():
+    for size, side, expected in (
+        ((75, 50), 64, (64, 64)),
+        ((1024, 768), 512, (512, 384)),
+        ((3000, 4000), 512, (384, 512)),
+        ((1000, 990), 512, (512, 512)),
+        ((4000, 1000), 512, (512, 128)),
+    ):
+        assert fit(Image.new("RGB", size), side).size == expected
+
+
+def test_a_sweep_draws_a_grid_over_both_scales(tiny_checkpoints, photo, tmp_path):
+    folder, _ = tiny_checkpoints.pipeline("sd-instruct")
+    scales = ["--sweep-guidance", 2, 8, "--sweep-image-guidance", 1, 1.5, 2]
+    args = [photo[0], "snow", "--model", folder, "--steps", 1, "--sweep", *scales]
+    sheet, _ = draw(tmp_path, "edit", *args)
+    files = sorted(tmp_path.glob("drawn-*.png"))
+    assert len(files) == 6
+    assert sheet.shape[0] > 2 * 64 + 4
+    assert sheet.shape[1] > 3 * 64 + 2 * 4
+    settings = [Image.open(file).text["parameters"].splitlines()[-1] for file in files]
+    found = [re.findall(r"CFG scale: ([\d.]+)", text) for text in settings]
+    assert found == [[str(g), str(i)] for g in (2.0, 8.0) for i in (1.0, 1.5, 2.0)]
+    last = Image.open(files[-1])
+    np.testing.assert_array_equal(sheet[-last.height :, -last.width :], last)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
+    options = {"guidance_scale": 8, "image_guidance_scale": 2, "num_inference_steps": 1, "seed": 3}
+    expected = pipe("snow", image=fit(Image.open(photo[0]), 64), **options).images[0]
+    np.testing.assert_array_equal(last, expected)
 
 
 def test_info_lists_components_and_samplers(model, capsys):
@@ -59,32 +236,161 @@ def test_info_lists_components_and_samplers(model, capsys):
         assert part in out
 
 
+def test_help_lists_all_commands(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, text in COMMANDS.items():
+        assert f"{name} {text}" in shown
+
+
+@pytest.mark.parametrize("name", ["generate", "edit", "info", "train autoencoder", "cache-latents"])
+def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
+    with pytest.raises(SystemExit) as stop:
+        main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: diffusax {name} " in shown
+    assert shown.isascii()
+    if name == "generate":
+        words = " ".join(shown.split())
+        assert "--seed INT Random seed, another one each time by default." in words
+        assert "(default: None)" not in words
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"diffusax {diffusax.__version__}\n"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["generate", "a", "--model", "/nowhere"], "there is no folder /nowhere"),
-        (["generate", "a", "--model", "{model}", "--height", "33"], "height must be divisible"),
-        (["generate", "a", "--model", "{model}", "--sampler", "eulr"], "unknown sampler 'eulr'"),
-        (["generate", "a", "--model", "{model}", "--steps", "0"], "at least 1"),
-        (["generate", "a", "--model", "{model}", "--dtype", "int3"], "dtype must be"),
-        (["generate", "a", "--model", "{model}", "--output", "x.jpg"], "must be a .png"),
-        (["generate"], "Missing from diffusax generate"),
-        (["generate", "a", "--model", "{model}", "--steps", "many"], "--steps"),
-        (["draw", "a"], "draw"),
+        (["generate", "a", "--model", "/nowhere"], "/nowhere is no folder here"),
+        (["generate", "a", "--height", "33"], "height must be divisible"),
+        (["generate", "a", "--sampler", "eulr"], "unknown sampler 'eulr'"),
+        (["generate", "a", "--variant", "fp8"], "variant='fp8'"),
+        (["generate", "a", "--output", "x.jpg"], "must be a .png"),
+        (["generate", "a", "--output", "x.png/"], "must be a file, not a folder (got x.png/)"),
+        (["generate", "a", "--output", "{folder}"], "must be a file, not a folder"),
+        (["generate", "a", "--image", "{folder}/no.png"], "No such file"),
+        (["generate", "a", "--image", "/dev/zero"], "'/dev/zero': it is not a regular file"),
+        (["generate", "a", "--image", "a\x1b[31m.png"], r"a\x1b[31m.png"),
+        (["generate", "a", "--output", "a\x1b[31m.gif"], r"a\x1b[31m.gif"),
+        (["edit", "{folder}/no.png", "a"], "No such file"),
+        (["info", "{folder}"], "model_index.json"),
+        (["train", "text-to-image", "--set", "steps"], "--set takes name=value"),
+        (["train", "text-to-image", "--config", "{folder}/no.yaml"], "no.yaml"),
+        (["train", "text-to-image"], "--model must be given"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(model, capsys, args, message):
-    with pytest.raises(SystemExit) as stop:
-        main([a.format(model=model) for a in args])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, message):
+    args = [arg.format(folder=tmp_path) for arg in args]
+    if args[0] == "generate" and "--model" not in args:
+        args += ["--model", str(model)]
+    code, shown = failure(capsys, args)
+    assert code == 2
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert shown.startswith("diffusax: error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "generate,edit,info,train,cache-latents"),
+        (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'train'"),
+        (["generate"], "Required options were not provided: PROMPT"),
+        (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),
+        (["generate", "a", "--steps", "0"], "steps must be a whole number from 1"),
+        (["generate", "--stepz", "3", "a"], "Unrecognized options: --stepz"),
+        (["generate", "a", "--guidance", "nan"], "guidance must be a number from"),
+        (["generate", "a", "--guidance", "inf"], "guidance must be a number from"),
+        (["generate", "a", "--seed", "-1"], "seed must be a whole number from 0 up to 4294967295"),
+        (["generate", "a", "--seed", str(2**32)], "seed must be a whole number from 0"),
+        (["generate", "a", "--dtype", "int3"], "invalid choice: 'int3' (choose from"),
+        (["generate", "a", "--num-images", "0"], "num_images must be a whole number from 1"),
+        (["generate", "a", "--strength", "1.1", "--image", "a"], "strength must be a number from"),
+        (["generate", "a", "--strength", "0.5"], "--strength needs --image"),
+        (["generate", "a", "--strength", "0"], "--strength needs --image"),
+        (["generate", "a", "--mask", "a.png"], "--mask needs --image"),
+        (["generate", "a", "--image", "a", "--mask-blur", "3"], "--mask-blur needs --mask"),
+        (["generate", "a", "--control", "a.png"], "--control and --controlnet go together"),
+        (["generate", "a", "--control-scale", "1"], "--control-scale needs --control"),
+        (["edit", "a.png"], "Required options were not provided: PROMPT"),
+        (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
+        (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
+        (["train"], "text-to-image,autoencoder"),
+        (["train", "inpainting"], "invalid choice: 'inpainting'"),
+        (["train", "text-to-image", "--lr", "fast"], "Error parsing --lr"),
+        (["train", "text-to-image", "--lr", "nan"], "lr must be a number from 0"),
+        (["train", "text-to-image", "--config"], "argument --config: expected 1 argument"),
+    ],
+)
+def test_what_cannot_be_read_is_said_plainly(capsys, args, message):
+    code, shown = failure(capsys, args)
+    assert code == 2
+    assert message in " ".join(shown.split())
+    assert shown.isascii()
+
+
+def test_training_without_its_packages_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    for name in ("train", "cache-latents"):
+        code, shown = failure(capsys, [name, "--help"])
+        assert code == 2
+        assert "pip install 'diffusax[train]'" in shown
+
+
+def diffusax_process(*args, **options):
+    command = [sys.executable, "-m", "diffusax", *map(str, args)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
 
 
 def test_python_dash_m(model):
-    done = subprocess.run(
-        [sys.executable, "-m", "diffusax", "info", str(model)], capture_output=True, text=True
+    process = diffusax_process("info", model)
+    out, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (0, "")
+    assert "StableDiffusionPipeline" in out
+
+
+def test_drawing_does_not_import_training(model, tmp_path):
+    code = (
+        "import sys; from diffusax.cli import main; main(sys.argv[1:]);"
+        "print([m for m in sys.modules if m.split('.')[0] in ('grain', 'orbax')"
+        " or m.startswith('diffusax.training')])"
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "StableDiffusionPipeline" in done.stdout
+    args = ["generate", "a", "--model", model, "--steps", 1, "--output", tmp_path / "a.png"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_ctrl_c_ends_with_one_line_and_130(model, tmp_path):
+    args = ["a", "--model", model, "--steps", 900, "--height", 256, "--num-images", 4]
+    process = diffusax_process("generate", *args, "--output", tmp_path / "a.png")
+    seen = ""
+    # The bar moves: it draws.
+    while not re.search(r"\b[1-9]\d*/900", seen):
+        part = os.read(process.stderr.fileno(), 4096).decode()
+        assert part, seen
+        seen += part
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert error.endswith("diffusax: interrupted\n")
+    assert "Traceback" not in error
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_closed_pipe_ends_silently(model):
+    process = diffusax_process("info", model)
+    process.stdout.close()
+    error = process.stderr.read()
+    assert (process.wait(timeout=120), error) == (141, "")

@@ -50,3 +50,23 @@ def test_only_the_import_changes(name, places, tmp_path):
         # A byte may be rounded to either side.
         limit = 1 if ours.dtype == np.uint8 else TOLERANCE
         assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= limit
+
+
+def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
+    pipe = diffusax.DiffusionPipeline.from_pretrained(places["SD"], torch_dtype=torch.float16)
+    assert pipe.to("cuda") is pipe
+    assert str(pipe.dtype) == "float16"
+    for name in (
+        "enable_model_cpu_offload",
+        "enable_sequential_cpu_offload",
+        "enable_xformers_memory_efficient_attention",
+        "enable_attention_slicing",
+        "enable_vae_slicing",
+        "enable_vae_tiling",
+    ):
+        getattr(pipe, name)()
+    pipe.unet.to(memory_format=torch.channels_last)
+    pipe.to(torch.float32)
+    assert str(pipe.dtype) == "float32"
+    pipe.to("cuda", torch.bfloat16)
+    assert str(pipe.vae.dtype) == "bfloat16"

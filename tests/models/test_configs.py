@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TEXT, UNET, VAE
 
-from diffusax import models
 from diffusax.config import config_from_dict, config_to_dict
+from diffusax.models import (
+    MODELS,
+    AutoencoderKLConfig,
+    AutoencoderTinyConfig,
+    CLIPTextConfig,
+    ControlNetConfig,
+    UNet2DConditionConfig,
+)
 from diffusax.models.rngs import ShapeRngs
-
-UNET_CONFIG = models.UNet2DConditionConfig
-VAE_CONFIG = models.AutoencoderKLConfig
-TINY_CONFIG = models.AutoencoderTinyConfig
-TEXT_CONFIG = models.CLIPTextConfig
-CONTROL_CONFIG = models.ControlNetConfig
 
 
 def nested(depth):
@@ -28,78 +29,78 @@ def nested(depth):
 
 
 BAD = [
-    (UNET_CONFIG, "attention_head_dim", 0),
-    (UNET_CONFIG, "attention_head_dim", -6),
-    (UNET_CONFIG, "attention_head_dim", 999),
-    (UNET_CONFIG, "attention_head_dim", [8, 8]),
-    (UNET_CONFIG, "layers_per_block", 10**9),
-    (UNET_CONFIG, "layers_per_block", 64),
-    (UNET_CONFIG, "layers_per_block", [2, 2, 2, "2"]),
-    (UNET_CONFIG, "layers_per_block", nested(10_000)),
-    (UNET_CONFIG, "transformer_layers_per_block", 10**9),
-    (UNET_CONFIG, "transformer_layers_per_block", 60),
-    (UNET_CONFIG, "transformer_layers_per_block", [[1, 1], [1, 1], [1, 1], [1, 1]]),
-    (UNET_CONFIG, "reverse_transformer_layers_per_block", [1]),
-    (UNET_CONFIG, "sample_size", 10**9),
-    (UNET_CONFIG, "sample_size", [64, 64, 64]),
-    (UNET_CONFIG, "sample_size", "64"),
-    (UNET_CONFIG, "block_out_channels", []),
-    (UNET_CONFIG, "block_out_channels", [320, 640, 1280, 1281]),
-    (UNET_CONFIG, "block_out_channels", [320, 640, 1280]),
-    (UNET_CONFIG, "block_out_channels", 320),
-    (UNET_CONFIG, "block_out_channels", {"0": 320}),
-    (UNET_CONFIG, "block_out_channels", [320] * 1000),
-    (UNET_CONFIG, "down_block_types", ["DownBlock2D"] * 3 + ["KDownBlock2D"]),
-    (UNET_CONFIG, "down_block_types", "DownBlock2D"),
-    (UNET_CONFIG, "up_block_types", ["UpBlock2D"]),
-    (UNET_CONFIG, "norm_num_groups", 0),
-    (UNET_CONFIG, "norm_num_groups", 7),
-    (UNET_CONFIG, "norm_num_groups", None),
-    (UNET_CONFIG, "norm_eps", math.nan),
-    (UNET_CONFIG, "norm_eps", -1e-5),
-    (UNET_CONFIG, "mid_block_scale_factor", 0),
-    (UNET_CONFIG, "mid_block_scale_factor", math.inf),
-    (UNET_CONFIG, "in_channels", 4.5),
-    (UNET_CONFIG, "in_channels", True),
-    (UNET_CONFIG, "flip_sin_to_cos", 1),
-    (UNET_CONFIG, "freq_shift", "0"),
-    (UNET_CONFIG, "conv_in_kernel", 4),
-    (UNET_CONFIG, "num_class_embeds", 10**12),
-    (UNET_CONFIG, "class_embed_type", "projection"),
-    (UNET_CONFIG, "addition_embed_type", "text_time"),
-    (UNET_CONFIG, "addition_embed_type", "text"),
-    (UNET_CONFIG, "downsample_padding", 2),
-    (UNET_CONFIG, "cross_attention_dim", nested(3)),
-    (UNET_CONFIG, "dropout", 0.5),
-    (UNET_CONFIG, "dropout", nested(10_000)),
-    (UNET_CONFIG, "made_up", nested(10_000)),
-    (CONTROL_CONFIG, "conditioning_embedding_out_channels", None),
-    (CONTROL_CONFIG, "conditioning_channels", 0),
-    (CONTROL_CONFIG, "global_pool_conditions", "yes"),
-    (VAE_CONFIG, "scaling_factor", math.nan),
-    (VAE_CONFIG, "scaling_factor", 0.0),
-    (VAE_CONFIG, "scaling_factor", [0.18215]),
-    (VAE_CONFIG, "scaling_factor", 10**400),
-    (VAE_CONFIG, "shift_factor", math.inf),
-    (VAE_CONFIG, "latents_mean", [0.0]),
-    (VAE_CONFIG, "latents_std", [1.0, 1.0, 1.0, 0.0]),
-    (VAE_CONFIG, "down_block_types", ["AttnDownEncoderBlock2D"]),
-    (VAE_CONFIG, "norm_num_groups", 3),
-    (VAE_CONFIG, "layers_per_block", 10**9),
-    (TINY_CONFIG, "num_encoder_blocks", [1, 3, 3]),
-    (TINY_CONFIG, "num_decoder_blocks", [3, 3, 3, 10**9]),
-    (TINY_CONFIG, "encoder_block_out_channels", [64, 64, 64, 32]),
-    (TINY_CONFIG, "upsampling_scaling_factor", 0),
-    (TINY_CONFIG, "latent_magnitude", 0),
-    (TEXT_CONFIG, "num_attention_heads", 0),
-    (TEXT_CONFIG, "num_attention_heads", -6),
-    (TEXT_CONFIG, "num_attention_heads", 7),
-    (TEXT_CONFIG, "num_hidden_layers", 10**9),
-    (TEXT_CONFIG, "vocab_size", 10**12),
-    (TEXT_CONFIG, "hidden_act", "silu"),
-    (TEXT_CONFIG, "hidden_act", ["gelu"]),
-    (TEXT_CONFIG, "eos_token_id", [2]),
-    (TEXT_CONFIG, "eos_token_id", -1),
+    (UNet2DConditionConfig, "attention_head_dim", 0),
+    (UNet2DConditionConfig, "attention_head_dim", -6),
+    (UNet2DConditionConfig, "attention_head_dim", 999),
+    (UNet2DConditionConfig, "attention_head_dim", [8, 8]),
+    (UNet2DConditionConfig, "layers_per_block", 10**9),
+    (UNet2DConditionConfig, "layers_per_block", 64),
+    (UNet2DConditionConfig, "layers_per_block", [2, 2, 2, "2"]),
+    (UNet2DConditionConfig, "layers_per_block", nested(10_000)),
+    (UNet2DConditionConfig, "transformer_layers_per_block", 10**9),
+    (UNet2DConditionConfig, "transformer_layers_per_block", 60),
+    (UNet2DConditionConfig, "transformer_layers_per_block", [[1, 1], [1, 1], [1, 1], [1, 1]]),
+    (UNet2DConditionConfig, "reverse_transformer_layers_per_block", [1]),
+    (UNet2DConditionConfig, "sample_size", 10**9),
+    (UNet2DConditionConfig, "sample_size", [64, 64, 64]),
+    (UNet2DConditionConfig, "sample_size", "64"),
+    (UNet2DConditionConfig, "block_out_channels", []),
+    (UNet2DConditionConfig, "block_out_channels", [320, 640, 1280, 1281]),
+    (UNet2DConditionConfig, "block_out_channels", [320, 640, 1280]),
+    (UNet2DConditionConfig, "block_out_channels", 320),
+    (UNet2DConditionConfig, "block_out_channels", {"0": 320}),
+    (UNet2DConditionConfig, "block_out_channels", [320] * 1000),
+    (UNet2DConditionConfig, "down_block_types", ["DownBlock2D"] * 3 + ["KDownBlock2D"]),
+    (UNet2DConditionConfig, "down_block_types", "DownBlock2D"),
+    (UNet2DConditionConfig, "up_block_types", ["UpBlock2D"]),
+    (UNet2DConditionConfig, "norm_num_groups", 0),
+    (UNet2DConditionConfig, "norm_num_groups", 7),
+    (UNet2DConditionConfig, "norm_num_groups", None),
+    (UNet2DConditionConfig, "norm_eps", math.nan),
+    (UNet2DConditionConfig, "norm_eps", -1e-5),
+    (UNet2DConditionConfig, "mid_block_scale_factor", 0),
+    (UNet2DConditionConfig, "mid_block_scale_factor", math.inf),
+    (UNet2DConditionConfig, "in_channels", 4.5),
+    (UNet2DConditionConfig, "in_channels", True),
+    (UNet2DConditionConfig, "flip_sin_to_cos", 1),
+    (UNet2DConditionConfig, "freq_shift", "0"),
+    (UNet2DConditionConfig, "conv_in_kernel", 4),
+    (UNet2DConditionConfig, "num_class_embeds", 10**12),
+    (UNet2DConditionConfig, "class_embed_type", "projection"),
+    (UNet2DConditionConfig, "addition_embed_type", "text_time"),
+    (UNet2DConditionConfig, "addition_embed_type", "text"),
+    (UNet2DConditionConfig, "downsample_padding", 2),
+    (UNet2DConditionConfig, "cross_attention_dim", nested(3)),
+    (UNet2DConditionConfig, "dropout", 0.5),
+    (UNet2DConditionConfig, "dropout", nested(10_000)),
+    (UNet2DConditionConfig, "made_up", nested(10_000)),
+    (ControlNetConfig, "conditioning_embedding_out_channels", None),
+    (ControlNetConfig, "conditioning_channels", 0),
+    (ControlNetConfig, "global_pool_conditions", "yes"),
+    (AutoencoderKLConfig, "scaling_factor", math.nan),
+    (AutoencoderKLConfig, "scaling_factor", 0.0),
+    (AutoencoderKLConfig, "scaling_factor", [0.18215]),
+    (AutoencoderKLConfig, "scaling_factor", 10**400),
+    (AutoencoderKLConfig, "shift_factor", math.inf),
+    (AutoencoderKLConfig, "latents_mean", [0.0]),
+    (AutoencoderKLConfig, "latents_std", [1.0, 1.0, 1.0, 0.0]),
+    (AutoencoderKLConfig, "down_block_types", ["AttnDownEncoderBlock2D"]),
+    (AutoencoderKLConfig, "norm_num_groups", 3),
+    (AutoencoderKLConfig, "layers_per_block", 10**9),
+    (AutoencoderTinyConfig, "num_encoder_blocks", [1, 3, 3]),
+    (AutoencoderTinyConfig, "num_decoder_blocks", [3, 3, 3, 10**9]),
+    (AutoencoderTinyConfig, "encoder_block_out_channels", [64, 64, 64, 32]),
+    (AutoencoderTinyConfig, "upsampling_scaling_factor", 0),
+    (AutoencoderTinyConfig, "latent_magnitude", 0),
+    (CLIPTextConfig, "num_attention_heads", 0),
+    (CLIPTextConfig, "num_attention_heads", -6),
+    (CLIPTextConfig, "num_attention_heads", 7),
+    (CLIPTextConfig, "num_hidden_layers", 10**9),
+    (CLIPTextConfig, "vocab_size", 10**12),
+    (CLIPTextConfig, "hidden_act", "silu"),
+    (CLIPTextConfig, "hidden_act", ["gelu"]),
+    (CLIPTextConfig, "eos_token_id", [2]),
+    (CLIPTextConfig, "eos_token_id", -1),
 ]
 
 
@@ -121,20 +122,20 @@ def test_a_config_built_in_python_passes_the_same_door(cls, option, value):
 
 def test_a_choice_names_the_others():
     with pytest.raises(ValueError, match="only 'quick_gelu' or 'gelu'"):
-        TEXT_CONFIG(hidden_act="silu")
+        CLIPTextConfig(hidden_act="silu")
 
 
 @pytest.mark.parametrize("data", [[], None, "config", 3])
 def test_a_file_that_holds_no_object_is_an_error(data):
     with pytest.raises(ValueError, match="JSON object"):
-        config_from_dict(UNET_CONFIG, data)
+        config_from_dict(UNet2DConditionConfig, data)
 
 
 def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
-    config = UNET_CONFIG(mid_block_scale_factor=1, block_out_channels=[32, 64, 64, 64])
+    config = UNet2DConditionConfig(mid_block_scale_factor=1, block_out_channels=[32, 64, 64, 64])
     assert isinstance(config.mid_block_scale_factor, float)
     assert config.block_out_channels == (32, 64, 64, 64)
-    assert hash(config) == hash(UNET_CONFIG(block_out_channels=(32, 64, 64, 64)))
+    assert hash(config) == hash(UNet2DConditionConfig(block_out_channels=(32, 64, 64, 64)))
 
 
 def test_options_that_published_sdxl_checkpoints_have_are_read():
@@ -163,7 +164,7 @@ def test_options_that_published_sdxl_checkpoints_have_are_read():
         "reverse_transformer_layers_per_block": None,
         "upcast_attention": None,
     }
-    config = config_from_dict(UNET_CONFIG, data)
+    config = config_from_dict(UNet2DConditionConfig, data)
     assert config.transformer_layers_per_block == (0, 2, 10)
 
 
@@ -196,7 +197,7 @@ JSON = st.recursive(
 def mutated(draw):
     """A network's class and its config.json after up to three changes."""
     name = draw(st.sampled_from(sorted(NETWORKS)))
-    cls = models.MODELS[name].config_class
+    cls = MODELS[name].config_class
     data = json.loads(json.dumps(config_to_dict(cls(**NETWORKS[name]))))
     for _ in range(draw(st.integers(1, 3))):
         key = draw(st.sampled_from(sorted(data)))
@@ -224,7 +225,7 @@ def config_or_message(cls, data):
 @given(mutated())
 def test_a_changed_config_gives_a_network_or_a_clear_error(case):
     name, data = case
-    module_class = models.MODELS[name]
+    module_class = MODELS[name]
     config = config_or_message(module_class.config_class, data)
     if isinstance(config, str):
         assert config.startswith("config.json: ")

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 from tiny import TEXT, UNET, VAE
 
-from diffusax import models
+from diffusax.models import MODELS
 from diffusax.models.rngs import ShapeRngs
 
 CONFIGS = {
@@ -15,9 +15,9 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_shape_rngs_gives_the_graph_and_the_shapes_of_eval_shape(name):
-    module_class = models.MODELS[name]
+    module_class = MODELS[name]
     config = module_class.config_class(**CONFIGS.get(name, {}))
     fast = nnx.split(module_class(config, rngs=ShapeRngs()))
     slow = nnx.split(nnx.eval_shape(lambda: module_class(config, rngs=nnx.Rngs(0))))

@@ -64,3 +64,18 @@ def test_embeddings(pairs):
     negative = torch.randn((2, 77, 32), generator=generators(6))
     call = {"image": TWO["image"], "prompt_embeds": embeds, "negative_prompt_embeds": negative}
     pair.check(**call)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_older_callback_of_xl(pairs):
+    pair, seen = pairs(XL, "xl-instruct"), ([], [])
+    for pipe, steps in zip((pair.reference, pair.ours), seen, strict=True):
+        pipe(
+            **TWO,
+            num_inference_steps=5,
+            generator=generators(1),
+            callback=lambda i, t, x, steps=steps: steps.append((i, int(t), tuple(x.shape))),
+            callback_steps=2,
+        )
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3

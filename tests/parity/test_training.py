@@ -9,9 +9,9 @@ import torch
 from diffusers.training_utils import compute_snr
 from tiny import build_stable_diffusion
 
-import diffusax
+from diffusax.training.base_model import BaseModel
+from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.recipes.text_to_image import DenoisingLoss, Draws
 from diffusax.training.step import initial_state, make_train_step
 
 STEPS, BATCH = 20, 4
@@ -75,26 +75,26 @@ def torch_losses(pipe, run: list[dict], gamma: float | None, trained: tuple) -> 
 
 
 def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> list[float]:
-    pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
+    base = BaseModel.open(str(folder))
+    params = {name: base.load(name).params for name in base.networks}
     loss = DenoisingLoss(
-        pipe.text_encoder,
-        pipe.unet,
-        pipe.vae,
-        pipe.scheduler.alphas_cumprod,
-        pipe.scheduler.prediction_type,
+        base.family,
+        base.networks,
+        base.scheduler.alphas_cumprod,
+        base.scheduler.prediction_type,
         snr_gamma=gamma,
     )
 
-    def given(params, frozen, batch, keys):
+    def with_draws(params, frozen, batch, keys):
         draws = Draws(
             batch["latent_noise"], batch["noise"], batch["timesteps"], jnp.zeros(BATCH, bool)
         )
-        return loss.given(params, frozen, batch, draws)
+        return loss.with_draws(params, frozen, batch, draws)
 
     optimizer = make_optimizer(OptimizerConfig(lr=LR, weight_decay=WEIGHT_DECAY), STEPS)
-    step = jax.jit(make_train_step(given, optimizer))
-    state = initial_state({name: pipe.params[name] for name in trained}, optimizer, seed=0)
-    frozen = {**pipe.params, "empty": jnp.zeros(77, jnp.int32)}
+    step = jax.jit(make_train_step(with_draws, optimizer))
+    state = initial_state({name: params[name] for name in trained}, optimizer, seed=0)
+    frozen = {**params, "empty": jnp.zeros(77, jnp.int32)}
     losses = []
     for batch in run:
         state, metrics = step(state, frozen, batch)

@@ -15,7 +15,7 @@ import diffusax
 from diffusax.pipelines.arguments import Call
 
 CASES, CHUNK = 500, 50
-SECONDS = 60
+SECONDS = 300
 NAMES = {
     "StableDiffusionPipeline": "sd",
     "StableDiffusionImg2ImgPipeline": "sd",
@@ -33,11 +33,11 @@ THINGS = (
     np.zeros((1, 3, 64, 64)), np.array(["a"]), torch.zeros(3), torch.tensor(2.0), "x" * 300,
 )  # fmt: skip
 SPECIFIC = {
-    "prompt": ("a cat", ["a", "b"], "(a:1.5)", "(" * 300, ["a"] * 3, ["", "b"]),
+    "prompt": ("a cat", ["a", "b"], "(a:1.5)", "(" * 300, ["a", 2], ["", "b"]),
     "negative_prompt": ("a dog", ["a", "b"], [""]),
-    "num_images_per_prompt": (1, 2, 1000, 10**6, 10**9),
-    "num_inference_steps": (1, 2, 3, 4, 1000, 1001, 10**9),
-    "height": (64, 65, 8, 4, 10**9, 2**40),
+    "num_images_per_prompt": (1, 2, 5000, 10**6, 10**9),
+    "num_inference_steps": (1, 2, 3, 4, 1001, 10**9),
+    "height": (64, 65, 10**9, 2**40),
     "width": (64, 60.0, "64", 10**9),
     "image": (picture(1), [picture(1), picture(2)], "nothing.png", picture(1, 1, 1)),
     "mask_image": (mask(1), picture(2), np.ones((64, 64)), "none.png"),
@@ -114,7 +114,13 @@ def shown(call):
     return {k: repr(v)[:80] for k, v in call.items()}
 
 
-@pytest.mark.parametrize("chunk", range(CASES // CHUNK))
+def chunks():
+    """Two of ten always; all of them take minutes, since every new shape compiles."""
+    slow = [pytest.param(i, marks=pytest.mark.slow) for i in range(2, CASES // CHUNK)]
+    return [0, 1, *slow]
+
+
+@pytest.mark.parametrize("chunk", chunks())
 @pytest.mark.filterwarnings("ignore")
 def test_random_calls_give_pictures_or_clear_errors(pipes, chunk):
     rng, failures, drawn = random.Random(chunk), [], 0

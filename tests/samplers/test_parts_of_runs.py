@@ -9,6 +9,7 @@ from upstream import SD, SHAPE, build, compare, config_of, model, reference, sam
 
 from diffusax import samplers
 
+pytestmark = pytest.mark.filterwarnings("error")
 NAMES = sorted(samplers.SCHEDULERS)
 
 
@@ -17,8 +18,7 @@ def options_for(name):
 
 
 def pair(name, config, steps):
-    scheduler = build(name, **config)
-    scheduler.set_timesteps(steps)
+    scheduler = build(name, steps, **config)
     return samplers.scheduler_from_config({**config_of(scheduler), **config}), scheduler
 
 

@@ -46,14 +46,14 @@ def test_learns_and_writes_a_network_that_diffusers_opens(config):
     batch = {
         "pixel_values": np.stack(
             [
-                recipe.prepare(recipe.source[i], np.random.default_rng(0))["pixel_values"]
+                recipe.example(recipe.source[i], np.random.default_rng(0))["pixel_values"]
                 for i in range(4)
             ]
         )
     }
     before, after = (
         float(recipe.loss({"vae": params}, {}, batch, keys).mean())
-        for params in (recipe.params["vae"], state.params["vae"])
+        for params in (recipe.trained()["vae"], state.params["vae"])
     )
     assert after < 0.9 * before
 
@@ -70,9 +70,10 @@ def test_every_term_counts(config):
     recipe = autoencoder(dataclasses.replace(config, kl_weight=1e-2))
     keys = jax.vmap(jax.random.key)(np.arange(2))
     batch = {"pixel_values": np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)}
-    total = recipe.loss(recipe.params, {}, batch, keys)
+    total = recipe.loss(recipe.trained(), {}, batch, keys)
     for name in ("gradient_weight", "ssim_weight", "kl_weight"):
-        without = dataclasses.replace(recipe.loss, **{name: 0.0})(recipe.params, {}, batch, keys)
+        other = autoencoder(dataclasses.replace(recipe.config, **{name: 0.0}))
+        without = other.loss(recipe.trained(), {}, batch, keys)
         assert (without < total).all(), name
 
 
@@ -93,7 +94,7 @@ def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant
         decoder_only=True,
     )
     recipe = autoencoder(config)
-    assert set(recipe.params["vae"]) == {"decoder", "post_quant_conv"}
+    assert set(recipe.trained()["vae"]) == {"decoder", "post_quant_conv"}
     train(recipe, config)
     after = load_network(tmp_path / "out" / "model")
     assert after.config == before.config

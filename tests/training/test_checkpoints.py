@@ -137,7 +137,7 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(small_disk):
     assert_intact(small_disk / "run", first)
 
 
-def test_a_disk_that_fills_up_while_writing(small_disk, monkeypatch):
+def test_a_disk_that_fills_up_while_writing(small_disk, monkeypatch, caplog):
     checkpoints = Checkpoints(small_disk / "run", keep=2)
     first = state(6, 1)
     checkpoints.save(1, first, {})
@@ -150,5 +150,6 @@ def test_a_disk_that_fills_up_while_writing(small_disk, monkeypatch):
 
     with pytest.raises(OSError, match=r"disk is full .* of step 1, is untouched"):
         save()
+    assert "No space left" not in caplog.text
     monkeypatch.undo()
     assert_intact(small_disk / "run", first)

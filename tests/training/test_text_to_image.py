@@ -30,7 +30,7 @@ def recipe(checkpoint, pictures):
 
 @pytest.fixture(scope="module")
 def batch(recipe):
-    return next(Batches(recipe.source, recipe.prepare, batch_size=4, seed=0))
+    return next(Batches(recipe.source, recipe.example, batch_size=4, seed=0))
 
 
 def keys(n: int = 4) -> jax.Array:
@@ -38,38 +38,38 @@ def keys(n: int = 4) -> jax.Array:
 
 
 def losses(recipe, batch, **changes) -> np.ndarray:
-    loss = dataclasses.replace(recipe.loss, **changes)
-    return np.asarray(jax.jit(loss)(recipe.params, recipe.frozen, batch, keys()))
+    loss = dataclasses.replace(recipe.denoising, **changes)
+    return np.asarray(jax.jit(loss)(recipe.trained(), recipe.frozen(), batch, keys()))
 
 
 def test_an_example_has_pixels_and_tokens(recipe, batch):
     assert batch["pixel_values"].shape == (4, 32, 32, 3)
     assert batch["pixel_values"].dtype == np.uint8
     assert batch["input_ids"].shape == (4, 77)
-    assert set(recipe.params) == {"unet"}
-    assert set(recipe.frozen) == {"vae", "text_encoder", "empty"}
+    assert set(recipe.trained()) == {"unet"}
+    assert set(recipe.frozen()) == {"vae", "text_encoder", "empty"}
 
 
 def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
     def gradient(level: str):
-        loss = dataclasses.replace(recipe.loss, gradient_checkpointing=level)
-        mean = lambda params: loss(params, recipe.frozen, batch, keys()).mean()  # noqa: E731
+        loss = dataclasses.replace(recipe.denoising, gradient_checkpointing=level)
+        mean = lambda params: loss(params, recipe.frozen(), batch, keys()).mean()  # noqa: E731
         return jax.grad(mean)
 
     programs = {}
     for level in ("none", "blocks", "full"):
-        jaxpr = str(jax.make_jaxpr(gradient(level))(recipe.params))
+        jaxpr = str(jax.make_jaxpr(gradient(level))(recipe.trained()))
         programs[level] = jaxpr.count("remat") + jaxpr.count("checkpoint[")
     assert programs["none"] == 0 < programs["blocks"] < programs["full"]
 
-    expected = jax.jit(gradient("none"))(recipe.params)
-    result = jax.jit(gradient("full"))(recipe.params)
+    expected = jax.jit(gradient("none"))(recipe.trained())
+    result = jax.jit(gradient("full"))(recipe.trained())
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_dropped_captions_are_the_empty_one(recipe, batch):
-    empty = {**batch, "input_ids": np.broadcast_to(recipe.frozen["empty"], (4, 77))}
+    empty = {**batch, "input_ids": np.broadcast_to(recipe.frozen()["empty"], (4, 77))}
     kept = losses(recipe, batch)
     dropped = losses(recipe, batch, caption_dropout=1.0)
     assert np.abs(kept - dropped).min() > 1e-6
@@ -77,7 +77,7 @@ def test_dropped_captions_are_the_empty_one(recipe, batch):
 
 
 def test_the_share_of_dropped_captions_and_the_timesteps_are_drawn_evenly(recipe):
-    loss = dataclasses.replace(recipe.loss, caption_dropout=0.25)
+    loss = dataclasses.replace(recipe.denoising, caption_dropout=0.25)
     many = {"moments": jnp.zeros((4000, 2, 2, 8))}
     draws = loss.draw(many, keys(4000))
     assert 0.22 < draws.dropped.mean() < 0.28
@@ -94,7 +94,7 @@ def test_offset_noise_has_a_mean_of_its_own_per_picture_and_channel(recipe):
     many = {"moments": jnp.zeros((500, 16, 16, 8))}
     means = {}
     for offset in (0.0, 0.5):
-        loss = dataclasses.replace(recipe.loss, noise_offset=offset)
+        loss = dataclasses.replace(recipe.denoising, noise_offset=offset)
         means[offset] = np.asarray(loss.draw(many, keys(500)).noise.mean((1, 2)))
     assert abs(means[0.0].std() - 1 / 16) < 0.01
     assert abs(means[0.5].std() - 0.5) < 0.05
@@ -103,9 +103,9 @@ def test_offset_noise_has_a_mean_of_its_own_per_picture_and_channel(recipe):
 def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     half = losses(recipe, batch, compute_dtype=jnp.bfloat16)
     np.testing.assert_allclose(half, losses(recipe, batch), rtol=0.1)
-    loss = dataclasses.replace(recipe.loss, compute_dtype=jnp.bfloat16)
+    loss = dataclasses.replace(recipe.denoising, compute_dtype=jnp.bfloat16)
     gradient = jax.eval_shape(
-        jax.grad(lambda p: loss(p, recipe.frozen, batch, keys()).mean()), recipe.params
+        jax.grad(lambda p: loss(p, recipe.frozen(), batch, keys()).mean()), recipe.trained()
     )
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
@@ -128,14 +128,14 @@ def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_p
         caption_dropout=0.0,
     )
     cached = text_to_image(config)
-    assert "vae" not in cached.frozen
-    assert ("text_encoder" in cached.frozen) is not embedded
+    assert "vae" not in cached.frozen()
+    assert ("text_encoder" in cached.frozen()) is not embedded
     rows = [29, 0, 8, 13]
     rng = np.random.default_rng(0)
     for dropout in (0.0, 1.0):
         results = []
         for r in (recipe, cached):
-            elements = [r.prepare(r.source[i], rng) for i in rows]
+            elements = [r.example(r.source[i], rng) for i in rows]
             stacked = {k: np.stack([e[k] for e in elements]) for k in elements[0]}
             results.append(losses(r, stacked, caption_dropout=dropout))
         np.testing.assert_allclose(*results, rtol=1e-5)
@@ -196,11 +196,11 @@ def test_from_scratch_draws_what_is_trained_and_keeps_the_rest(checkpoint, pictu
     options = {"model": str(checkpoint), "data": str(pictures), "from_scratch": True, **SIZE}
     fresh = text_to_image(TextToImageConfig(**options))
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
-    pairs = zip(jax.tree.leaves(fresh.params["unet"]), jax.tree.leaves(pipe.params["unet"]))
+    pairs = zip(jax.tree.leaves(fresh.trained()["unet"]), jax.tree.leaves(pipe.params["unet"]))
     assert all(not np.array_equal(a, b) for a, b in pairs)
-    assert not fresh.params["unet"]["conv_out"]["kernel"].any()
+    assert not fresh.trained()["unet"]["conv_out"]["kernel"].any()
     other = text_to_image(TextToImageConfig(**options, seed=1))
-    kernel = lambda r: r.params["unet"]["conv_in"]["kernel"]  # noqa: E731
+    kernel = lambda r: r.trained()["unet"]["conv_in"]["kernel"]  # noqa: E731
     assert not np.array_equal(kernel(fresh), kernel(other))
 
 
@@ -210,7 +210,7 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
             model=str(checkpoint), data=str(pictures), prediction_type="v_prediction", **SIZE
         )
     )
-    assert recipe.loss.prediction_type == "v_prediction"
-    recipe.save(recipe.params, tmp_path)
+    assert recipe.denoising.prediction_type == "v_prediction"
+    recipe.save(recipe.trained(), tmp_path)
     saved = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     assert saved.scheduler.prediction_type == "v_prediction"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.mesh import start_processes
-from diffusax.training import Recipe, TrainConfig, read_config, train
+from diffusax.training import TrainConfig, read_config, train
 
 ROWS, INPUTS, OUTPUTS = 96, 64, 4096
 
@@ -34,25 +34,45 @@ class Rows:
         return f"row {index}"
 
 
-def prepare(row, rng):
-    return {"x": row["x"] + rng.standard_normal(INPUTS).astype(np.float32) * 0.1}
+class Toy:
+    """A linear model's recipe."""
 
+    name = "toy"
 
-def loss(params, frozen, batch, keys):
-    noise = jax.vmap(lambda key: jax.random.normal(key, (OUTPUTS,)))(keys)
-    y = jnp.tanh(batch["x"] @ params["w"]["kernel"]) + 0.1 * noise
-    return ((y - frozen["target"]) ** 2).mean(-1)
+    def __init__(self, source=None, *, slow: bool = False):
+        """slow: takes its time to save."""
+        self.source, self.slow = source or Rows(), slow
 
+    def shapes(self):
+        return {"w": {"kernel": jax.ShapeDtypeStruct((INPUTS, OUTPUTS), np.float32)}}
 
-def save(params, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "kernel.npy", np.asarray(params["w"]["kernel"]))
+    def trained(self):
+        rng = np.random.default_rng(0)
+        return {"w": {"kernel": rng.standard_normal((INPUTS, OUTPUTS), np.float32) * 0.1}}
 
+    def frozen(self):
+        return {"target": jnp.ones(OUTPUTS)}
 
-def save_slowly(params, folder: Path) -> None:
-    (folder.parent / "saving").touch()
-    time.sleep(3)
-    save(params, folder)
+    def example(self, row, rng):
+        return {"x": row["x"] + rng.standard_normal(INPUTS).astype(np.float32) * 0.1}
+
+    def loss(self, trained, frozen, batch, keys):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (OUTPUTS,)))(keys)
+        y = jnp.tanh(batch["x"] @ trained["w"]["kernel"]) + 0.1 * noise
+        return ((y - frozen["target"]) ** 2).mean(-1)
+
+    def validate(self, trained, frozen):
+        raise AssertionError("there is nothing to see")
+
+    def save(self, trained, folder: Path) -> None:
+        if self.slow:
+            (folder.parent / "saving").touch()
+            time.sleep(3)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "kernel.npy", np.asarray(trained["w"]["kernel"]))
+
+    def card(self):
+        return {}
 
 
 class HangingRows(Rows):
@@ -69,19 +89,6 @@ class HangingRows(Rows):
         return super().__getitem__(index)
 
 
-def recipe(source=None, save=save) -> Recipe:
-    rng = np.random.default_rng(0)
-    return Recipe(
-        name="toy",
-        params={"w": {"kernel": rng.standard_normal((INPUTS, OUTPUTS), np.float32) * 0.1}},
-        frozen={"target": jnp.ones(OUTPUTS)},
-        loss=loss,
-        source=source or Rows(),
-        prepare=prepare,
-        save=save,
-    )
-
-
 def main(output: str, *pairs: str) -> None:
     options = ["steps=24", "batch_size=8", "checkpoint_every=4", "log_every=1", "report_to=[]"]
     # Two of the test's own: "hang_at=3" (no more data from that step on) and "slow_save=true".
@@ -91,7 +98,7 @@ def main(output: str, *pairs: str) -> None:
     if config.distributed:
         start_processes()
     source = HangingRows(int(own["hang_at"]) * config.batch_size) if "hang_at" in own else None
-    train(recipe(source, save_slowly if "slow_save" in own else save), config)
+    train(Toy(source, slow="slow_save" in own), config)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
         raise ValueError(_nothing_to_load(folder, names))
     path = folder / chosen
     if path.suffix != ".json":
+        if not path.is_file():
+            raise ValueError(f"{path} is not a file")
         return [path]
     shards = [folder / name for name in shard_names(load_json(path), path)]
     for shard in shards:

@@ -133,14 +133,14 @@ class _Wanted:
 
         Logs a warning where only some have it.
         """
+        if not self.variant:
+            return
         has = {folder for folder, names in listing.items() if choose_variant(names, self.variant)}
         plain = {folder for folder, names in listing.items() if choose_variant(names, None)}
-        if not self.variant or not (has or plain):
-            return
-        if not has:
-            found = sorted({v for names in listing.values() for v in variants(names)})
-            other = f"it has {', '.join(map(repr, found))}" if found else "leave variant out"
-            raise ValueError(f"{source} has no weights of variant={self.variant!r}; {other}")
+        others = sorted({v for names in listing.values() for v in variants(names)})
+        if not has and (plain or others):
+            mend = f"it has {', '.join(map(repr, others))}" if others else "leave variant out"
+            raise ValueError(f"{source} has no weights of variant={self.variant!r}; {mend}")
         if plain - has:
             logger.warning(
                 "%s has no variant %r of %s; other weights of it are loaded",

@@ -1,5 +1,7 @@
 """model_index.json: which pipeline a checkpoint is made for, and of which components."""
 
+import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     class_name = data.get("_class_name", "")
     if not isinstance(class_name, str):
         raise ValueError(f"{path}: _class_name must be a string (got {class_name!r})")
-    components = {
-        name: (value[0], value[1])
-        for name, value in data.items()
-        if isinstance(value, list) and list(map(type, value)) == [str, str]
-    }
+    components = {}
+    for name, value in data.items():
+        if isinstance(value, list) and list(map(type, value)) == [str, str]:
+            components[name] = (value[0], value[1])
+        elif value not in (None, [None, None]) and os.path.isdir(path.parent / name):
+            raise ValueError(
+                f"{path}: {name} must be a list of library and class (got {reprlib.repr(value)})"
+            )
     options = {
         name: value
         for name, value in data.items()

@@ -39,18 +39,27 @@ def load_network(
         ValueError: the folder or its config is not one that diffusax can read; says which and why.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
-    data = load_json(folder / "config.json")
-    module_class: Any = MODELS[_class_name(data, folder)]
-    config = config_from_dict(module_class.config_class, data, source=str(folder / "config.json"))
-    network = Network(module_class, config)
+    network = read_network(folder)
     params = load_params(
-        module_class,
+        network.module_class,
         network.shapes,
         weight_files(folder, variant),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=device,
     )
     return Model(network, params)
+
+
+def read_network(folder: Path) -> Network:
+    """The network that a component's config.json describes; reads no weights.
+
+    Raises:
+        ValueError: the config is not one that diffusax can read; says which and why.
+    """
+    data = load_json(folder / "config.json")
+    module_class: Any = MODELS[_class_name(data, folder)]
+    config = config_from_dict(module_class.config_class, data, source=str(folder / "config.json"))
+    return Network(module_class, config)
 
 
 def save_network(

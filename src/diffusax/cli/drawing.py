@@ -97,17 +97,17 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     return pipe(**given).images
 
 
-def describe(pipe: Any, command: Any, prompt: str, seed: int, **settings: Any) -> str:
+def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) -> str:
     """The settings in the form that stable-diffusion-webui writes and image tools read.
 
     Arguments:
         pipe: that drew, just now.
         command: the options.
-        prompt: what was drawn.
+        image: that was drawn.
         seed: of the run.
-        settings: of this command; None are left out.
+        settings: of this command alone, by name; None are left out.
     """
-    lines = [prompt]
+    lines = [command.prompt]
     if command.negative_prompt:
         lines.append(f"Negative prompt: {command.negative_prompt}")
     steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
@@ -116,6 +116,7 @@ def describe(pipe: Any, command: Any, prompt: str, seed: int, **settings: Any) -
         "Sampler": command.sampler or pipe.scheduler.class_name,
         "CFG scale": pipe.guidance_scale,
         "Seed": seed,
+        "Size": f"{image.width}x{image.height}",
         "Model": Path(command.model).name,
         "RNG": command.noise,
     }
@@ -130,7 +131,8 @@ def save(
     parameters: Sequence[str],
     seed: int,
     *,
-    labels: Mapping[str, Sequence[str]] | None = None,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the pictures, numbered below a contact sheet if there are several, and says so.
 
@@ -139,12 +141,13 @@ def save(
         images: PIL images of one size.
         parameters: the settings of each.
         seed: of the run.
-        labels: row_labels and column_labels of the sheet.
+        rows: labels of the sheet's rows.
+        columns: labels of its columns.
     """
     files = [output]
     if len(images) > 1:
         files += [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
-        images = [contact_sheet(images, **(labels or {})), *images]
+        images = [contact_sheet(images, row_labels=rows, column_labels=columns), *images]
         parameters = [parameters[0], *parameters]
     for file, image, text in zip(files, images, parameters):
         image.save(file, pnginfo=png_parameters(text))

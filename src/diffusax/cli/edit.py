@@ -9,12 +9,15 @@ from typing import Annotated, Any
 from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
-import diffusax
 from diffusax.checkpoints import read_model_index, resolve
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pictures import load_image
 from diffusax.pipelines.arguments import Count, Pixels, Scale
+from diffusax.pipelines.classes import (
+    StableDiffusionInstructPix2PixPipeline,
+    StableDiffusionXLInstructPix2PixPipeline,
+)
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
 MULTIPLE = 64
@@ -64,6 +67,8 @@ class Edit(drawing.Drawing):
         pipe = _load(self)
         size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
         picture = fit(picture, size)
+        # SDXL's pipeline draws at its own size otherwise.
+        sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
         images, texts = [], []
         for guidance, image_guidance in self._scales():
             drawn = drawing.call(
@@ -77,11 +82,12 @@ class Edit(drawing.Drawing):
                 num_images_per_prompt=self.num_images,
                 seed=seed,
                 noise=self.noise,
+                **sizes,
             )
-            settings = _settings(self, image_guidance, drawn[0])
+            settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
             images += drawn
-            texts += [drawing.describe(pipe, self, self.prompt, seed, **settings)] * len(drawn)
-        return drawing.save(output, images, texts, seed, labels=self._labels())
+            texts += [drawing.describe(pipe, self, drawn[0], seed, **settings)] * len(drawn)
+        return drawing.save(output, images, texts, seed, **self._labels())
 
     def _scales(self) -> list[tuple[float | None, float | None]]:
         if not self.sweep:
@@ -92,8 +98,8 @@ class Edit(drawing.Drawing):
         if not self.sweep:
             return {}
         return {
-            "row_labels": [f"guidance {scale:g}" for scale in self.sweep_guidance],
-            "column_labels": [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
+            "rows": [f"guidance {scale:g}" for scale in self.sweep_guidance],
+            "columns": [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
         }
 
 
@@ -119,17 +125,8 @@ def _load(options: Edit) -> Any:
     folder = resolve(options.model, variant=options.variant, revision=options.revision)
     class_name, _, _ = read_model_index(folder)
     kind = (
-        diffusax.StableDiffusionXLInstructPix2PixPipeline
+        StableDiffusionXLInstructPix2PixPipeline
         if "XL" in class_name
-        else diffusax.StableDiffusionInstructPix2PixPipeline
+        else StableDiffusionInstructPix2PixPipeline
     )
     return options.prepare(kind.from_pretrained(options.model, **options.loading()))
-
-
-def _settings(options: Edit, image_guidance: float | None, image: Image.Image) -> dict[str, Any]:
-    """What the picture's file says besides what all commands say."""
-    return {
-        "Image CFG scale": image_guidance,
-        "Size": f"{image.width}x{image.height}",
-        "Image": options.image.name,
-    }

@@ -10,9 +10,9 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
+from diffusax.masks import blur
 from diffusax.pictures import load_image, open_upright, resize
 from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
-from diffusax.masks import blur
 
 
 @configure(FlagCreatePairsOff)
@@ -61,8 +61,10 @@ class Generate(drawing.Drawing):
             ("mask", "image"),
             ("mask_blur", "mask"),
             ("mask_crop", "mask"),
+            ("control_scale", "control"),
         ):
-            if getattr(self, name) and not getattr(self, needs):
+            given = getattr(self, name)
+            if given != getattr(type(self), name) and not getattr(self, needs):
                 raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
         if len(self.control) != len(self.controlnet):
             raise ValueError(
@@ -99,7 +101,7 @@ class Generate(drawing.Drawing):
             **_size(self, pipe, pictures),
             **_scales(self),
         )
-        text = drawing.describe(pipe, self, self.prompt, seed, **_settings(self, pipe, images))
+        text = drawing.describe(pipe, self, images[0], seed, **_settings(self))
         return drawing.save(output, images, [text] * len(images), seed)
 
 
@@ -163,11 +165,9 @@ def _scales(options: Generate) -> dict[str, Any]:
     )
 
 
-def _settings(options: Generate, pipe: Any, images: list[Any]) -> dict[str, Any]:
+def _settings(options: Generate) -> dict[str, Any]:
     """What the picture's file says besides what all commands say."""
-    width, height = images[0].size
     return {
-        "Size": f"{width}x{height}",
         "Clip skip": options.clip_skip,
         "Image": options.image and options.image.name,
         "Denoising strength": options.strength,

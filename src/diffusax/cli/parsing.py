@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from tyro._backends import _argparse_formatter
 from tyro.conf import (
     DisallowNone,
     PositionalMetavarFromFieldName,
@@ -18,7 +19,9 @@ from tyro.conf import (
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 # Without boxes and colours; with argparse, whose errors name the option that is wrong.
-tyro._experimental_options.update(backend="argparse", utf8_boxes=False, ansi_codes=False)
+tyro._experimental_options["backend"] = "argparse"
+tyro._experimental_options["utf8_boxes"] = False
+tyro._experimental_options["ansi_codes"] = False
 
 OWN = arg(help_behavior_hint="")
 """Marks an option whose help says what it is by default."""
@@ -93,6 +96,8 @@ def parse_with_files(
 
 
 def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
+    # tyro forgets what it did not recognise the last time only where prog is one word.
+    _argparse_formatter.global_unrecognized_arg_and_prog.clear()
     markers = (DisallowNone, PositionalMetavarFromFieldName)
     return tyro.cli(kind, args=args, prog=prog, config=markers, registry=_registry, **options)
 

@@ -215,7 +215,7 @@ def _sentence(reason: str, values: Mapping[str, Any]) -> str:
     bound = re.match(r"Expected `\w+` (>=|<=) (\S+)", expected)
     if bound:
         must = f"at {'least' if bound[1] == '>=' else 'most'} {bound[2].removesuffix('.0')}"
-    elif expected.startswith("Invalid enum value"):
+    elif typing.get_origin(hint) is Literal:
         must = f"one of {', '.join(map(repr, typing.get_args(hint)))}"
     elif hint in _WORDS:
         must = _WORDS[hint]

@@ -10,10 +10,10 @@ from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.sizes import count_images
 from diffusax.pipelines.tasks import (
     Job,
     Task,
-    count_images,
     crop_options,
     image_to_image,
     inpaint,
@@ -31,7 +31,7 @@ def controlled(task: Task) -> Task:
         call = _with_size(task, c, call)
         pictures = control_pictures(c, call, cropped=task is inpaint)
         if task is text_to_image:
-            height, width = pictures[0].shape[1:3]
+            height, width = pictures[0].shape[2:4]
             call = dataclasses.replace(call, height=height, width=width)
         job = task(c, call)
         conditions = job.plan.conditions._replace(control=pictures)

@@ -64,8 +64,11 @@ def cached_schedule(
         original_inference_steps,
         strength,
     )
-    with np.errstate(all="ignore"):
-        run = scheduler._run(request)
+    try:
+        with np.errstate(all="ignore"):
+            run = scheduler._run(request)
+    except np.linalg.LinAlgError:
+        raise ValueError(_no_step(scheduler)) from None
     rows, stop = run.rows, len(run.rows) if end is None else end
     if not 0 <= begin < stop <= len(rows):
         raise ValueError(
@@ -117,9 +120,14 @@ def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
     table = schedule.table()
     if all(np.isfinite(c).all() for c in (table.update, table.prediction, table.in_scale)):
         return
-    raise ValueError(
+    raise ValueError(_no_step(scheduler))
+
+
+def _no_step(scheduler: "Scheduler") -> str:
+    return (
         f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
-        "fewer steps, another timestep_spacing, or betas that leave some signal and some noise"
+        "fewer steps, another timestep_spacing, lower_order_final=True, or betas that leave some "
+        "signal and some noise"
     )
 
 

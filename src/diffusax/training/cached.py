@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +14,12 @@ import numpy as np
 from msgspec import Meta
 from tqdm.auto import tqdm
 
-from diffusax.checkpoints.networks import write_json
 from diffusax.extras import require_extra
-from diffusax.models.network import Network
-from diffusax.pipelines import DiffusionPipeline, StableDiffusionPipeline
+from diffusax.files import load_json, write_json
+from diffusax.models.latents import from_bytes
+from diffusax.models.network import Model, Params
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
+from diffusax.training.base_model import BaseModel
 from diffusax.training.data import (
     Broken,
     DataConfig,
@@ -27,8 +27,10 @@ from diffusax.training.data import (
     Tally,
     caption_ids,
     choose_caption,
+    picture_size,
     read_pixels,
 )
+from diffusax.training.denoising import encode_captions
 from diffusax.training.options import Count, Seed, require_options
 from diffusax.training.sources import ArrowSource, Source, open_source
 
@@ -62,19 +64,21 @@ class CachedSource:
     dtypes: dict[str, str]
 
     @classmethod
-    def open(cls, folder: str, *, vae: Network, text_encoder: Network) -> "CachedSource":
+    def open(cls, folder: str, load: Callable[[str], Model]) -> "CachedSource":
         """The cache in a folder.
+
+        load: gives a network of the checkpoint, with its parameters, by its name there.
 
         Raises:
             ValueError: it was made with another autoencoder or, where it holds text embeddings,
                 another text encoder, or it is not whole.
         """
-        index = json.loads((Path(folder) / _INDEX).read_text("utf-8"))
-        networks = [("latents", "autoencoder", vae)]
+        index = load_json(Path(folder) / _INDEX)
+        networks = [("latents", "autoencoder", "vae")]
         if "encoder_hidden_states" in index["shapes"]:
-            networks.append(("text embeddings", "text encoder", text_encoder))
-        for what, made_by, network in networks:
-            if index.get(made_by) != fingerprint(network):
+            networks.append(("text embeddings", "text encoder", "text_encoder"))
+        for what, made_by, name in networks:
+            if index.get(made_by) != fingerprint(load(name).params):
                 raise ValueError(
                     f"the {what} in {folder} are of another {made_by} than the checkpoint's; "
                     "write them again with cache-latents"
@@ -105,10 +109,10 @@ def is_cache(path: str) -> bool:
     return (Path(path) / _INDEX).is_file()
 
 
-def fingerprint(network: Network) -> str:
+def fingerprint(params: Params) -> str:
     """A digest of the parameters, rounded to float16, so that their dtype does not matter."""
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(network.params):
+    for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).astype(np.float16).tobytes())
     return digest.hexdigest()
 
@@ -124,16 +128,18 @@ def cache_latents(config: CacheConfig) -> int:
     """
     require_options(config, ("model", "data"))
     pyarrow = require_extra("pyarrow", "train")
-    pipe = DiffusionPipeline.from_pretrained(config.model, dtype="float32")
+    base = BaseModel.open(config.model)
+    size = picture_size(config, base.default_size, base.factor)
     source = open_source(config.data, (config.image_column, config.caption_column))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.
     (folder / _INDEX).unlink(missing_ok=True)
-    encode = _encoder(pipe, config.text_embeddings)
+    params = {name: base.load(name).params for name in ("vae", "text_encoder")}
+    encode = _encoder(base, params, config.text_embeddings)
     count, writer, specs = 0, None, {}
     file = _part(jax.process_index())
-    for batch in _batches(source, pipe, config):
+    for batch in _batches(source, base, config, size):
         arrays = encode(batch)
         if writer is None:
             specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
@@ -150,10 +156,10 @@ def cache_latents(config: CacheConfig) -> int:
             "files": [_part(i) for i in range(jax.process_count())],
             "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
             "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
-            "autoencoder": fingerprint(pipe.vae),
+            "autoencoder": fingerprint(params["vae"]),
         }
         if config.text_embeddings:
-            index["text encoder"] = fingerprint(pipe.text_encoder)
+            index["text encoder"] = fingerprint(params["text_encoder"])
         write_json(folder / _INDEX, index)
     return count
 
@@ -163,7 +169,7 @@ def _part(process: int) -> str:
 
 
 def _batches(
-    source: Source, pipe: StableDiffusionPipeline, config: CacheConfig
+    source: Source, base: BaseModel, config: CacheConfig, size: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Pictures and tokens of this process's rows, in order."""
 
@@ -172,13 +178,12 @@ def _batches(
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             row = source[index]
-            pixels = read_pixels(config, resolution, row, rng)
+            pixels = read_pixels(config, size, row, rng)
             caption = choose_caption(row[config.caption_column], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
-        return {"pixel_values": pixels, "input_ids": caption_ids(pipe.tokenizer, caption)}
+        return {"pixel_values": pixels, "input_ids": caption_ids(base.tokenizer, caption)}
 
-    resolution = config.resolution or pipe.unet.config.sample_size * pipe.vae.config.downsampling
     tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
     with ThreadPoolExecutor(config.threads) as pool:
@@ -193,21 +198,19 @@ def _batches(
                 yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 
 
-def _encoder(pipe: StableDiffusionPipeline, text_embeddings: bool) -> Any:
+def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
     """The networks over this process's devices; the last batch is filled up to the same shape."""
     mesh = make_mesh(devices=jax.local_devices())
-    params = jax.device_put(
-        {name: pipe.params[name] for name in ("vae", "text_encoder")}, replicated(mesh)
-    )
+    params = jax.device_put(params, replicated(mesh))
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
-    def run(params: Any, pixels: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
-        x = pixels.astype(jnp.float32) / 127.5 - 1
-        mean, logvar = pipe.vae.apply(params["vae"], x, method="encode")
+    def run(params: Params, pixels: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
+        vae = base.networks["vae"]
+        mean, logvar = vae.apply(params["vae"], from_bytes(pixels), method="encode")
         moments = jnp.concatenate([mean, logvar], axis=-1)
         if not text_embeddings:
             return {"moments": moments, "input_ids": ids}
-        hidden = pipe.text_encoder.apply(params["text_encoder"], ids, method="encode")
+        hidden = encode_captions(base.family, base.networks, params, ids)
         return {"moments": moments, "encoder_hidden_states": hidden}
 
     size = 0

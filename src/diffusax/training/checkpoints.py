@@ -39,6 +39,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = self._ocp.CheckpointManager(self.folder, options=options)
+        logging.getLogger("absl").addFilter(_already_said)
         self._sealing: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -189,19 +190,26 @@ class Checkpoints:
             yield
         except Exception as error:
             text = str(error)
-            full = getattr(error, "errno", None) == errno.ENOSPC or any(
-                words in text for words in ("No space left", "Disk quota")
-            )
-            if not full:
+            if getattr(error, "errno", None) != errno.ENOSPC and not _of_full_disk(text):
                 raise
+            reason = error.strerror if isinstance(error, OSError) else "No space left on device"
             what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
             last = max(self.steps(), default=None)
             kept = "" if last is None else f"; the last whole one, of step {last}, is untouched"
             raise OSError(
                 errno.ENOSPC,
-                f"{what} could not be written to {self.folder}, the disk is full ({text}){kept}: "
+                f"{what} could not be written to {self.folder}, the disk is full ({reason}){kept}: "
                 "make room and start again",
-            ) from error
+            ) from None
+
+
+def _of_full_disk(text: str) -> bool:
+    return any(words in text for words in ("No space left", "Disk quota"))
+
+
+def _already_said(record: logging.LogRecord) -> bool:
+    """A filter for Orbax's log: a full disk is raised as an error, which says enough."""
+    return not _of_full_disk(f"{record.getMessage()} {record.exc_info and record.exc_info[1]}")
 
 
 class _OfAnotherRun(Exception):

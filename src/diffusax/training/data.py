@@ -65,14 +65,32 @@ Element = dict[str, np.ndarray]
 Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
 
 
+def picture_size(config: DataConfig, default: int, factor: int) -> int:
+    """The side of training pictures in pixels: what is asked for, or the model's own.
+
+    factor: pixels per latent.
+
+    Raises:
+        ValueError: it is not a multiple of the factor.
+    """
+    size = config.resolution or default
+    if size % factor:
+        low = max(size // factor, 1) * factor
+        raise ValueError(
+            f"resolution must be divisible by {factor}, the pixels per latent (got {size}); use "
+            f"{low} or {low + factor}"
+        )
+    return size
+
+
 def read_pixels(
-    config: DataConfig, resolution: int, row: dict[str, Any], rng: np.random.Generator
+    config: DataConfig, size: int, row: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
     """The picture of a row, resized and cropped as the options say. h w 3 uint8."""
     return prepare_image(
         read_picture(row[config.image_column]),
         rng,
-        resolution=resolution,
+        resolution=size,
         center_crop=config.center_crop,
         random_flip=config.random_flip,
     )

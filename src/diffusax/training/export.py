@@ -7,7 +7,7 @@ import huggingface_hub
 import jax
 import yaml
 
-import diffusax
+from diffusax._version import __version__
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.models.network import Params
 from diffusax.training.config import TrainConfig
@@ -71,23 +71,20 @@ def write_model_card(
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     averaged = folder.name == "model_ema"
-    front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.info}
-    if recipe.name == "text-to-image":
-        front["pipeline_tag"] = recipe.name
-    base = recipe.info.get("base_model")
+    front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
+    base = front.get("base_model")
+    usage = _USAGE.format(location=address or folder.resolve()) if "pipeline_tag" in front else ""
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
-        version=diffusax.__version__,
+        version=__version__,
         recipe=recipe.name,
         base=f" from `{base}`" if base else "",
         steps=steps,
         batch_size=config.batch_size,
         data=config.data,
         average=f" The parameters are averaged ({config.ema})." if averaged else "",
-        usage=_USAGE.format(location=address or folder.resolve())
-        if recipe.name == "text-to-image"
-        else "",
+        usage=usage,
         options=to_yaml(config),
     )
     (folder / "README.md").write_text(card, "utf-8")

@@ -12,18 +12,17 @@ from typing import Any
 
 import filelock
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from diffusax.models.network import Params
+from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average
 from diffusax.training.export import create_on_hub, export
-from diffusax.training.flops import count_flops
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipe import Recipe
@@ -99,7 +98,7 @@ class _Run:
         output = Path(config.output)
         batches = Batches(
             recipe.source,
-            recipe.prepare,
+            recipe.example,
             batch_size=config.batch_size // jax.process_count(),
             seed=config.seed,
             workers=config.workers,
@@ -115,13 +114,17 @@ class _Run:
                 f"{output} holds a run already, and resume is off; use another output folder"
             )
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
-        like = functools.partial(_abstract_state, create, recipe.params, mesh)
+        shapes = recipe.shapes()
+        like = functools.partial(_abstract_state, create, shapes, mesh)
         restored = checkpoints.restore(like)
         if restored is None:
             step = 0
-            params = jax.device_put(recipe.params, tree_sharding(mesh, recipe.params))
-            shardings = tree_sharding(mesh, jax.eval_shape(create, params))
-            state = jax.jit(create, out_shardings=shardings)(params)
+            params = jax.device_put(recipe.trained(), tree_sharding(mesh, shapes))
+            shardings = tree_sharding(mesh, jax.eval_shape(create, shapes))
+            # The state takes the parameters over.
+            make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
+            state = make(params)
+            del params
         else:
             step, state, position = restored
             batches.set_state(position)
@@ -134,7 +137,7 @@ class _Run:
             config,
             mesh,
             state,
-            jax.device_put(recipe.frozen, replicated(mesh)),
+            jax.device_put(recipe.frozen(), replicated(mesh)),
             batches,
             checkpoints,
             Reports(config, name=recipe.name, start=step),
@@ -172,11 +175,13 @@ class _Run:
 
     def validate(self) -> None:
         """Draws the recipe's pictures, with averaged parameters where there are any."""
-        if self.recipe.validate is None:
-            return
-        params = gather(self.mesh, (self.state.ema or self.state).params)
+        trained, frozen = (self.state.ema or self.state).params, self.frozen
+        if jax.process_count() > 1:
+            # One process draws them, from copies on its own devices.
+            trained = gather(self.mesh, trained)
+            frozen = jax.tree.map(lambda x: x.addressable_data(0), frozen)
         if jax.process_index() == 0:
-            self.reports.images(self.step, self.recipe.validate(params))
+            self.reports.images(self.step, self.recipe.validate(trained, frozen))
         self.meter.restart(self.step)
 
     def save(self) -> None:
@@ -217,9 +222,13 @@ class _Run:
         return jax.jit(sharded, donate_argnums=0)
 
     def _count_flops(self, batch: Any) -> int:
-        """Of a step: the forward pass three times, whatever is computed again for the gradient."""
-        keys = jax.vmap(jax.random.key)(jnp.arange(self.config.batch_size))
-        return 3 * count_flops(self.recipe.loss, self.state.params, self.frozen, batch, keys)
+        """Of a step, whatever is computed again for the gradient."""
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
+        trained, frozen, batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+            (self.state.params, self.frozen, batch),
+        )
+        return count_training_flops(self.recipe.loss, trained, frozen, batch, keys)
 
 
 class _Meter:
@@ -229,6 +238,7 @@ class _Meter:
         self.config = config
         self.flops: int | None = None
         self.peak = peak_flops(config)
+        self.skipped = 0
         self.restart(step)
 
     def restart(self, step: int) -> None:
@@ -242,7 +252,14 @@ class _Meter:
         """Means over the steps since the last reading; waits for the last of them."""
         metrics = jax.device_get(self.metrics)
         losses = [float(m["loss"]) for m in metrics if np.isfinite(m["loss"])]
-        values: dict[str, float] = {"skipped": int(metrics[-1]["skipped"])}
+        skipped = int(metrics[-1]["skipped"])
+        if skipped > self.skipped:
+            log.warning(
+                "%d steps were skipped so far, whose loss, gradients or update were not finite",
+                skipped,
+            )
+        self.skipped = skipped
+        values: dict[str, float] = {"skipped": skipped}
         if losses:
             values["loss"] = sum(losses) / len(losses)
             values["grad_norm"] = float(metrics[-1]["grad_norm"])

@@ -1,35 +1,48 @@
 """What a training loop needs to know of a task."""
 
-import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import jax
+import numpy as np
 from PIL import Image
 
 from diffusax.models.network import Params
-from diffusax.training.data import Prepare
+from diffusax.training.data import Element
 from diffusax.training.sources import Source
-from diffusax.training.step import Loss
+from diffusax.training.step import Batch
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """A task: parameters, a loss, examples, and what to do with the result."""
+class Recipe(Protocol):
+    """A task. It holds no parameters: the loop has them, and hands them in.
+
+    Worker processes get a copy, so it must be possible to pickle it.
+    """
 
     name: str
-    params: Params
-    """What is trained, by component."""
-    frozen: Params
-    """What the loss uses besides."""
-    loss: Loss
     source: Source
     """The rows of the data set."""
-    prepare: Prepare
-    """(row, random numbers) -> example."""
-    save: Callable[[Params, Path], None]
-    """Writes trained parameters as a folder that diffusers opens."""
-    validate: Callable[[Params], list[Image.Image]] | None = None
-    """Pictures that show what parameters do; always from the same random numbers."""
-    info: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """For the model card: base_model, license."""
+
+    def shapes(self) -> Params:
+        """What is trained, by component, as shapes."""
+
+    def trained(self) -> Params:
+        """What is trained, loaded or drawn afresh."""
+
+    def frozen(self) -> Params:
+        """What the loss and the validation use besides."""
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """An example made of a row; raises where the row cannot be used."""
+
+    def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """The loss of each example, b; each has a random key."""
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Pictures that show what parameters do; always from the same random numbers."""
+
+    def save(self, trained: Params, folder: Path) -> None:
+        """Writes trained parameters as a folder that diffusers opens."""
+
+    def card(self) -> dict[str, Any]:
+        """What the model card says in front: base_model, license, pipeline_tag."""

@@ -1,6 +1,7 @@
 """What a run says of itself: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import json
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(config: TrainConfig) -> float | None:
-    """Of all devices together, or None where it is not known."""
+    """The peak FLOP/s of all devices together, or None where it is not known."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12 * jax.device_count()
     kind = jax.devices()[0].device_kind
@@ -60,10 +61,7 @@ class Reports:
             writer = require_extra("tensorboardX", "train").SummaryWriter
             self._tensorboard = writer(str(self._folder / "logs"), purge_step=start + 1)
         if "wandb" in config.report_to:
-            wandb = require_extra("wandb", "wandb")
-            self._wandb = wandb.init(
-                project="diffusax", name=name, config=vars(config), dir=str(self._folder)
-            )
+            self._wandb = _start_wandb(config, name, resumed=start > 0)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""
@@ -105,6 +103,34 @@ class Reports:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
+    """The run at Weights & Biases; a resumed run goes on with its own.
+
+    Raises:
+        ValueError: it cannot be started, for want of a login or a connection.
+    """
+    wandb = require_extra("wandb", "wandb")
+    file = Path(config.output) / "wandb.txt"
+    if not (resumed and file.is_file()):
+        file.write_text(uuid.uuid4().hex[:8])
+    try:
+        return wandb.init(
+            project="diffusax",
+            name=name,
+            id=file.read_text().strip(),
+            resume="allow",
+            config=vars(config),
+            dir=config.output,
+        )
+    # Its errors have no class of their own in common.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"Weights & Biases does not start ({reason}); run `wandb login`, set "
+            "WANDB_MODE=offline, or leave wandb out of report_to"
+        ) from None
 
 
 def _truncated(path: Path, start: int) -> Any:

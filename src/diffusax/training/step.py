@@ -118,13 +118,6 @@ def make_train_step(
     return train_step
 
 
-def cast_floating(tree: Params, dtype: Any) -> Params:
-    """The tree with its floating-point leaves in another dtype; gradients keep the first."""
-    return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )
-
-
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
     """(b, ...) -> (count, b / count, ...), every device's examples spread over all microbatches."""
     return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)

@@ -3,7 +3,9 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.encode_prompt import encode_prompt, encode_prompt_xl
 from diffusax.pipelines.control import (
     control_image_to_image,
     control_inpaint,
@@ -21,6 +23,7 @@ class StableDiffusionControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_text_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -44,6 +47,7 @@ class StableDiffusionControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_image_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -67,6 +71,8 @@ class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_inpaint)
+    encode_prompt = encode_prompt
+    mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented
@@ -91,6 +97,7 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_text_to_image)
+    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
@@ -119,6 +126,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_image_to_image)
+    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
@@ -147,6 +155,8 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
+    encode_prompt = encode_prompt_xl
+    mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented

@@ -3,7 +3,9 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
+from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.encode_prompt import encode_prompt_xl
 from diffusax.pipelines.families import STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
@@ -17,6 +19,7 @@ class StableDiffusionXLPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(text_to_image)
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
@@ -42,6 +45,7 @@ class StableDiffusionXLImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(image_to_image)
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
@@ -69,6 +73,8 @@ class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(inpaint)
+    encode_prompt = encode_prompt_xl
+    mask_processor = MaskProcessor()
 
     @documented
     def __call__(
@@ -97,6 +103,7 @@ class StableDiffusionXLInstructPix2PixPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(instruct)
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(

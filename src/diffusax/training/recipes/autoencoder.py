@@ -1,10 +1,11 @@
 """The autoencoder: absolute error, image gradients, structure, and a little KL.
 
 The terms of Rombach et al. 2022, appendix G, without the learned perceptual and adversarial ones,
-whose networks would have to be had first.
+which need networks of their own.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +15,22 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.checkpoints import load_network, save_network
-from diffusax.models.network import Network, Params, initialize_params
+from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.checkpoints.networks import read_network
+from diffusax.models.latents import from_bytes, sample_latents, to_unit
+from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, read_pixels
+from diffusax.training.data import Element, picture_size, read_pixels
 from diffusax.training.losses import (
     gradient_difference,
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.options import ComputeDtype, Weight
+from diffusax.training.options import ComputeDtype, Weight, require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.sources import Source, open_source
-from diffusax.training.step import Batch, cast_floating
+from diffusax.training.sources import open_source
+from diffusax.training.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
 
@@ -40,7 +43,8 @@ class AutoencoderConfig(TrainConfig):
     """Train an autoencoder on pictures."""
 
     model: str = ""
-    """The autoencoder to start from: a folder with config.json and weights."""
+    """The autoencoder to start from: a folder with config.json and weights, a Hub repository id, or
+    a whole pipeline's, whose autoencoder is taken."""
     from_scratch: bool = False
     """Draw the parameters afresh."""
     decoder_only: bool = False
@@ -58,118 +62,138 @@ class AutoencoderConfig(TrainConfig):
     """How many pictures of the data set to reconstruct for validation."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ReconstructionLoss:
-    """What a picture (b H W 3 uint8, under "pixel_values") loses on its way through the latents."""
+def autoencoder(config: AutoencoderConfig) -> Recipe:
+    """The recipe for these options.
 
-    vae: Network
-    gradient_weight: float
-    ssim_weight: float
-    kl_weight: float
-    compute_dtype: Any = jnp.float32
+    Raises:
+        ValueError: the network or the data set cannot be used, or options do not go together; says
+            why.
+    """
+    return Autoencoder(config)
 
-    def __call__(self, params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """The loss of each example, b, float32."""
-        weights = cast_floating({**frozen, **params["vae"]}, self.compute_dtype)
-        x = batch["pixel_values"].astype(jnp.float32) / 127.5 - 1
-        mean, logvar = (m.astype(jnp.float32) for m in self.vae.apply(weights, x, method="encode"))
+
+class Autoencoder:
+    """The recipe, with the network's config read and the data set opened."""
+
+    name = "autoencoder"
+
+    def __init__(self, config: AutoencoderConfig):
+        """See `autoencoder`."""
+        require_options(config, ("model", "data"))
+        if config.from_scratch and config.decoder_only:
+            raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
+        self.config = config
+        self.folder = _folder(config.model)
+        self.network = read_network(self.folder)
+        if self.network.class_name != "AutoencoderKL":
+            raise ValueError(
+                f"autoencoder trains an AutoencoderKL; {self.folder} holds a "
+                f"{self.network.class_name}"
+            )
+        network = self.network.config
+        side = network.sample_size
+        default = side if isinstance(side, int) else max(side)
+        self.size = picture_size(config, default, network.downsampling)
+        self.source = open_source(config.data, (config.image_column,))
+
+    def shapes(self) -> Params:
+        """What is trained, as shapes."""
+        return {"vae": self._part(self.network.shapes, kept=False)}
+
+    def trained(self) -> Params:
+        """The network's parameters, or the decoder's alone, float32."""
+        if self.config.from_scratch:
+            params = initialize_params(self.network.shapes, seed=self.config.seed)
+        else:
+            params = self._load()
+        return {"vae": self._part(params, kept=False)}
+
+    def frozen(self) -> Params:
+        """The encoder's parameters where the decoder alone is trained."""
+        if not self.config.decoder_only:
+            return {}
+        return cast_params(self._part(self._load(), kept=True), self.config.compute_dtype)
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Pixels."""
+        return {"pixel_values": read_pixels(self.config, self.size, row, rng)}
+
+    def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """What a picture (b H W 3 uint8, under "pixel_values") loses through the latents, b."""
+        config, apply = self.config, self.network.apply
+        weights = cast_params({**frozen, **trained["vae"]}, jnp.dtype(config.compute_dtype))
+        x = from_bytes(batch["pixel_values"])
+        mean, logvar = (m.astype(jnp.float32) for m in apply(weights, x, method="encode"))
         noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
-        z = mean + jnp.exp(0.5 * logvar) * noise
-        y = self.vae.apply(weights, z, method="decode").astype(jnp.float32)
+        z = sample_latents(mean, logvar, noise)
+        y = apply(weights, z, method="decode").astype(jnp.float32)
         pixels = x.shape[1] * x.shape[2] * x.shape[3]
         return (
             jnp.abs(x - y).mean((1, 2, 3))
-            + self.gradient_weight * gradient_difference(x, y)
-            + self.ssim_weight * structural_dissimilarity(x, y)
-            + self.kl_weight * kl_divergence(mean, logvar) / pixels
+            + config.gradient_weight * gradient_difference(x, y)
+            + config.ssim_weight * structural_dissimilarity(x, y)
+            + config.kl_weight * kl_divergence(mean, logvar) / pixels
         )
 
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Pictures of the data set, each beside its reconstruction."""
+        pixels = self._pictures(self.config.validation_images)
+        pairs = _reconstruct(self.network, {**frozen, **trained["vae"]}, pixels)
+        return to_pil(np.asarray(pairs))
 
-def autoencoder(config: AutoencoderConfig) -> Recipe:
-    """The recipe, with the network loaded or drawn and the data set opened.
+    def save(self, trained: Params, folder: Path) -> None:
+        """The network, with the scaling factor that its latents ask for where they are new."""
+        network, params = self.network, trained["vae"]
+        if self.config.decoder_only:
+            params = {**self._part(self._load(), kept=True), **params}
+        else:
+            scale = latent_scale(network, params, self._pictures(_SAMPLES))
+            config = dataclasses.replace(network.config, scaling_factor=scale)
+            network = dataclasses.replace(network, config=config)
+        save_network(Model(network, params), folder)
 
-    Raises:
-        ValueError: the network or the data set cannot be used; says why.
-    """
-    vae = load_network(Path(config.model), dtype="float32")
-    if config.from_scratch:
-        vae = dataclasses.replace(vae, params=initialize_params(vae.params, seed=config.seed))
-    if config.from_scratch and config.decoder_only:
-        raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
-    kept = _ENCODER if config.decoder_only else ()
-    source = open_source(config.data, (config.image_column,))
-    prepare = _Prepare(config, config.resolution or vae.config.sample_size)
-    return Recipe(
-        name="autoencoder",
-        params={"vae": {name: part for name, part in vae.params.items() if name not in kept}},
-        frozen={name: part for name, part in vae.params.items() if name in kept},
-        loss=ReconstructionLoss(
-            vae,
-            config.gradient_weight,
-            config.ssim_weight,
-            config.kl_weight,
-            jnp.dtype(config.compute_dtype),
-        ),
-        source=source,
-        prepare=prepare,
-        save=_Save(vae, source, prepare),
-        validate=_Validate(vae, source, prepare, config.validation_images),
-    )
+    def card(self) -> dict[str, Any]:
+        """The network that this one was trained from."""
+        return {"base_model": self.config.model}
+
+    def _load(self) -> Params:
+        return load_network(self.folder, dtype="float32").params
+
+    def _part(self, params: Params, *, kept: bool) -> Params:
+        """What is kept as it is, or what is trained."""
+        names = _ENCODER if self.config.decoder_only else ()
+        return {name: part for name, part in params.items() if (name in names) is kept}
+
+    def _pictures(self, count: int) -> np.ndarray:
+        """Rows spread evenly over the data set. b H W 3 uint8."""
+        n = len(self.source)
+        rng = np.random.default_rng(0)
+        rows = np.linspace(0, n - 1, min(count, n)).astype(int)
+        return np.stack([self.example(self.source[int(i)], rng)["pixel_values"] for i in rows])
 
 
-def latent_scale(vae: Network, params: Params, pixels: np.ndarray) -> float:
+@functools.partial(jax.jit, static_argnums=0)
+def _reconstruct(network: Network, params: Params, pixels: jax.Array) -> jax.Array:
+    """b H W 3 uint8 -> b H 2W 3 in [0, 1]."""
+    x = from_bytes(pixels)
+    return to_unit(jnp.concatenate([x, network.apply(params, x)], axis=2))
+
+
+def latent_scale(network: Network, params: Params, pixels: np.ndarray) -> float:
     """1 / the standard deviation of the latents of some pictures (Rombach et al. 2022, section G).
 
     pixels: b H W 3 uint8.
     """
-    x = jnp.asarray(pixels, jnp.float32) / 127.5 - 1
-    mean, logvar = jax.jit(lambda p, x: vae.apply(p, x, method="encode"))(params, x)
+    mean, logvar = _encode(network, params, pixels)
     return float(1 / jnp.sqrt(jnp.var(mean) + jnp.mean(jnp.exp(logvar))))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepare:
-    config: AutoencoderConfig
-    resolution: int
-
-    def __call__(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        return {"pixel_values": read_pixels(self.config, self.resolution, row, rng)}
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(network: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return network.apply(params, from_bytes(pixels), method="encode")
 
 
-def _sample(source: Source, prepare: _Prepare, count: int) -> np.ndarray:
-    """Rows spread evenly over the data set. b H W 3 uint8."""
-    indices = np.linspace(0, len(source) - 1, min(count, len(source))).astype(int)
-    rng = np.random.default_rng(0)
-    return np.stack([prepare(source[int(i)], rng)["pixel_values"] for i in indices])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Save:
-    """Writes the network with the scaling factor that its latents ask for, where they are new."""
-
-    vae: Network
-    source: Source
-    prepare: _Prepare
-
-    def __call__(self, params: Params, folder: Path) -> None:
-        weights, config = {**self.vae.params, **params["vae"]}, self.vae.config
-        if "encoder" in params["vae"]:
-            pixels = _sample(self.source, self.prepare, _SAMPLES)
-            scale = latent_scale(self.vae, weights, pixels)
-            config = dataclasses.replace(config, scaling_factor=scale)
-        save_network(dataclasses.replace(self.vae, config=config, params=weights), folder)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Validate:
-    """Pictures beside their reconstructions."""
-
-    vae: Network
-    source: Source
-    prepare: _Prepare
-    count: int
-
-    def __call__(self, params: Params) -> list[Image.Image]:
-        x = _sample(self.source, self.prepare, self.count).astype(np.float32) / 127.5 - 1
-        y = np.asarray(jax.jit(self.vae.apply)({**self.vae.params, **params["vae"]}, x))
-        return to_pil(np.clip(np.concatenate([x, y], axis=2) / 2 + 0.5, 0, 1))
+def _folder(path_or_repo: str) -> Path:
+    """The autoencoder's folder: the checkpoint itself, or `vae` in a pipeline's."""
+    root = resolve(path_or_repo)
+    return root / "vae" if (root / "model_index.json").is_file() else root

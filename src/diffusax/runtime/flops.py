@@ -1,0 +1,100 @@
+"""Floating-point operations of a function, counted in its jaxpr.
+
+A convolution counts as its definition asks, not as Winograd's algorithm or another lowering does
+it, so that rates on different platforms compare. Only products and convolutions are counted.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from diffusax.runtime.lowering import plain_lowerings
+
+_CALLS = frozenset(["jaxpr", "call_jaxpr", "fun_jaxpr"])
+
+
+def count_flops(function: Callable[..., Any], *args: Any) -> int:
+    """Multiplications and additions of one call. args: arrays or shapes.
+
+    Loops with a fixed number of rounds count each round, unlike XLA's cost analysis; other loops
+    count one.
+    """
+    return _count(function, args, trained=False)
+
+
+def count_training_flops(function: Callable[..., Any], *args: Any) -> int:
+    """As `count_flops`, for the call and the gradient with respect to its first argument.
+
+    A product needs another one for the gradient of each factor that depends on that argument, so a
+    frozen network before the trained one counts once, a trained one three times. What is computed
+    a second time to save memory does not count.
+    """
+    return _count(function, args, trained=True)
+
+
+def _count(function: Callable[..., Any], args: Sequence[Any], *, trained: bool) -> int:
+    with plain_lowerings():
+        # A function that JAX has not seen, so that it is not one that was traced before.
+        jaxpr = jax.make_jaxpr(lambda *args: function(*args))(*args).jaxpr
+    first = len(jax.tree.leaves(args[0])) if trained else 0
+    return _walk(jaxpr, [i < first for i in range(len(jaxpr.invars))])[0]
+
+
+def _walk(jaxpr: Any, varies: Sequence[bool]) -> tuple[int, list[bool]]:
+    """The operations, and which results depend on the inputs that vary."""
+    known = dict(zip(jaxpr.invars, varies))
+    total = 0
+    for eqn in jaxpr.eqns:
+        inputs = [not hasattr(x, "val") and known.get(x, False) for x in eqn.invars]
+        count, outputs = _equation(eqn, inputs)
+        total += count
+        known.update(zip(eqn.outvars, outputs))
+    return total, [not hasattr(x, "val") and known.get(x, False) for x in jaxpr.outvars]
+
+
+def _equation(eqn: Any, inputs: list[bool]) -> tuple[int, list[bool]]:
+    params = eqn.params
+    varies = [any(inputs)] * len(eqn.outvars)
+    match eqn.primitive.name:
+        case "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            depth = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+        case "conv_general_dilated":
+            kernel = eqn.invars[1].aval.shape
+            depth = math.prod(kernel) // kernel[params["dimension_numbers"].rhs_spec[0]]
+        case "stop_gradient":
+            return 0, [False] * len(eqn.outvars)
+        case "scan":
+            return _scan(params, inputs)
+        case "cond":
+            results = [_walk(branch.jaxpr, inputs[1:]) for branch in params["branches"]]
+            outputs = [any(column) for column in zip(*(r[1] for r in results))]
+            return max(r[0] for r in results), outputs
+        case _:
+            return _call(params, inputs, varies)
+    products = 1 + sum(inputs[:2])
+    return products * 2 * depth * math.prod(eqn.outvars[0].aval.shape), varies
+
+
+def _scan(params: dict[str, Any], inputs: list[bool]) -> tuple[int, list[bool]]:
+    consts, carried = params["num_consts"], params["num_carry"]
+    while True:
+        count, outputs = _walk(params["jaxpr"].jaxpr, inputs)
+        carry = slice(consts, consts + carried)
+        merged = [a or b for a, b in zip(inputs[carry], outputs[:carried])]
+        if merged == inputs[carry]:
+            return params["length"] * count, outputs
+        inputs = [*inputs[:consts], *merged, *inputs[consts + carried :]]
+
+
+def _call(params: dict[str, Any], inputs: list[bool], varies: list[bool]) -> tuple[int, list[bool]]:
+    """An equation that holds others: a function that is called, or a loop without a count."""
+    inner = {name: getattr(value, "jaxpr", value) for name, value in params.items()}
+    inner = {name: value for name, value in inner.items() if hasattr(value, "eqns")}
+    for name in _CALLS & set(inner):
+        if len(inner[name].invars) == len(inputs):
+            return _walk(inner[name], inputs)
+    walked = [_walk(j, [any(inputs)] * len(j.invars))[0] for j in inner.values()]
+    return sum(walked), varies

@@ -1,0 +1,98 @@
+"""What a run says of itself."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from toy_run import Toy
+
+from diffusax.training import TrainConfig, train
+from diffusax.training.optimizers import learning_rate
+from diffusax.training.reports import Reports
+
+
+class Wandb:
+    """Weights & Biases' client, as far as a run uses it."""
+
+    def __init__(self):
+        self.runs = []
+
+    def init(self, **options):
+        self.runs.append(options)
+        return SimpleNamespace(log=lambda *args, **kwargs: None, finish=lambda: None)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    client = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    return client
+
+
+def test_a_resumed_run_goes_on_with_its_own_at_weights_and_biases(tmp_path, wandb):
+    config = TrainConfig(output=str(tmp_path), report_to=("wandb",))
+    for start in (0, 5, 0):
+        Reports(config, name="toy", start=start).close()
+    first, resumed, anew = (run["id"] for run in wandb.runs)
+    assert first == resumed
+    assert first != anew
+    assert {run["resume"] for run in wandb.runs} == {"allow"}
+
+
+def test_without_a_login_weights_and_biases_is_one_sentence(tmp_path, wandb):
+    def refuse(**options):
+        raise RuntimeError("api_key not configured (no-tty).\n  call wandb.login(key=...)")
+
+    wandb.init = refuse
+    config = TrainConfig(output=str(tmp_path), report_to=("wandb",))
+    with pytest.raises(ValueError, match=r"does not start .*no-tty.*; run `wandb login`") as caught:
+        Reports(config, name="toy", start=0)
+    assert "\n" not in str(caught.value)
+
+
+class Sometimes(Toy):
+    """A loss that is not finite in the batches with row 0."""
+
+    def example(self, row, rng):
+        return {**super().example(row, rng), "bad": np.float32(row["bad"])}
+
+    def loss(self, trained, frozen, batch, keys):
+        return super().loss(trained, frozen, batch, keys) / (1 - batch["bad"])
+
+
+class Marked:
+    """Two rows, of which the first is marked."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def name(self, index):
+        return f"row {index}"
+
+
+def test_the_learning_rate_is_that_of_the_updates(tmp_path, caplog):
+    rows = [{"x": np.ones(64, np.float32), "bad": i == 0} for i in range(4)]
+    config = TrainConfig(
+        output=str(tmp_path),
+        steps=8,
+        batch_size=1,
+        log_every=1,
+        lr_schedule="linear",
+        report_to=(),
+    )
+    train(Sometimes(Marked(rows)), config)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["skipped"] == 2
+    schedule = learning_rate(config, 8)
+    for line in lines:
+        updates = line["step"] - line["skipped"]
+        assert line["lr"] == pytest.approx(float(schedule(max(updates - 1, 0))))
+    assert "2 steps were skipped so far" in caplog.text
