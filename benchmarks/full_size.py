@@ -7,6 +7,19 @@ SD2 = {
     "attention_head_dim": (5, 10, 20, 20),
     "use_linear_projection": True,
 }
+SDXL = {
+    "sample_size": 128,
+    "block_out_channels": (320, 640, 1280),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
 VIT_L = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 VIT_H = {
     "hidden_size": 1024,

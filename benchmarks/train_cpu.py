@@ -66,7 +66,7 @@ def compare(name: str, repeats: int) -> None:
     timesteps = rng.integers(0, 1000, b).astype(np.int32)
 
     ours = jax_step(network, latents, noise, timesteps, hidden)
-    reference = pytorch_unet(network.params, config, torch.float32)
+    reference = pytorch_unet(network.params, config)
     theirs = torch_step(reference, latents, noise, timesteps, hidden)
     differences = [abs(ours() / theirs() - 1) for _ in range(3)]
     medians = interleaved_medians({"diffusax": ours, "PyTorch": theirs}, repeats)

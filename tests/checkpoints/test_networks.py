@@ -308,9 +308,37 @@ def test_pipeline_folder_that_is_not_ours_is_one_clear_sentence(tmp_path):
     index.write_text(json.dumps({k: v for k, v in data.items() if k != "vae"}))
     with pytest.raises(ValueError, match="has no vae"):
         diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+    for value in ("None", {"a": 1}, ["transformers"], ["transformers", ["CLIPTextModel"]]):
+        index.write_text(json.dumps({**data, "text_encoder": value}))
+        with pytest.raises(ValueError, match="text_encoder must be a list of library and class"):
+            diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+    index.write_text(json.dumps({**data, "_class_name": ["StableDiffusionPipeline"]}))
+    with pytest.raises(ValueError, match="_class_name must be a string"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
     index.unlink()
     with pytest.raises(ValueError, match=r"model_index.json is missing"):
         diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
+
+
+def test_a_tokenizer_of_another_text_encoder_is_one_clear_sentence(tmp_path):
+    """Token ids beyond the embedding would draw something else without a word."""
+    folder = tmp_path / "m"
+    build_stable_diffusion(folder, text={"vocab_size": 49000})
+    with pytest.raises(ValueError, match=r"m: the tokenizer gives .* they do not belong together"):
+        diffusax.DiffusionPipeline.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_components_without_the_variant_are_taken_as_they_are(tmp_path, mixed):
+    build_stable_diffusion(tmp_path, variant="fp16")
+    if mixed:
+        vae = tmp_path / "vae"
+        (vae / WEIGHTS.replace("model.", "model.fp16.")).rename(vae / WEIGHTS)
+    diffusax.DiffusionPipeline.from_pretrained(tmp_path, variant="fp16")
+    with pytest.raises(ValueError, match="has no weights of variant='ema'; it has 'fp16'"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path, variant="ema")
+    with pytest.raises(ValueError, match="has only the variant 'fp16'; pass variant='fp16'"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path)
 
 
 def assert_same(a, b):

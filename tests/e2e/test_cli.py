@@ -15,8 +15,8 @@ import diffusax
 from diffusax.cli import main
 from diffusax.cli.console import COMMANDS
 from diffusax.cli.edit import fit
-from diffusax.pictures import resize
 from diffusax.masks import blur
+from diffusax.pictures import resize
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,13 @@ from upstream import SD, SHAPE, build, compare, config_of, model, reference, sam
 
 from diffusax import samplers
 
+pytestmark = [
+    pytest.mark.filterwarnings("error"),
+    # torch's, of NumPy, where diffusers makes an array of a tensor.
+    pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning"),
+]
+
+
 NAMES = sorted(samplers.SCHEDULERS)
 
 
@@ -17,8 +24,7 @@ def options_for(name):
 
 
 def pair(name, config, steps):
-    scheduler = build(name, **config)
-    scheduler.set_timesteps(steps)
+    scheduler = build(name, steps, **config)
     return samplers.scheduler_from_config({**config_of(scheduler), **config}), scheduler
 
 

@@ -1,5 +1,6 @@
 """Runs of diffusers' schedulers and of ours on one model, every x of them."""
 
+import contextlib
 import importlib
 import json
 import sys
@@ -14,20 +15,49 @@ import numpy as np
 import torch
 
 from diffusax import samplers
+from diffusax.samplers.rows import NOISE, P
+
+diffusers.logging.set_verbosity_error()
 
 SHAPE = (1, 4, 6, 6)
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-TOLERANCE = 1e-5
+TOLERANCE = 3e-6
 # The state is float32: where one step takes a large x to a small one, what the large one was
-# rounded to stays.
+# rounded to stays, and some steps magnify it.
 ROUNDING = 1e-6
 
 
-def build(name, **config):
-    """diffusers' scheduler; some options only work with a warning that they are old."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return upstream_class(name)(**config)
+def build(name, steps=None, *, timesteps=None, sigmas=None, more=None, **config):
+    """diffusers' scheduler, with its timesteps set; `more` are other arguments of that.
+
+    Roots are rounded correctly: the last digit of torch's own depends on the machine.
+    diffusers warns of old options, and is warned by NumPy.
+    """
+    given = {"timesteps": timesteps, "sigmas": sigmas, "num_inference_steps": steps}
+    given = {key: value for key, value in given.items() if value is not None}
+    with warnings.catch_warnings(), exact_roots():
+        warnings.simplefilter("ignore")
+        scheduler = upstream_class(name)(**config)
+        if given:
+            scheduler.set_timesteps(**given, **(more or {}))
+    return scheduler
+
+
+@contextlib.contextmanager
+def exact_roots():
+    power = torch.Tensor.__pow__
+
+    def root(x):
+        return power(x.double(), 0.5).to(x.dtype)
+
+    def raised(x, exponent):
+        return root(x) if exponent == 0.5 else power(x, exponent)
+
+    with (
+        mock.patch.object(torch.Tensor, "sqrt", root),
+        mock.patch.object(torch.Tensor, "__pow__", raised),
+    ):
+        yield
 
 
 def upstream_class(name):
@@ -69,6 +99,18 @@ def widen(scheduler):
     for name, value in vars(scheduler).items():
         if name.startswith(("sigmas", "alphas_cumprod", "final_alpha")) and torch.is_tensor(value):
             setattr(scheduler, name, value.double())
+    if hasattr(scheduler, "sigmas_down"):
+        # sigma_down is a difference of squares, of which float32 leaves few digits.
+        sigma = scheduler.sigmas[[0, *range(1, len(scheduler.sigmas) - 1, 2)]]
+        target = torch.cat([sigma[1:], sigma.new_zeros(1)])
+        up = (target**2 * (sigma**2 - target**2) / sigma**2).sqrt()
+        down = (target**2 - up**2).sqrt()
+        middle = (sigma * down).sqrt()
+        for name, value in {"up": up, "down": down, "interpol": middle}.items():
+            value[-2:] = 0
+            repeated = torch.cat([value[:1], value[1:].repeat_interleave(2), value[-1:]])
+            assert getattr(scheduler, f"sigmas_{name}").shape == repeated.shape
+            setattr(scheduler, f"sigmas_{name}", repeated)
 
 
 def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **options):
@@ -78,7 +120,8 @@ def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **opti
     """
     widen(scheduler)
     timesteps = scheduler.timesteps
-    if begin and hasattr(scheduler, "set_begin_index"):
+    # Without it diffusers begins at the second of two equal timesteps, and ends in an IndexError.
+    if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(begin)
     timesteps, following = timesteps[begin:end], [*timesteps[begin + 1 :], None]
     xs, drawn = [x], iter(noises)
@@ -86,7 +129,8 @@ def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **opti
     draw = mock.Mock(side_effect=drawn)
     if hasattr(scheduler, "noise_sampler"):
         scheduler.noise_sampler = Increments(drawn)
-    with mock.patch.object(module, "randn_tensor", draw, create=True):
+    with warnings.catch_warnings(), mock.patch.object(module, "randn_tensor", draw, create=True):
+        warnings.simplefilter("ignore")
         for t, after in zip(timesteps, following):
             scaled = scheduler.scale_model_input(x, t)
             x = scheduler.step(model(scaled, t.float(), torch), t, x, **options).prev_sample
@@ -115,7 +159,7 @@ def ours(schedule, x, noises):
     return np.stack(xs)
 
 
-def compare(schedule, scheduler, *, begin=0, end=None, rounding=ROUNDING, **options):
+def compare(schedule, scheduler, *, begin=0, end=None, **options):
     """Asserts that the two runs are the same, timesteps, initial deviation and every x."""
     generator = torch.Generator().manual_seed(3)
     noises = [torch.randn(SHAPE, generator=generator) for _ in range(len(schedule))]
@@ -133,11 +177,27 @@ def compare(schedule, scheduler, *, begin=0, end=None, rounding=ROUNDING, **opti
     np.testing.assert_allclose(
         schedule.init_noise_sigma, float(scheduler.init_noise_sigma), rtol=1e-6
     )
-    same(actual, expected, rounding)
+    same(actual, expected, magnification(schedule))
 
 
-def same(actual, expected, rounding=ROUNDING):
-    largest = 0.0
-    for a, b in zip(actual, expected, strict=True):
+def magnification(schedule):
+    """How much each row may magnify the rounding of the x, float32, that it is given: n."""
+    table = schedule.table()
+    update = np.abs(table.update[: len(schedule), 0])
+    predicted = np.abs(table.prediction[: len(schedule)]).sum(1)
+    return update @ (1 - P - NOISE) + (update @ P) * predicted
+
+
+def same(actual, expected, magnified=None):
+    """Asserts that two runs are the same, but for the rounding of float32."""
+    largest = rounding = 0.0
+    magnified = np.zeros(len(actual)) if magnified is None else np.append(0, magnified)
+    for row, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        if not np.isfinite(b).all():
+            # Where diffusers gives no picture, any will do.
+            assert np.isfinite(actual).all()
+            return
         largest = max(largest, np.abs(b).max())
-        assert np.abs(a - b).max() <= TOLERANCE * np.abs(b).max() + rounding * largest
+        rounding = max(rounding, ROUNDING * max(magnified[row], 1) * largest)
+        error, allowed = np.abs(a - b).max(), TOLERANCE * np.abs(b).max() + rounding
+        assert error <= allowed, f"after row {row}: {error:.2g} (allowed {allowed:.2g})"

@@ -271,8 +271,18 @@ def test_a_text_of_10_megabytes_takes_a_second_at_most(ours, kind):
     assert time.process_time() - start < 4  # a slow machine; without a bound it is a minute
 
 
-def test_the_largest_id(ours):
+def test_a_text_encoder_must_have_embeddings_for_all_ids_and_positions(ours, copy):
     assert ours.max_id == 49407
+    ours.check_fits(49408, 77)
+    with pytest.raises(
+        ValueError, match=r"'<\|endoftext\|>' the id 49407, but .* vocab_size=49407"
+    ):
+        ours.check_fits(49407, 77)
+    with pytest.raises(ValueError, match=r"model_max_length=77, but .* max_position_embeddings=76"):
+        ours.check_fits(49408, 76)
+    (copy / "added_tokens.json").write_text(json.dumps({"<cat-toy>": 49408}))
+    with pytest.raises(ValueError, match="gives '<cat-toy>' the id 49408"):
+        CLIPTokenizer.from_folder(copy).check_fits(49408, 77)
 
 
 @pytest.mark.parametrize("written_by", ["transformers", "diffusax"])

@@ -13,6 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import diffusax
+from diffusax.cli import main
 
 
 def diffusax_command(*args: object) -> subprocess.CompletedProcess:
@@ -75,6 +76,7 @@ def test_the_resolved_options_stand_beside_the_result(run):
     output, _ = run
     options = yaml.safe_load((output / "config.yaml").read_text())
     assert (options["lr"], options["steps"], options["batch_size"]) == (1e-3, 4, 4)
+    assert not {"config", "set"} & set(options)
     card = (output / "model_ema" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
     assert yaml.safe_load(front)["pipeline_tag"] == "text-to-image"
@@ -91,20 +93,19 @@ def test_a_finished_run_has_nothing_left_to_do(run):
     assert (output / "metrics.jsonl").read_text() == before
 
 
-def test_mistakes_are_one_line(checkpoint, pictures, tmp_path):
+def test_mistakes_are_one_line(checkpoint, pictures, tmp_path, capsys):
     cases = {
-        ("train",): "train takes a recipe: text-to-image, autoencoder (none was given)",
-        ("train", "inpainting"): "(got 'inpainting')",
         ("train", "text-to-image", "--model", checkpoint): "--data must be given",
-        ("train", "text-to-image", "--lr", "fast"): "--lr",
-        ("train", "text-to-image", "--set", "steps=0"): "steps must be at least 1 (got 0)",
+        ("train", "text-to-image", "--set", "steps=0"): "steps must be a whole number from 1",
         (
             *("train", "text-to-image", "--model", checkpoint, "--data", pictures),
             *("--caption-column", "caption", "--output", tmp_path / "out"),
         ): "has no column 'caption'; it has image, text",
     }
     for args, message in cases.items():
-        done = diffusax_command(*args)
-        assert done.returncode == 2, (args, done.stderr)
-        assert message in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+        with pytest.raises(SystemExit) as stop:
+            main([str(arg) for arg in args])
+        shown = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert message in shown
+        assert shown.count("\n") == 1

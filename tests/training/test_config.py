@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
+from diffusax.cli.train import read_recipe
 from diffusax.training import TextToImageConfig, read_config
-from diffusax.training.command import parse_config
 from diffusax.training.options import from_values, to_yaml
 
 
@@ -20,8 +20,15 @@ def test_pairs_win_over_the_file(tmp_path):
 def test_the_command_line_wins_over_both(tmp_path):
     (tmp_path / "a.yaml").write_text("lr: 1e-4\nema: ramp\n")
     args = ["--config", str(tmp_path / "a.yaml"), "--set", "lr=1e-3", "--set", "steps=7"]
-    config = parse_config(TextToImageConfig, [*args, "--lr", "0.5", "--random-flip"], prog="x")
+    config = read_recipe("text-to-image", [*args, "--lr", "0.5", "--random-flip"])
     assert (config.lr, config.steps, config.ema, config.random_flip) == (0.5, 7, "ramp", True)
+
+
+def test_what_a_file_turns_on_the_command_line_turns_off(tmp_path):
+    (tmp_path / "a.yaml").write_text("random_flip: true\nvalidation_prompts: [a, b]\n")
+    args = ["--config", str(tmp_path / "a.yaml"), "--no-random-flip", "--validation-prompts", "c"]
+    config = read_recipe("text-to-image", args)
+    assert (config.random_flip, config.validation_prompts) == (False, ("c",))
 
 
 def test_the_resolved_options_read_back_the_same(tmp_path):
@@ -86,7 +93,7 @@ def test_a_mistake_does_not_print_all_of_a_long_value():
 def test_a_whole_number_and_a_fraction_stay_what_they_are():
     for text, kind in (("1", int), ("1.0", float), ("0.7", float), ("700", int)):
         (from_yaml,) = (read_config(TextToImageConfig, None, [f"ema_start={text}"]).ema_start,)
-        (from_line,) = (parse_config(TextToImageConfig, ["--ema-start", text], prog="x").ema_start,)
+        (from_line,) = (read_recipe("text-to-image", ["--ema-start", text]).ema_start,)
         assert (type(from_yaml), type(from_line)) == (kind, kind)
         assert from_yaml == from_line == float(text)
 

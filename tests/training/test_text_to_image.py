@@ -1,6 +1,7 @@
 """The text-to-image recipe: what its loss draws, drops, caches and recomputes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,39 +38,52 @@ def keys(n: int = 4) -> jax.Array:
     return jax.vmap(jax.random.key)(jnp.arange(n))
 
 
+@functools.cache
+def parameters(recipe) -> tuple:
+    """What is trained and what is not, loaded once."""
+    return recipe.trained(), recipe.frozen()
+
+
 def losses(recipe, batch, **changes) -> np.ndarray:
     loss = dataclasses.replace(recipe.denoising, **changes)
-    return np.asarray(jax.jit(loss)(recipe.trained(), recipe.frozen(), batch, keys()))
+    return np.asarray(jax.jit(loss)(*parameters(recipe), batch, keys()))
 
 
 def test_an_example_has_pixels_and_tokens(recipe, batch):
     assert batch["pixel_values"].shape == (4, 32, 32, 3)
     assert batch["pixel_values"].dtype == np.uint8
     assert batch["input_ids"].shape == (4, 77)
-    assert set(recipe.trained()) == {"unet"}
-    assert set(recipe.frozen()) == {"vae", "text_encoder", "empty"}
+    trained, frozen = parameters(recipe)
+    assert set(trained) == {"unet"}
+    assert set(frozen) == {"vae", "text_encoder", "empty"}
+    jax.tree.map(
+        lambda x, shape: np.testing.assert_equal(x.shape, shape.shape), trained, recipe.shapes()
+    )
+    jax.tree.map(lambda x: np.testing.assert_equal(x.dtype, np.float32), recipe.shapes())
 
 
 def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
+    trained, frozen = parameters(recipe)
+
     def gradient(level: str):
         loss = dataclasses.replace(recipe.denoising, gradient_checkpointing=level)
-        mean = lambda params: loss(params, recipe.frozen(), batch, keys()).mean()  # noqa: E731
+        mean = lambda params: loss(params, frozen, batch, keys()).mean()  # noqa: E731
         return jax.grad(mean)
 
     programs = {}
     for level in ("none", "blocks", "full"):
-        jaxpr = str(jax.make_jaxpr(gradient(level))(recipe.trained()))
+        jaxpr = str(jax.make_jaxpr(gradient(level))(trained))
         programs[level] = jaxpr.count("remat") + jaxpr.count("checkpoint[")
     assert programs["none"] == 0 < programs["blocks"] < programs["full"]
 
-    expected = jax.jit(gradient("none"))(recipe.trained())
-    result = jax.jit(gradient("full"))(recipe.trained())
+    expected = jax.jit(gradient("none"))(trained)
+    result = jax.jit(gradient("full"))(trained)
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_dropped_captions_are_the_empty_one(recipe, batch):
-    empty = {**batch, "input_ids": np.broadcast_to(recipe.frozen()["empty"], (4, 77))}
+    empty = {**batch, "input_ids": np.broadcast_to(parameters(recipe)[1]["empty"], (4, 77))}
     kept = losses(recipe, batch)
     dropped = losses(recipe, batch, caption_dropout=1.0)
     assert np.abs(kept - dropped).min() > 1e-6
@@ -104,9 +118,8 @@ def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     half = losses(recipe, batch, compute_dtype=jnp.bfloat16)
     np.testing.assert_allclose(half, losses(recipe, batch), rtol=0.1)
     loss = dataclasses.replace(recipe.denoising, compute_dtype=jnp.bfloat16)
-    gradient = jax.eval_shape(
-        jax.grad(lambda p: loss(p, recipe.frozen(), batch, keys()).mean()), recipe.trained()
-    )
+    trained, frozen = parameters(recipe)
+    gradient = jax.eval_shape(jax.grad(lambda p: loss(p, frozen, batch, keys()).mean()), trained)
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
@@ -128,8 +141,9 @@ def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_p
         caption_dropout=0.0,
     )
     cached = text_to_image(config)
-    assert "vae" not in cached.frozen()
-    assert ("text_encoder" in cached.frozen()) is not embedded
+    _, frozen = parameters(cached)
+    assert "vae" not in frozen
+    assert ("text_encoder" in frozen) is not embedded
     rows = [29, 0, 8, 13]
     rng = np.random.default_rng(0)
     for dropout in (0.0, 1.0):

@@ -133,14 +133,14 @@ class _Wanted:
 
         Logs a warning where only some have it.
         """
+        if not self.variant:
+            return
         has = {folder for folder, names in listing.items() if choose_variant(names, self.variant)}
         plain = {folder for folder, names in listing.items() if choose_variant(names, None)}
-        if not self.variant or not (has or plain):
-            return
-        if not has:
-            found = sorted({v for names in listing.values() for v in variants(names)})
-            other = f"it has {', '.join(map(repr, found))}" if found else "leave variant out"
-            raise ValueError(f"{source} has no weights of variant={self.variant!r}; {other}")
+        others = sorted({v for names in listing.values() for v in variants(names)})
+        if not has and (plain or others):
+            mend = f"it has {', '.join(map(repr, others))}" if others else "leave variant out"
+            raise ValueError(f"{source} has no weights of variant={self.variant!r}; {mend}")
         if plain - has:
             logger.warning(
                 "%s has no variant %r of %s; other weights of it are loaded",
@@ -187,7 +187,10 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     by_folder = _by_folder(names)
     is_pipeline = MODEL_INDEX in names and not wanted.subfolder
     root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
-    listing = {f: by_folder[f] for f in wanted.folders(root) if f in by_folder}
+    folders = set(wanted.folders(root))
+    if "controlnet" in folders:  # Several of them are one component, in controlnet, controlnet_1...
+        folders |= {folder for folder in by_folder if folder.startswith("controlnet_")}
+    listing = {folder: by_folder[folder] for folder in sorted(folders) if folder in by_folder}
     if not any(name.endswith((".json", ".txt")) for files in listing.values() for name in files):
         where = f"in {wanted.subfolder} " if wanted.subfolder else ""
         there = ", ".join(sorted(folder for folder in by_folder if folder)) or "no folders"

@@ -10,9 +10,9 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
+from diffusax.masks import blur
 from diffusax.pictures import load_image, open_upright, resize
 from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
-from diffusax.masks import blur
 
 
 @configure(FlagCreatePairsOff)

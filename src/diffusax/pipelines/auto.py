@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from diffusax.checkpoints import resolve
 from diffusax.pipelines import classes, control, tasks
+from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.pipeline import DiffusionPipeline
 
 
@@ -20,7 +22,9 @@ class _Auto:
         Raises:
             ValueError: the checkpoint cannot be had, or diffusax has no such task for it.
         """
-        target = DiffusionPipeline.class_of(path_or_repo, **options)
+        names = ("revision", "token", "local_files_only", "cache_dir", "variant")
+        folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
+        target = class_for(DiffusionPipeline, folder, DiffusionPipeline)
         steered = options.get("controlnet") is not None
         return cls._find(target.family, steered).from_pretrained(path_or_repo, **options)
 

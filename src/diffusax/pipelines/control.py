@@ -10,10 +10,10 @@ from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.sizes import count_images
 from diffusax.pipelines.tasks import (
     Job,
     Task,
-    count_images,
     crop_options,
     image_to_image,
     inpaint,

@@ -28,10 +28,6 @@ class JaxNoise:
         """Normal numbers for each image, b h w c, whatever `rows` says."""
         return draw_noise(self.keys, shape, _INDEX[purpose])
 
-    def row(self, shape: Shape, *, draws: bool) -> Any:
-        """What the denoise program draws from by itself."""
-        return self.keys
-
 
 @dataclasses.dataclass(frozen=True)
 class TorchNoise:
@@ -39,6 +35,8 @@ class TorchNoise:
 
     generators: tuple[TorchGenerator, ...]
     images: int
+    keys: jax.Array
+    """For programs that draw nothing: they are then the same as with JAX's numbers."""
 
     def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
         """The next numbers, rows h w c (by default one row per image); drawn as rows c h w."""
@@ -70,7 +68,8 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
         raise ValueError(f"seed has {len(seed)} entries for {n} images; give one or {n}")
     seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
-        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n)
+        keys = _image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
+        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
     for value in seeds:
         if not 0 <= value < _JAX_LIMIT:
             raise ValueError(

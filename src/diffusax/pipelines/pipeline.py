@@ -8,37 +8,26 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from diffusax.checkpoints import load_network, read_model_index, resolve, save_network
-from diffusax.checkpoints.files import fitting_variant
-from diffusax.checkpoints.model_index import write_model_index
-from diffusax.files import load_json, write_json
+from diffusax.checkpoints import resolve
+from diffusax.checkpoints.model_index import read_call_defaults
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
-from diffusax.pipelines.prompts import embeddings
+from diffusax.pipelines.loading import (
+    IGNORED,
+    WITHOUT_MEANING,
+    class_for,
+    load_components,
+    save_components,
+)
 from diffusax.pipelines.run import ImagePipelineOutput, draw
-from diffusax.samplers import Scheduler, scheduler_from_config
+from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
 
 log = logging.getLogger(__name__)
-
-# Components of diffusers' checkpoints that nothing here runs.
-_IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
-# Arguments of diffusers' from_pretrained that change nothing here.
-_WITHOUT_MEANING = frozenset(
-    (
-        "use_safetensors",
-        "low_cpu_mem_usage",
-        "device_map",
-        "add_watermarker",
-        "image_processor",
-        "device",
-        "lora_scale",
-    )
-)
 
 
 class MultiControlNetModel:
@@ -55,7 +44,9 @@ class DiffusionPipeline:
     """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
-    takes effect at once and compiles nothing for networks of the same architecture.
+    takes effect at once and compiles nothing for networks of the same architecture. `params` holds
+    the parameters by component, `call_defaults` arguments that suit the checkpoint better than
+    diffusers' defaults; the command line uses them where an option is not given.
     """
 
     family: ClassVar[Family]
@@ -78,6 +69,7 @@ class DiffusionPipeline:
         self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)
         self.__dict__["_models"] = {}
         self.progress_bar_options: dict[str, Any] = {}
+        self.call_defaults: dict[str, float] = {}
         self._guidance_scale: float | None = None
         self._num_timesteps, self._interrupt = 0, False
         for name, value in components.items():
@@ -85,11 +77,16 @@ class DiffusionPipeline:
                 options[name] = bool(value)
             elif name in names:
                 setattr(self, name, value)
-            elif name not in _IGNORED:
+            elif name not in IGNORED:
                 raise ValueError(f"{type(self).__name__} has no component {name!r}")
         for name in names:
             if name not in self.family.optional and components.get(name) is None:
                 raise ValueError(f"{type(self).__name__} needs {name}")
+        for tokenizer, encoder in self.family.text:
+            if tokenizer in self.parts.tokenizers and encoder in self.parts.networks:
+                config = self.parts.networks[encoder].config
+                limits = config.vocab_size, config.max_position_embeddings
+                self.parts.tokenizers[tokenizer].check_fits(*limits)
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
@@ -171,6 +168,7 @@ class DiffusionPipeline:
         shared = {n: v for n, v in pipe.components.items() if n in names}
         new = cls(**{**shared, **pipe.config, **components})
         new.progress_bar_options = dict(pipe.progress_bar_options)
+        new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)
 
     @classmethod
@@ -210,66 +208,37 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
-        class_name, listed, stored = read_model_index(folder)
-        target = cls._class_for(class_name, folder)
-        given = {k: v for k, v in components.items() if k not in _WITHOUT_MEANING}
+        folder = resolve(
+            path_or_repo,
+            variant=variant,
+            local_files_only=local_files_only,
+            skip=tuple(components),
+            **hub,
+        )
+        target = class_for(cls, folder, DiffusionPipeline)
+        given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
-        options = {k: v for k, v in stored.items() if k in dict(target.family.options)}
-        loaded = _load(target, folder, listed, given, wanted, vae_dtype, variant, device)
-        return target(**{**options, **loaded, **given})
-
-    @classmethod
-    def class_of(cls, path_or_repo: str | Path, **options: Any) -> Any:
-        """The class of pipeline that a checkpoint names.
-
-        Raises:
-            ValueError: the checkpoint cannot be had, or diffusax has no such pipeline.
-        """
-        names = ("revision", "token", "local_files_only", "cache_dir", "variant")
-        folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
-        return DiffusionPipeline._class_for(read_model_index(folder)[0], folder)
-
-    @classmethod
-    def _class_for(cls, class_name: str, folder: Path) -> Any:
-        """The class to load a checkpoint of `class_name` with."""
-        named = {c.__name__: c for c in _subclasses(DiffusionPipeline)}.get(class_name)
-        if named is None or not hasattr(named, "family"):
-            raise ValueError(
-                f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
-                "diffusax does not have"
-            )
-        if not hasattr(cls, "family"):
-            return named
-        if named.family is not cls.family:
-            raise ValueError(
-                f"{cls.__name__} is for {cls.family.name}; {folder} holds {named.family.name} "
-                f"({class_name})"
-            )
-        return cls
+        loaded = load_components(
+            target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=device
+        )
+        try:
+            pipe = target(**{**loaded, **given})
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+        pipe.call_defaults = read_call_defaults(folder)
+        return pipe
 
     def save_pretrained(self, folder: str | Path, *, variant: str | None = None) -> None:
         """Writes a checkpoint that diffusers opens, with the parameters in `self.params`."""
-        folder = Path(folder)
-        listed: dict[str, Any] = dict.fromkeys(_IGNORED[:3])
-        for name in self.component_names():
-            listed[name] = None
-        for name, model in self._models.items():
-            save_network(model, folder / name, variant=variant)
-            library = "transformers" if name.startswith("text") else "diffusers"
-            listed[name] = (library, model.class_name)
-        for name, tokenizer in self.parts.tokenizers.items():
-            tokenizer.save(folder / name)
-            listed[name] = ("transformers", "CLIPTokenizer")
-        if "controlnet_1" in listed:
-            listed = {k: v for k, v in listed.items() if not k.startswith("controlnet")}
-            listed["controlnet"] = ("diffusers", "MultiControlNetModel")
-        (folder / "scheduler").mkdir(parents=True, exist_ok=True)
-        scheduler = self.parts.scheduler
-        write_json(folder / "scheduler" / "scheduler_config.json", scheduler.to_config())
-        listed["scheduler"] = ("diffusers", scheduler.class_name)
-        write_model_index(folder, type(self).__name__, listed, **self.parts.options)
+        save_components(
+            Path(folder),
+            type(self),
+            self.parts,
+            self._models,
+            variant=variant,
+            call_defaults=self.call_defaults,
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
@@ -322,27 +291,6 @@ class DiffusionPipeline:
         """Notes what callbacks ask the pipeline for."""
         self._guidance_scale, self._interrupt = call.guidance_scale, False
         self._num_timesteps = len(job.schedule)
-
-    def encode_prompt(
-        self,
-        prompt: Any = None,
-        device: Any = None,
-        num_images_per_prompt: int = 1,
-        do_classifier_free_guidance: bool = True,
-        negative_prompt: Any = None,
-        prompt_embeds: Any = None,
-        negative_prompt_embeds: Any = None,
-        lora_scale: float | None = None,
-        clip_skip: int | None = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        """The embeddings of prompts and negative prompts, (prompts images) t d each.
-
-        The second is None without guidance. device and lora_scale change nothing. options:
-        long_prompt and prompt_weighting.
-        """
-        given = {k: v for k, v in locals().items() if k not in _WITHOUT_MEANING}
-        return embeddings(self.parts, given)
 
     @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
@@ -427,49 +375,6 @@ for _name in (
     setattr(DiffusionPipeline, _name, _no_meaning(_name))
 
 
-def _load(
-    target: Any,
-    folder: Path,
-    listed: dict[str, tuple[str, str]],
-    given: dict[str, Any],
-    dtype: Any,
-    vae_dtype: Any,
-    variant: str | None,
-    device: Any,
-) -> dict[str, Any]:
-    """The components of a checkpoint that are not given."""
-    loaded: dict[str, Any] = {}
-    for name in target.component_names():
-        if name in given:
-            continue
-        if name not in listed:
-            if name in target.family.optional:
-                continue
-            hint = f"; give {name}=" if name in target.extra_components else ""
-            raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
-        if name == "scheduler":
-            path = folder / name / "scheduler_config.json"
-            config = {"_class_name": listed[name][1], **load_json(path)}
-            try:
-                loaded[name] = scheduler_from_config(config)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
-        elif name.startswith("tokenizer"):
-            loaded[name] = CLIPTokenizer.from_folder(folder / name)
-        else:
-            kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
-            options = {"dtype": kind, "device": device}
-            names = [name]
-            if name == "controlnet":
-                names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names
-            models = [
-                load_network(folder / n, variant=fitting_variant(folder / n, variant), **options)
-                for n in names
-            ]
-            loaded[name] = models if len(models) > 1 else models[0]
-    return loaded
-
-
 def _checked(name: str, value: Any, kind: Any, example: str) -> Any:
     if not isinstance(value, kind):
         raise ValueError(
@@ -483,7 +388,3 @@ def _set(store: dict[str, Any], name: str, value: Any, kind: Any, example: str) 
         store.pop(name, None)
     else:
         store[name] = _checked(name, value, kind, example)
-
-
-def _subclasses(cls: Any) -> list[Any]:
-    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

@@ -107,7 +107,8 @@ def embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     Raises:
         ValueError: an argument that cannot be.
     """
-    arguments = {k: v for k, v in given.items() if k not in ("options", "self")}
+    unused = ("options", "self", "device", "lora_scale")
+    arguments = {k: v for k, v in given.items() if k not in unused}
     guided = bool(arguments.pop("do_classifier_free_guidance"))
     call = check_call({**arguments, **given.get("options", {})})
     positive, negative = embed_prompts(c, call, guided=guided)

@@ -56,9 +56,9 @@ def run_rows(pipe: Any, c: Components, job: Job, call: Call) -> jax.Array:
     with bar:
         while row < n and not pipe.interrupt:
             stop = row + 1 if callback is not None or hand_in else min(row + size, n)
-            noise = job.noise.row(shape, draws=bool(draws[row:stop].any()))
-            plan = job.plan._replace(noise=noise)
-            began = time.perf_counter()
+            plan, began = job.plan, time.perf_counter()
+            if isinstance(job.noise, TorchNoise) and hand_in:
+                plan = plan._replace(noise=job.noise.row(shape, draws=bool(draws[row])))
             state = programs.denoise(denoiser, params, state, plan, np.int32(row), np.int32(stop))
             if callback is not None:
                 state, stopped = call_back(pipe, c, job, call, row, state)

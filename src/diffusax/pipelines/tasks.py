@@ -1,7 +1,6 @@
 """Tasks: what a call asks for becomes a plan. They know families only through `Components`."""
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,15 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
 from diffusax.pipelines.programs import Knobs, Known, Plan
-from diffusax.pipelines.prompts import count_prompts, embed_prompts
+from diffusax.pipelines.prompts import embed_prompts
+from diffusax.pipelines.schedules import make_schedule
+from diffusax.pipelines.sizes import (
+    count_images,
+    image_size,
+    latent_shape,
+    pixel_size,
+    require_channels,
+)
 from diffusax.samplers import Schedule
 
 _embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
@@ -204,70 +211,8 @@ def make_job(
         np.full(height, call.guidance_rescale, np.float32),
     )
     conditions = Conditions(context, channels, added)
-    source = noise.row(latents.shape[1:], draws=False)
-    return Job(Plan(latents, conditions, table, knobs, source, known), schedule, noise, weights)
-
-
-def make_schedule(
-    c: Components, call: Call, *, from_image: bool = False, strength: float | None = None
-) -> Schedule:
-    """The rows of the run, cut at what strength, denoising_start and denoising_end say.
-
-    from_image: whether the run starts from a picture, and so where the strength says. strength: the
-    sampler's own, as consistency models have it.
-
-    Raises:
-        ValueError: nothing is left of the run.
-    """
-    custom = call.timesteps is not None or call.sigmas is not None
-    options: dict[str, Any] = {
-        "timesteps": None if call.timesteps is None else tuple(call.timesteps),
-        "sigmas": None if call.sigmas is None else tuple(call.sigmas),
-        "eta": call.eta or 0.0,
-    }
-    if strength is not None:
-        options["strength"] = strength
-    if call.original_inference_steps is not None:
-        options["original_inference_steps"] = call.original_inference_steps
-    steps = None if custom else call.num_inference_steps
-    whole = c.scheduler.schedule(steps, **options)
-    begin, end = 0, len(whole)
-    if from_image:
-        begin = begin_row(c, call, whole)
-    if call.denoising_end is not None and 0 < call.denoising_end < 1:
-        cutoff = _cutoff(c, call.denoising_end)
-        end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
-    if begin >= end:
-        raise ValueError(
-            f"nothing is left of num_inference_steps={call.num_inference_steps} with "
-            f"strength={call.strength}, denoising_start={call.denoising_start} and "
-            f"denoising_end={call.denoising_end}; take more steps or a larger part of them"
-        )
-    if (begin, end) == (0, len(whole)):
-        return whole
-    return c.scheduler.schedule(steps, begin=begin, end=end, **options)
-
-
-def begin_row(c: Components, call: Call, whole: Schedule) -> int:
-    """The row at which a run that starts from a picture begins.
-
-    Upstream: get_timesteps of diffusers' image-to-image pipelines.
-    """
-    start = call.denoising_start
-    if start is not None and 0 < start < 1:
-        left = int((whole.timesteps < _cutoff(c, start)).sum())
-        # A step of two rows is not cut in the middle.
-        left += whole.order == 2 and left % 2 == 0
-        return len(whole) - left
-    given = call.timesteps or call.sigmas
-    steps = call.num_inference_steps if given is None else len(given)
-    kept = min(int((steps or 0) * call.strength), steps or 0)
-    return ((steps or 0) - kept) * whole.order
-
-
-def _cutoff(c: Components, fraction: float) -> int:
-    total = c.scheduler.num_train_timesteps
-    return round(total - fraction * total)
+    plan = Plan(latents, conditions, table, knobs, noise.keys, known)
+    return Job(plan, schedule, noise, weights)
 
 
 def encode(
@@ -355,73 +300,6 @@ def _check_overlay(call: Call) -> None:
         raise ValueError(
             f"output_type must be 'pil' where padding_mask_crop is given (got {call.output_type!r})"
         )
-
-
-def count_images(call: Call) -> int:
-    """How many pictures the call draws."""
-    return count_prompts(call) * (call.num_images_per_prompt or 1)
-
-
-def image_size(c: Components, call: Call) -> tuple[int, int]:
-    """Height and width in pixels, by default those that the UNet was trained at.
-
-    Raises:
-        ValueError: one is not a multiple of the autoencoder's factor.
-    """
-    default = c.default_size
-    size = call.height or default[0], call.width or default[1]
-    for name, value in zip(("height", "width"), size):
-        if value < c.factor or value % c.factor:
-            low = max(value // c.factor, 1) * c.factor
-            raise ValueError(
-                f"{name} must be divisible by {c.factor} (got {value}); use {low} or "
-                f"{low + c.factor}"
-            )
-    _check_memory(c, count_images(call), *size)
-    return size
-
-
-def _check_memory(c: Components, b: int, height: int, width: int) -> None:
-    """Refuses what no machine of this kind could hold, before it is killed for it."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return
-    # The decoder's last level, its input and output in float32: a lower bound.
-    channels = getattr(c.vae_config, "block_out_channels", (64,))[0]
-    needed = b * height * width * channels * 8
-    if jax.default_backend() == "cpu" and needed > total:
-        raise ValueError(
-            f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
-            f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
-        )
-
-
-def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
-    """Height and width in pixels of pictures, or of the pictures that latents stand for."""
-    _, height, width, channels = pixels.shape
-    factor = c.factor if channels == c.vae_config.latent_channels else 1
-    return height * factor, width * factor
-
-
-def latent_shape(c: Components, height: int, width: int) -> tuple[int, int, int]:
-    """h w c of one picture's latents."""
-    return height // c.factor, width // c.factor, c.vae_config.latent_channels
-
-
-def require_channels(c: Components, expected: int, task: str) -> None:
-    """Raises ValueError unless the UNet has the input channels that the task feeds."""
-    actual = c.unet_config.in_channels
-    if actual == expected:
-        return
-    latent = c.vae_config.latent_channels
-    made_for = {
-        latent: "text to image",
-        2 * latent + 1: "inpainting",
-        2 * latent: "InstructPix2Pix",
-    }
-    hint = f"; it is made for {made_for[actual]}" if actual in made_for else ""
-    raise ValueError(f"{task} needs a UNet with {expected} input channels (got {actual}){hint}")
 
 
 def _given_latents(call: Call, b: int, shape: tuple[int, int, int]) -> np.ndarray | None:

@@ -63,10 +63,10 @@ class TorchGenerator:
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape must have no negative sizes (got {sizes})")
         n = math.prod(sizes)
-        values = self._few(n) if n < 16 else self._blocks(n)
+        values = self._singly(n) if n < 16 else self._in_blocks(n)
         return values.reshape(sizes)
 
-    def _blocks(self, n: int) -> np.ndarray:
+    def _in_blocks(self, n: int) -> np.ndarray:
         """normal_fill_AVX2 of aten/src/ATen/native/cpu/DistributionTemplates.h."""
         uniform = self._uniform(n)
         values = np.empty(n, np.float32)
@@ -77,11 +77,11 @@ class TorchGenerator:
             values[-16:] = _box_muller(self._uniform(16))
         return values
 
-    def _few(self, n: int) -> np.ndarray:
+    def _singly(self, n: int) -> np.ndarray:
         """normal_distribution<double> of aten/src/ATen/core/DistributionsHelper.h, one by one."""
-        return np.array([self._one() for _ in range(n)], np.float32)
+        return np.array([self._next_normal() for _ in range(n)], np.float32)
 
-    def _one(self) -> float:
+    def _next_normal(self) -> float:
         if self._second_normal is not None:
             value, self._second_normal = self._second_normal, None
             return value
@@ -104,12 +104,14 @@ class TorchGenerator:
 
 def _checked_seed(seed: int) -> int:
     try:
-        seed = operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
-        raise ValueError(f"seed must be an integer (got {seed!r})") from None
-    if not -(2**63) <= seed < 2**64:
+        number = None
+    if number is None or isinstance(seed, bool):
+        raise ValueError(f"seed must be an integer (got {seed!r})")
+    if not -(2**63) <= number < 2**64:
         raise ValueError(f"seed must be from -2**63 to 2**64 - 1 (got {seed})")
-    return seed
+    return number
 
 
 def _box_muller(uniform: np.ndarray) -> np.ndarray:

@@ -76,11 +76,19 @@ def all_sigmas(alphas: np.ndarray) -> np.ndarray:
 
 
 def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """The fractional training timesteps of `sigmas`, interpolated in log sigma."""
+    """The fractional training timesteps of `sigmas`, interpolated in log sigma.
+
+    every: the sigmas of all training timesteps, ascending.
+    """
     log = np.log(np.maximum(sigmas, 1e-10))
-    # The rounding of float32 logarithms decides which integer the highest timestep becomes.
-    log_every = np.log(every.astype(np.float32)).astype(np.float64)
-    return np.interp(log, log_every, np.arange(len(every), dtype=np.float64))
+    # diffusers keeps these logarithms and their differences in float32, and cuts the results to
+    # integers: the rounding decides which.
+    log_every = np.log(every.astype(np.float32))
+    low = (np.searchsorted(log_every, log, side="right") - 1).clip(0, max(len(every) - 2, 0))
+    high = np.minimum(low + 1, len(every) - 1)
+    width = np.float64(log_every[low] - log_every[high])
+    w = np.clip((log_every[low] - log) / width, 0, 1)
+    return (1 - w) * low + w * high
 
 
 def karras_sigmas(n: int, low: float, high: float, *, rho: float = 7.0) -> np.ndarray:

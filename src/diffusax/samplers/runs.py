@@ -64,8 +64,11 @@ def cached_schedule(
         original_inference_steps,
         strength,
     )
-    with np.errstate(all="ignore"):
-        run = scheduler._run(request)
+    try:
+        with np.errstate(all="ignore"):
+            run = scheduler._run(request)
+    except np.linalg.LinAlgError:
+        raise ValueError(_no_step(scheduler)) from None
     rows, stop = run.rows, len(run.rows) if end is None else end
     if not 0 <= begin < stop <= len(rows):
         raise ValueError(
@@ -99,8 +102,9 @@ def _check_steps(scheduler: "Scheduler", steps: int) -> None:
 
 
 def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None:
-    # A run that ends at sigma_min ends with it twice.
-    rising = np.diff(values) > 0 if name == "sigmas" else np.diff(values) >= 0
+    # A run that ends at sigma_min ends with it twice, but for rounding.
+    least = 1e-5 * values[:-1] if name == "sigmas" else -1e-9
+    rising = np.diff(values) > least
     if len(values) == 0 or rising.any() or values[-1] < 0:
         raise ValueError(f"{name} must be a descending list of numbers from 0 up (got {values})")
     if name == "timesteps" and values[0] >= scheduler.num_train_timesteps:
@@ -117,9 +121,14 @@ def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
     table = schedule.table()
     if all(np.isfinite(c).all() for c in (table.update, table.prediction, table.in_scale)):
         return
-    raise ValueError(
+    raise ValueError(_no_step(scheduler))
+
+
+def _no_step(scheduler: "Scheduler") -> str:
+    return (
         f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
-        "fewer steps, another timestep_spacing, or betas that leave some signal and some noise"
+        "fewer steps, another timestep_spacing, lower_order_final=True, or betas that leave some "
+        "signal and some noise"
     )
 
 

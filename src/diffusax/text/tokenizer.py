@@ -142,10 +142,28 @@ class CLIPTokenizer:
         for name, data in ("special_tokens_map", names), ("tokenizer_config", config):
             write_json(folder / f"{name}.json", data, ensure_ascii=False)
 
-    @property
+    @functools.cached_property
     def max_id(self) -> int:
-        """The largest id, which the text encoder's vocab_size must exceed."""
+        """The largest id that a text can have."""
         return max(self.tokenizer.get_vocab().values())
+
+    def check_fits(self, vocab_size: int, max_position_embeddings: int) -> None:
+        """Raises ValueError unless a text encoder has embeddings for all ids and positions.
+
+        Without them, indexing would take others without a word.
+        """
+        if self.max_id >= vocab_size:
+            token = self.tokenizer.id_to_token(self.max_id)
+            raise ValueError(
+                f"the tokenizer gives {token!r} the id {self.max_id}, but the text encoder has "
+                f"vocab_size={vocab_size}; they do not belong together"
+            )
+        if self.model_max_length > max_position_embeddings:
+            raise ValueError(
+                f"the tokenizer has model_max_length={self.model_max_length}, but the text encoder "
+                f"has max_position_embeddings={max_position_embeddings}; they do not belong "
+                "together"
+            )
 
     @property
     def bos_token_id(self) -> int:

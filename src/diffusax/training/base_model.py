@@ -10,6 +10,7 @@ from diffusax.files import load_json
 from diffusax.models.network import Model, Network
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.families import STABLE_DIFFUSION, Family
+from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -34,7 +35,7 @@ class BaseModel:
             ValueError: it cannot be had or read, or is of another family; says why.
         """
         folder = resolve(path_or_repo)
-        family = DiffusionPipeline.class_of(folder).family
+        family = class_for(DiffusionPipeline, folder, DiffusionPipeline).family
         if family is not STABLE_DIFFUSION:
             raise ValueError(
                 f"text to image trains Stable Diffusion 1.x and 2.x; {path_or_repo} is "

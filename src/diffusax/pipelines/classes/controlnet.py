@@ -5,7 +5,7 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
-from diffusax.pipelines.classes.stable_diffusion_xl import encode_prompt
+from diffusax.pipelines.classes.encode_prompt import encode_prompt, encode_prompt_xl
 from diffusax.pipelines.control import (
     control_image_to_image,
     control_inpaint,
@@ -23,6 +23,7 @@ class StableDiffusionControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_text_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -46,6 +47,7 @@ class StableDiffusionControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_image_to_image)
+    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -69,6 +71,7 @@ class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(control_inpaint)
+    encode_prompt = encode_prompt
     mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
@@ -94,7 +97,7 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_text_to_image)
-    encode_prompt = encode_prompt
+    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
@@ -123,7 +126,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_image_to_image)
-    encode_prompt = encode_prompt
+    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
@@ -152,8 +155,8 @@ class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
+    encode_prompt = encode_prompt_xl
     mask_processor = MaskProcessor()
-    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented

@@ -5,6 +5,7 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.encode_prompt import encode_prompt
 from diffusax.pipelines.families import STABLE_DIFFUSION
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import (
@@ -24,6 +25,7 @@ class StableDiffusionPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
+    encode_prompt = encode_prompt
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
@@ -46,6 +48,7 @@ class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(image_to_image)
+    encode_prompt = encode_prompt
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
@@ -68,6 +71,7 @@ class StableDiffusionInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(inpaint)
+    encode_prompt = encode_prompt
     mask_processor = MaskProcessor()
     scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
@@ -93,6 +97,7 @@ class StableDiffusionInstructPix2PixPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(instruct)
+    encode_prompt = encode_prompt
 
     @documented
     def __call__(
@@ -114,6 +119,7 @@ class LatentConsistencyModelPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
+    encode_prompt = encode_prompt
 
     @documented
     def __call__(
@@ -135,6 +141,7 @@ class LatentConsistencyModelImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION
     task = staticmethod(consistency_image_to_image)
+    encode_prompt = encode_prompt
 
     @documented
     def __call__(

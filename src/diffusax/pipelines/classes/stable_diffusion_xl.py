@@ -5,6 +5,7 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.encode_prompt import encode_prompt_xl
 from diffusax.pipelines.families import STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
@@ -13,27 +14,12 @@ from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_
 # fmt: off
 
 
-def encode_prompt(
-    self, prompt=None, prompt_2=None, device=None, num_images_per_prompt=1,
-    do_classifier_free_guidance=True, negative_prompt=None, negative_prompt_2=None,
-    prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
-    negative_pooled_prompt_embeds=None, lora_scale=None, clip_skip=None, **options,
-):
-    """The embeddings of prompts and negative prompts, then their pooled outputs, as in diffusers.
-
-    Those of negative prompts are None without guidance. device and lora_scale change nothing.
-    options: long_prompt and prompt_weighting.
-    """
-    given = {k: v for k, v in locals().items() if k not in ("self", "options")}
-    return DiffusionPipeline.encode_prompt(self, **given, **options)
-
-
 class StableDiffusionXLPipeline(DiffusionPipeline):
     """Prompts to pictures (Podell et al. 2023)."""
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(text_to_image)
-    encode_prompt = encode_prompt
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
@@ -59,7 +45,7 @@ class StableDiffusionXLImg2ImgPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(image_to_image)
-    encode_prompt = encode_prompt
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
@@ -87,8 +73,8 @@ class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(inpaint)
+    encode_prompt = encode_prompt_xl
     mask_processor = MaskProcessor()
-    encode_prompt = encode_prompt
 
     @documented
     def __call__(
@@ -117,7 +103,7 @@ class StableDiffusionXLInstructPix2PixPipeline(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
     task = staticmethod(instruct)
-    encode_prompt = encode_prompt
+    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(

@@ -1,0 +1,32 @@
+"""`encode_prompt` of each family, with diffusers' arguments and results."""
+
+from diffusax.pipelines.prompts import embeddings
+
+# fmt: off
+
+
+def encode_prompt(
+    self, prompt=None, device=None, num_images_per_prompt=1, do_classifier_free_guidance=True,
+    negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
+    clip_skip=None, **options,
+):
+    """The embeddings of prompts and of negative prompts, (prompts images) t d each.
+
+    The second is None without guidance. device and lora_scale change nothing. options: long_prompt
+    and prompt_weighting.
+    """
+    return embeddings(self.parts, locals())
+
+
+def encode_prompt_xl(
+    self, prompt=None, prompt_2=None, device=None, num_images_per_prompt=1,
+    do_classifier_free_guidance=True, negative_prompt=None, negative_prompt_2=None,
+    prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
+    negative_pooled_prompt_embeds=None, lora_scale=None, clip_skip=None, **options,
+):
+    """The embeddings of prompts and of negative prompts, then their pooled outputs.
+
+    Those of negative prompts are None without guidance. device and lora_scale change nothing.
+    options: long_prompt and prompt_weighting.
+    """
+    return embeddings(self.parts, locals())

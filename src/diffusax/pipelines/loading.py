@@ -1,0 +1,123 @@
+"""A checkpoint's folder to the components of a pipeline, and back."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from diffusax.checkpoints import load_network, read_model_index, save_network
+from diffusax.checkpoints.files import fitting_variant
+from diffusax.checkpoints.model_index import write_model_index
+from diffusax.files import load_json, write_json
+from diffusax.models.network import Model
+from diffusax.pipelines.components import Components
+from diffusax.samplers import scheduler_from_config
+from diffusax.text.tokenizer import CLIPTokenizer
+
+IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
+"""Components of diffusers' checkpoints that nothing here runs."""
+WITHOUT_MEANING = frozenset(
+    ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
+)
+"""Arguments of diffusers' from_pretrained that change nothing here."""
+
+
+def class_for(cls: Any, folder: Path, base: Any) -> Any:
+    """The class to load a folder with: `cls`, or for the base class the one that it names.
+
+    Raises:
+        ValueError: diffusax has no such pipeline, or `cls` is for another family.
+    """
+    class_name, _, _ = read_model_index(folder)
+    named = {c.__name__: c for c in _subclasses(base)}.get(class_name)
+    if named is None:
+        raise ValueError(
+            f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
+            "diffusax does not have"
+        )
+    if cls is base:
+        return named
+    if named.family is not cls.family:
+        raise ValueError(
+            f"{cls.__name__} is for {cls.family.name}; {folder} holds {named.family.name} "
+            f"({class_name})"
+        )
+    return cls
+
+
+def load_components(
+    target: Any,
+    folder: Path,
+    given: Collection[str],
+    dtype: Any,
+    *,
+    vae_dtype: Any = None,
+    variant: str | None = None,
+    device: Any = None,
+) -> dict[str, Any]:
+    """The options of a checkpoint for a class of pipelines, and those components not given.
+
+    Raises:
+        ValueError: a component is missing or cannot be read; says which file and why.
+    """
+    _, listed, stored = read_model_index(folder)
+    loaded = {k: v for k, v in stored.items() if k in dict(target.family.options)}
+    for name in target.component_names():
+        if name in given:
+            continue
+        if name not in listed:
+            if name in target.family.optional:
+                continue
+            hint = f"; give {name}=" if name in target.extra_components else ""
+            raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
+        if name == "scheduler":
+            path = folder / name / "scheduler_config.json"
+            config = {"_class_name": listed[name][1], **load_json(path)}
+            try:
+                loaded[name] = scheduler_from_config(config)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+        elif name.startswith("tokenizer"):
+            loaded[name] = CLIPTokenizer.from_folder(folder / name)
+        else:
+            kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
+            options = {"dtype": kind, "device": device}
+            names = [name]
+            if name == "controlnet":
+                names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names
+            models = [
+                load_network(folder / n, variant=fitting_variant(folder / n, variant), **options)
+                for n in names
+            ]
+            loaded[name] = models if len(models) > 1 else models[0]
+    return loaded
+
+
+def save_components(
+    folder: Path,
+    cls: Any,
+    parts: Components,
+    models: dict[str, Model],
+    *,
+    variant: str | None,
+    call_defaults: dict[str, float],
+) -> None:
+    """Writes a checkpoint that diffusers opens."""
+    listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names()))
+    for name, model in models.items():
+        save_network(model, folder / name, variant=variant)
+        library = "transformers" if name.startswith("text") else "diffusers"
+        listed[name] = (library, model.class_name)
+    for name, tokenizer in parts.tokenizers.items():
+        tokenizer.save(folder / name)
+        listed[name] = ("transformers", "CLIPTokenizer")
+    if "controlnet_1" in listed:
+        listed = {k: v for k, v in listed.items() if not k.startswith("controlnet")}
+        listed["controlnet"] = ("diffusers", "MultiControlNetModel")
+    (folder / "scheduler").mkdir(parents=True, exist_ok=True)
+    write_json(folder / "scheduler" / "scheduler_config.json", parts.scheduler.to_config())
+    listed["scheduler"] = ("diffusers", parts.scheduler.class_name)
+    write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
+
+
+def _subclasses(cls: Any) -> list[Any]:
+    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

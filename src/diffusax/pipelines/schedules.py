@@ -1,0 +1,69 @@
+"""Which rows of the sampler a call runs."""
+
+from typing import Any
+
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.samplers import Schedule
+
+
+def make_schedule(
+    c: Components, call: Call, *, from_image: bool = False, strength: float | None = None
+) -> Schedule:
+    """The rows of the run, cut at what strength, denoising_start and denoising_end say.
+
+    from_image: whether the run starts from a picture, and so where the strength says. strength: the
+    sampler's own, as consistency models have it.
+
+    Raises:
+        ValueError: nothing is left of the run.
+    """
+    custom = call.timesteps is not None or call.sigmas is not None
+    options: dict[str, Any] = {
+        "timesteps": None if call.timesteps is None else tuple(call.timesteps),
+        "sigmas": None if call.sigmas is None else tuple(call.sigmas),
+        "eta": call.eta or 0.0,
+    }
+    if strength is not None:
+        options["strength"] = strength
+    if call.original_inference_steps is not None:
+        options["original_inference_steps"] = call.original_inference_steps
+    steps = None if custom else call.num_inference_steps
+    whole = c.scheduler.schedule(steps, **options)
+    begin, end = 0, len(whole)
+    if from_image:
+        begin = begin_row(c, call, whole)
+    if call.denoising_end is not None and 0 < call.denoising_end < 1:
+        cutoff = _cutoff(c, call.denoising_end)
+        end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
+    if begin >= end:
+        raise ValueError(
+            f"nothing is left of num_inference_steps={call.num_inference_steps} with "
+            f"strength={call.strength}, denoising_start={call.denoising_start} and "
+            f"denoising_end={call.denoising_end}; take more steps or a larger part of them"
+        )
+    if (begin, end) == (0, len(whole)):
+        return whole
+    return c.scheduler.schedule(steps, begin=begin, end=end, **options)
+
+
+def begin_row(c: Components, call: Call, whole: Schedule) -> int:
+    """The row at which a run that starts from a picture begins.
+
+    Upstream: get_timesteps of diffusers' image-to-image pipelines.
+    """
+    start = call.denoising_start
+    if start is not None and 0 < start < 1:
+        left = int((whole.timesteps < _cutoff(c, start)).sum())
+        # A step of two rows is not cut in the middle.
+        left += whole.order == 2 and left % 2 == 0
+        return len(whole) - left
+    given = call.timesteps or call.sigmas
+    steps = call.num_inference_steps if given is None else len(given)
+    kept = min(int((steps or 0) * call.strength), steps or 0)
+    return ((steps or 0) - kept) * whole.order
+
+
+def _cutoff(c: Components, fraction: float) -> int:
+    total = c.scheduler.num_train_timesteps
+    return round(total - fraction * total)

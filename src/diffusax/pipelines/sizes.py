@@ -1,0 +1,77 @@
+"""How many pictures a call draws, of which size, and what the networks make of that."""
+
+import os
+
+import jax
+import numpy as np
+
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.prompts import count_prompts
+
+
+def count_images(call: Call) -> int:
+    """How many pictures the call draws."""
+    return count_prompts(call) * (call.num_images_per_prompt or 1)
+
+
+def image_size(c: Components, call: Call) -> tuple[int, int]:
+    """Height and width in pixels, by default those that the UNet was trained at.
+
+    Raises:
+        ValueError: one is not a multiple of the autoencoder's factor.
+    """
+    default = c.default_size
+    size = call.height or default[0], call.width or default[1]
+    for name, value in zip(("height", "width"), size):
+        if value < c.factor or value % c.factor:
+            low = max(value // c.factor, 1) * c.factor
+            raise ValueError(
+                f"{name} must be divisible by {c.factor} (got {value}); use {low} or "
+                f"{low + c.factor}"
+            )
+    _check_memory(c, count_images(call), *size)
+    return size
+
+
+def _check_memory(c: Components, b: int, height: int, width: int) -> None:
+    """Refuses what no machine of this kind could hold, before it is killed for it."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    # The decoder's last level, its input and output in float32: a lower bound.
+    channels = getattr(c.vae_config, "block_out_channels", (64,))[0]
+    needed = b * height * width * channels * 8
+    if jax.default_backend() == "cpu" and needed > total:
+        raise ValueError(
+            f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
+            f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"
+        )
+
+
+def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
+    """Height and width in pixels of pictures, or of the pictures that latents stand for."""
+    _, height, width, channels = pixels.shape
+    factor = c.factor if channels == c.vae_config.latent_channels else 1
+    return height * factor, width * factor
+
+
+def latent_shape(c: Components, height: int, width: int) -> tuple[int, int, int]:
+    """h w c of one picture's latents."""
+    return height // c.factor, width // c.factor, c.vae_config.latent_channels
+
+
+def require_channels(c: Components, expected: int, task: str) -> None:
+    """Raises ValueError unless the UNet has the input channels that the task feeds."""
+    actual = c.unet_config.in_channels
+    if actual == expected:
+        return
+    latent = c.vae_config.latent_channels
+    made_for = {
+        latent: "text to image",
+        2 * latent + 1: "inpainting",
+        2 * latent: "InstructPix2Pix",
+    }
+    hint = f"; it is made for {made_for[actual]}" if actual in made_for else ""
+    raise ValueError(f"{task} needs a UNet with {expected} input channels (got {actual}){hint}")

@@ -1,0 +1,1 @@
+"""Devices, random numbers and compilation."""
