@@ -1,8 +1,8 @@
 """Through how many files and functions a text-to-image call passes, here and in diffusers.
 
 Counted are a second call on a tiny checkpoint, and the first one, in which diffusax's networks and
-programs are traced: what somebody would have to read who followed it. Functions are counted once each,
-however often they are called; what XLA and PyTorch do is in other packages and not counted.
+programs are traced: what somebody would have to read who followed it. Functions are counted once
+each, however often they are called; what XLA and PyTorch do is in other packages and not counted.
     python benchmarks/call_path.py --list
 """
 

@@ -1,6 +1,6 @@
 """The code in README.md and docs/ runs, its commands parse, and its links lead somewhere.
 
-Hub repositories are stood in for by tiny checkpoints of the same kind, sizes and step counts are made
+Tiny checkpoints of the same kind stand in for Hub repositories, sizes and step counts are made
 smaller, and pictures and data sets are drawn at random. The Python blocks of a page share one
 namespace, in order. A block that cannot run has a comment before it, `<!-- not run: why -->`.
 """
@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
-BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.*?) -->\n\n?)?```(?P<kind>\w+)\n(?P<code>.*?)```", re.S)
+WHY = r"(?:<!-- not run: (?P<why>.*?) -->\n\n?)?"
+BLOCK = re.compile(WHY + r"```(?P<kind>\w+)\n(?P<code>.*?)```", re.S)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 SD, XL = "stable-diffusion-v1-5/stable-diffusion-v1-5", "stabilityai/stable-diffusion-xl-base-1.0"
@@ -40,7 +41,10 @@ PIPELINES = {
     "stabilityai/sdxl-turbo": "xl",
     "diffusers/sdxl-instructpix2pix-768": "xl-instruct",
 }
-PARTS = {"latent-consistency/lcm-sdxl": ("xl", "unet"), "madebyollin/sdxl-vae-fp16-fix": ("xl", "vae")}
+PARTS = {
+    "latent-consistency/lcm-sdxl": ("xl", "unet"),
+    "madebyollin/sdxl-vae-fp16-fix": ("xl", "vae"),
+}
 CONTROLNETS = {
     "lllyasviel/sd-controlnet-canny": ("sd", 0),
     "lllyasviel/sd-controlnet-depth": ("sd", 1),

@@ -13,6 +13,7 @@ import diffusax
 from diffusax.training import CacheConfig, TextToImageConfig, cache_latents, text_to_image
 from diffusax.training.cached import is_cache
 from diffusax.training.data import Batches
+from diffusax.training.loop import _Run
 
 SIZE = {"resolution": 32, "center_crop": True}
 
@@ -228,3 +229,82 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
     recipe.save(recipe.trained(), tmp_path)
     saved = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     assert saved.scheduler.prediction_type == "v_prediction"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resolution": 30}, "resolution must be divisible by 4, the pixels per latent .* use 28"),
+        ({"validate_every": 5}, "validate_every=5 has nothing to draw; give validation_prompts"),
+        ({"validation_prompts": ("a",)}, "never drawn; give validate_every"),
+        ({"data": ""}, "--data must be given"),
+        ({"model": ""}, "--model must be given"),
+        ({"data": "nopics"}, "no file or folder 'nopics' here"),
+    ],
+)
+def test_options_that_do_not_go_together_show_before_the_training(
+    checkpoint, pictures, options, message
+):
+    options = {"model": str(checkpoint), "data": str(pictures), **options}
+    with pytest.raises(ValueError, match=message):
+        text_to_image(TextToImageConfig(**options))
+
+
+def test_the_default_size_is_the_models_own(checkpoint, pictures):
+    recipe = text_to_image(TextToImageConfig(model=str(checkpoint), data=str(pictures)))
+    rng = np.random.default_rng(0)
+    unet, vae = (recipe.base.networks[name].config for name in ("unet", "vae"))
+    side = unet.sample_size * vae.downsampling
+    assert recipe.example(recipe.source[0], rng)["pixel_values"].shape == (side, side, 3)
+
+
+def test_checkpoints_of_other_kinds_are_refused(tiny_checkpoints, pictures):
+    for kind, message in (("xl", "is Stable Diffusion XL"), ("sd-inpaint", "has 9")):
+        folder, _ = tiny_checkpoints.pipeline(kind)
+        with pytest.raises(ValueError, match=message):
+            text_to_image(TextToImageConfig(model=str(folder), data=str(pictures)))
+
+
+def test_options_of_pictures_are_refused_with_a_cache(checkpoint, pictures, tmp_path):
+    cache = CacheConfig(
+        model=str(checkpoint), data=str(pictures), output=str(tmp_path), batch_size=16, **SIZE
+    )
+    cache_latents(cache)
+    options = {"model": str(checkpoint), "data": str(tmp_path)}
+    with pytest.raises(ValueError, match="resolution and random_flip can do nothing"):
+        text_to_image(TextToImageConfig(resolution=32, random_flip=True, **options))
+    with pytest.raises(ValueError, match="--data must be given"):
+        cache_latents(CacheConfig(model=str(checkpoint)))
+
+
+def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, pictures, tmp_path):
+    config = TextToImageConfig(
+        model=str(checkpoint),
+        data=str(pictures),
+        output=str(tmp_path),
+        steps=3,
+        batch_size=4,
+        log_every=100,
+        validate_every=3,
+        validation_prompts=("a dog",),
+        validation_steps=2,
+        compute_dtype="float32",
+        report_to=(),
+        **SIZE,
+    )
+    recipe = text_to_image(config)
+    before = {id(x) for x in jax.live_arrays()}
+    run = _Run.start(recipe, config)
+    run.advance()
+    ours = jax.tree.leaves((run.state, run.frozen))
+    known = {id(x) for x in ours} | before
+    others = sum(x.nbytes for x in jax.live_arrays() if id(x) not in known)
+    assert others < 0.05 * sum(x.nbytes for x in ours)
+    with jax.transfer_guard("disallow"):
+        run.advance()
+    seen = []
+    recipe.validate = lambda trained, frozen: seen.append((trained, frozen)) or []
+    run.reports.images = lambda *args: None
+    run.validate()
+    assert seen[0][0] is run.state.params
+    run.close()
