@@ -222,7 +222,7 @@ class _Run:
         return jax.jit(sharded, donate_argnums=0)
 
     def _count_flops(self, batch: Any) -> int:
-        """Of a step, whatever is computed again for the gradient."""
+        """The operations of a step, without those that are done again to save memory."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
