@@ -75,3 +75,14 @@ def test_generate_needs_no_model(tmp_path):
     image = Image.open(output)
     assert image.size == (64, 64)
     assert "Model: emoji" in image.text["parameters"]
+
+
+def test_the_models_own_guidance_is_the_command_lines_default(tmp_path, capsys):
+    main(
+        ["generate", "a red apple", "--steps", "1", "--seed", "0", "--output", f"{tmp_path}/a.png"]
+    )
+    assert "CFG scale: 2.0" in Image.open(tmp_path / "a.png").text["parameters"]
+    pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
+    pipe.save_pretrained(tmp_path / "saved")
+    again = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "saved")
+    assert again.call_defaults == pipe.call_defaults == {"guidance_scale": 2.0}

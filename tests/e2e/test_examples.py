@@ -17,3 +17,13 @@ def test_demo_draws_a_sheet_of_eight(tmp_path):
     output = tmp_path / "demo.png"
     assert "8 pictures in" in run(EXAMPLES / "demo.py", "--output", output, "--steps", 2)
     assert Image.open(output).size == (4 * 196 - 4, 2 * 196 - 4)
+
+
+def test_the_sheet_of_tasks_has_a_row_of_pictures_for_each(tmp_path):
+    output = tmp_path / "tasks.png"
+    assert "20 pictures in" in run(EXAMPLES / "tasks.py", "--output", output)
+    sheet = Image.open(output)
+    assert sheet.size == (4 * 136 - 8, 5 * 176)
+    for row in range(5):
+        drawn = sheet.crop((0, row * 176 + 20, sheet.width, row * 176 + 148))
+        assert len(set(drawn.getdata())) > 1000

@@ -5,6 +5,8 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from diffusax.files import load_json, write_json
 
 NAME = "model_index.json"
@@ -39,10 +41,33 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
     return class_name, components, options
 
 
+def read_call_defaults(folder: Path) -> dict[str, float]:
+    """Arguments of a call that suit this checkpoint better than diffusers' own defaults.
+
+    The key `_call_defaults`, which diffusers ignores as it does all that begin so.
+
+    Raises:
+        ValueError: they are not numbers by name.
+    """
+    path = Path(folder) / NAME
+    defaults = load_json(path).get("_call_defaults", {})
+    try:
+        return msgspec.convert(defaults, dict[str, float | int])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: _call_defaults must be numbers by name ({error})") from None
+
+
 def write_model_index(
-    folder: Path, class_name: str, components: dict[str, Any], **options: Any
+    folder: Path,
+    class_name: str,
+    components: dict[str, Any],
+    *,
+    call_defaults: dict[str, float] | None = None,
+    **options: Any,
 ) -> None:
     """Writes model_index.json; a component of None is one the pipeline runs without."""
     listed = {name: list(value or (None, None)) for name, value in components.items()}
     data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
+    if call_defaults:
+        data["_call_defaults"] = call_defaults
     write_json(Path(folder) / NAME, data)

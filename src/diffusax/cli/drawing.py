@@ -85,7 +85,7 @@ def seed_or_random(seed: int | None) -> int:
 
 
 def call(pipe: Any, **options: Any) -> list[Any]:
-    """The pictures of a pipeline for the options that are not None.
+    """The pictures of a pipeline for the options that are not None, else the checkpoint's own.
 
     Raises:
         ValueError: the pipeline knows no such option, or refuses its value.
@@ -94,7 +94,9 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     for name in given:
         if name not in inspect.signature(type(pipe).__call__).parameters:
             raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
-    return pipe(**given).images
+    names = inspect.signature(type(pipe).__call__).parameters
+    own = {name: value for name, value in pipe.call_defaults.items() if name in names}
+    return pipe(**{**own, **given}).images
 
 
 def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) -> str:

@@ -93,7 +93,13 @@ def load_components(
 
 
 def save_components(
-    folder: Path, cls: Any, parts: Components, models: dict[str, Model], *, variant: str | None
+    folder: Path,
+    cls: Any,
+    parts: Components,
+    models: dict[str, Model],
+    *,
+    variant: str | None,
+    call_defaults: dict[str, float],
 ) -> None:
     """Writes a checkpoint that diffusers opens."""
     listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names()))
@@ -110,7 +116,7 @@ def save_components(
     (folder / "scheduler").mkdir(parents=True, exist_ok=True)
     write_json(folder / "scheduler" / "scheduler_config.json", parts.scheduler.to_config())
     listed["scheduler"] = ("diffusers", parts.scheduler.class_name)
-    write_model_index(folder, cls.__name__, listed, **parts.options)
+    write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
 
 
 def _subclasses(cls: Any) -> list[Any]:

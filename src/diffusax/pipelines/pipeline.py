@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import jax
 
 from diffusax.checkpoints import resolve
+from diffusax.checkpoints.model_index import read_call_defaults
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
@@ -43,7 +44,9 @@ class DiffusionPipeline:
     """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
-    takes effect at once and compiles nothing for networks of the same architecture.
+    takes effect at once and compiles nothing for networks of the same architecture. `params` holds
+    the parameters by component, `call_defaults` arguments that suit the checkpoint better than
+    diffusers' defaults; the command line uses them where an option is not given.
     """
 
     family: ClassVar[Family]
@@ -66,6 +69,7 @@ class DiffusionPipeline:
         self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)
         self.__dict__["_models"] = {}
         self.progress_bar_options: dict[str, Any] = {}
+        self.call_defaults: dict[str, float] = {}
         self._guidance_scale: float | None = None
         self._num_timesteps, self._interrupt = 0, False
         for name, value in components.items():
@@ -164,6 +168,7 @@ class DiffusionPipeline:
         shared = {n: v for n, v in pipe.components.items() if n in names}
         new = cls(**{**shared, **pipe.config, **components})
         new.progress_bar_options = dict(pipe.progress_bar_options)
+        new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)
 
     @classmethod
@@ -203,7 +208,13 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
+        folder = resolve(
+            path_or_repo,
+            variant=variant,
+            local_files_only=local_files_only,
+            skip=tuple(components),
+            **hub,
+        )
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
@@ -212,13 +223,22 @@ class DiffusionPipeline:
             target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=device
         )
         try:
-            return target(**{**loaded, **given})
+            pipe = target(**{**loaded, **given})
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+        pipe.call_defaults = read_call_defaults(folder)
+        return pipe
 
     def save_pretrained(self, folder: str | Path, *, variant: str | None = None) -> None:
         """Writes a checkpoint that diffusers opens, with the parameters in `self.params`."""
-        save_components(Path(folder), type(self), self.parts, self._models, variant=variant)
+        save_components(
+            Path(folder),
+            type(self),
+            self.parts,
+            self._models,
+            variant=variant,
+            call_defaults=self.call_defaults,
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.

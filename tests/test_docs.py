@@ -1,0 +1,177 @@
+"""The code in README.md and docs/ runs, its commands parse, and its links lead somewhere.
+
+Tiny checkpoints of the same kind stand in for Hub repositories, sizes and step counts are made
+smaller, and pictures and data sets are drawn at random. The Python blocks of a page share one
+namespace, in order. A block that cannot run has a comment before it, `<!-- not run: why -->`.
+"""
+
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import diffusers
+import pytest
+import yaml
+from pairs import mask, picture
+from tiny import randomize
+from training.pictures import write_image_folder
+
+from diffusax.checkpoints import hub
+from diffusax.cli.console import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
+WHY = r"(?:<!-- not run: (?P<why>.*?) -->\n\n?)?"
+BLOCK = re.compile(WHY + r"```(?P<kind>\w+)\n(?P<code>.*?)```", re.S)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+SD, XL = "stable-diffusion-v1-5/stable-diffusion-v1-5", "stabilityai/stable-diffusion-xl-base-1.0"
+PIPELINES = {
+    SD: "sd",
+    "stabilityai/stable-diffusion-2-1": "sd",
+    "stable-diffusion-v1-5/stable-diffusion-inpainting": "sd-inpaint",
+    "timbrooks/instruct-pix2pix": "sd-instruct",
+    "SimianLuo/LCM_Dreamshaper_v7": "lcm",
+    XL: "xl",
+    "stabilityai/stable-diffusion-xl-refiner-1.0": "xl-refiner",
+    "stabilityai/sdxl-turbo": "xl",
+    "diffusers/sdxl-instructpix2pix-768": "xl-instruct",
+}
+PARTS = {
+    "latent-consistency/lcm-sdxl": ("xl", "unet"),
+    "madebyollin/sdxl-vae-fp16-fix": ("xl", "vae"),
+}
+CONTROLNETS = {
+    "lllyasviel/sd-controlnet-canny": ("sd", 0),
+    "lllyasviel/sd-controlnet-depth": ("sd", 1),
+    "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
+}
+SMALLER = (
+    (r"\b(height|width)=\d+", r"\1=64"),
+    (r"\.resize\(\(\d+, \d+\)\)", ".resize((64, 64))"),
+    (r"dtype=\"b?float16\"", 'dtype="float32"'),
+    (r",\s*variant=\"fp16\"", ""),
+    (r"num_inference_steps=(\d\d+)", "num_inference_steps=6"),
+)
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page, kind):
+    """The code of each block of a kind that is to run."""
+    found = [match for match in BLOCK.finditer(page.read_text("utf-8")) if match["kind"] == kind]
+    assert all(match["why"] is None or len(match["why"]) > 10 for match in found)
+    return [match["code"] for match in found if match["why"] is None]
+
+
+def smaller(code):
+    for pattern, shorter in SMALLER:
+        code = re.sub(pattern, shorter, code)
+    return code
+
+
+@pytest.fixture(scope="module")
+def stand_in(tiny_checkpoints, tmp_path_factory):
+    """A function that gives the folder of a tiny checkpoint for a Hub repository."""
+
+    def find(repo):
+        if repo in PIPELINES:
+            return tiny_checkpoints.pipeline(PIPELINES[repo])[0]
+        if repo in PARTS:
+            kind, part = PARTS[repo]
+            return tiny_checkpoints.pipeline(kind)[0] / part
+        if repo in CONTROLNETS:
+            family, seed = CONTROLNETS[repo]
+            return tiny_checkpoints.controlnet(family, "a", seed)[0]
+        folder = tmp_path_factory.mktemp("taesd")
+        channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
+        counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
+        randomize(diffusers.AutoencoderTiny(**channels, **counts)).save_pretrained(folder)
+        return folder
+
+    return find
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with the files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    for number, file in enumerate(("photo", "edges", "depth", "drawing")):
+        picture(number, 64, 64).save(f"{file}.png")
+    mask(1, 64, 64).save("mask.png")
+    write_image_folder(Path("pictures"), 8)
+    Path("run.yaml").write_text("model: emoji\ndata: pictures\n")
+    return tmp_path
+
+
+@pytest.fixture
+def repositories(stand_in, monkeypatch):
+    """Makes the Hub repositories that a text names ones of this machine."""
+
+    def put(text):
+        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, "madebyollin/taesd"):
+            if repo in text:
+                monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
+
+    return put
+
+
+def run(codes, source, repositories):
+    repositories("".join(codes))
+    names = {"__name__": "__main__"}
+    for number, code in enumerate(codes):
+        exec(compile(smaller(code), f"{source}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
+def test_python_code_runs(page, place, repositories):
+    run(blocks(page, "python"), name(page), repositories)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_run(notebook, place, repositories):
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert codes
+    assert not any(cell.get("outputs") for cell in cells)
+    run(codes, name(notebook), repositories)
+
+
+def commands(page):
+    text = "".join(blocks(page, "bash")).replace("\\\n", " ")
+    lines = (line.split("  #")[0] for line in text.splitlines())
+    return [shlex.split(line)[1:] for line in lines if line.startswith("diffusax ")]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=name)
+def test_commands_are_understood(page, place):
+    for command, *args in commands(page):
+        assert command in COMMANDS
+        if "--help" not in args:
+            importlib.import_module(f"diffusax.cli.{command.replace('-', '_')}").command(args)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_menu():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+    def files(menu):
+        if isinstance(menu, str):
+            return [menu]
+        parts = menu.values() if isinstance(menu, dict) else menu
+        return [file for part in parts for file in files(part)]
+
+    listed = [file for file in files(config["nav"]) if not file.startswith("http")]
+    pages = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)]
+    assert sorted(listed) == sorted(pages)
