@@ -47,6 +47,14 @@ FILES = {
     "tokenizer/merges.txt": b"#version: 0.2",
     "tokenizer/tokenizer_config.json": b"{}",
 }
+CONTROLLED = {
+    "model_index.json": b'{"controlnet": ["diffusers", "MultiControlNetModel"]}',
+    "controlnet/config.json": b"{}",
+    "controlnet/diffusion_pytorch_model.safetensors": b"first",
+    "controlnet_1/config.json": b"{}",
+    "controlnet_1/diffusion_pytorch_model.safetensors": b"second",
+    "unet/diffusion_pytorch_model.safetensors": b"in no index",
+}
 UNET = ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"]
 VAE = ["vae/config.json", "vae/diffusion_pytorch_model.safetensors"]
 OTHERS = [
@@ -76,6 +84,7 @@ def server(taesd):
     repos = {
         "models/someone/tiny": FILES,
         "models/someone/taesd": taesd,
+        "models/someone/controlled": CONTROLLED,
         "models/someone/single-file": {"v1-5.safetensors": b""},
         "models/someone/gated": None,
         "models/someone/busy": 429,
@@ -203,6 +212,11 @@ def test_a_cache_with_a_part_of_the_pipeline_says_what_is_missing(online, unreac
     online.resolve("'someone/tiny', skip=('vae',)", tmp_path)
     answer = unreachable.resolve("'someone/tiny'", tmp_path)
     assert "is only partly in the local cache (not vae), and the Hub is not reachable" in answer
+
+
+def test_several_controlnets_are_one_component(online, requested, tmp_path):
+    online.resolve("'someone/controlled'", tmp_path)
+    assert sorted(set(requested)) == sorted(name for name in CONTROLLED if "unet/" not in name)
 
 
 @pytest.mark.parametrize("variant", [None, "fp16"])

@@ -87,6 +87,14 @@ def test_what_is_not_given_is_the_pipelines_own(model, tmp_path):
     assert "Steps: 50, Sampler: PNDMScheduler, CFG scale: 7.5" in settings
 
 
+def test_distilled_models_keep_their_few_steps(tiny_checkpoints, tmp_path):
+    folder, _ = tiny_checkpoints.pipeline("lcm")
+    image, settings = draw(tmp_path, "generate", "a", "--model", folder)
+    expected = diffusax.LatentConsistencyModelPipeline.from_pretrained(folder)("a", seed=3)
+    np.testing.assert_array_equal(image, expected.images[0])
+    assert "Steps: 4, Sampler: LCMScheduler, CFG scale: 8.5" in settings
+
+
 def test_options_reach_the_call(model, tmp_path):
     args = ["--noise", "torch", "--clip-skip", 1, "--prompt-weighting", "--long-prompt"]
     size = ["--height", 32, "--width", 40, "--steps", 2, "--vae-tiling", "--dtype", "bfloat16"]

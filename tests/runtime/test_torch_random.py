@@ -78,7 +78,7 @@ def test_seeds_of_64_bits_and_negative_ones(seed):
     assert_same_stream(seed, [(20,), (3,)])
 
 
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "1", None])
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "1", None, True])
 def test_a_bad_seed_is_named(seed):
     with pytest.raises(ValueError, match=f"seed must be.*{seed}"):
         TorchGenerator(seed)

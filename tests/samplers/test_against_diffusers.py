@@ -5,7 +5,11 @@ from upstream import SD, build, compare, config_of
 
 from diffusax import samplers
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [
+    pytest.mark.filterwarnings("error"),
+    # torch's, of NumPy, where diffusers makes an array of a tensor.
+    pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning"),
+]
 
 STEPS = (1, 2, 4, 7, 20, 50)
 CASES = [

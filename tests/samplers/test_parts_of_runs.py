@@ -9,7 +9,13 @@ from upstream import SD, SHAPE, build, compare, config_of, model, reference, sam
 
 from diffusax import samplers
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [
+    pytest.mark.filterwarnings("error"),
+    # torch's, of NumPy, where diffusers makes an array of a tensor.
+    pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning"),
+]
+
+
 NAMES = sorted(samplers.SCHEDULERS)
 
 

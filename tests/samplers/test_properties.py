@@ -1,4 +1,4 @@
-"""Sampler configurations at random, against diffusers: class, options, steps, where the run begins."""
+"""Sampler configurations at random, against diffusers: class, options, steps, first row."""
 
 import itertools
 
@@ -11,7 +11,11 @@ from upstream import SHAPE, build, compare, reference
 
 from diffusax import samplers
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = [
+    pytest.mark.filterwarnings("error"),
+    # torch's, of NumPy, where diffusers makes an array of a tensor.
+    pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning"),
+]
 
 BETAS = {
     "num_train_timesteps": st.sampled_from([1000, 1000, 500, 100]),

@@ -30,8 +30,8 @@ ROUNDING = 1e-6
 def build(name, steps=None, *, timesteps=None, sigmas=None, more=None, **config):
     """diffusers' scheduler, with its timesteps set; `more` are other arguments of that.
 
-    Roots are rounded correctly: the last digit of torch's own depends on the machine. diffusers warns
-    of old options, and is warned by NumPy.
+    Roots are rounded correctly: the last digit of torch's own depends on the machine.
+    diffusers warns of old options, and is warned by NumPy.
     """
     given = {"timesteps": timesteps, "sigmas": sigmas, "num_inference_steps": steps}
     given = {key: value for key, value in given.items() if value is not None}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from diffusax.checkpoints import load_network, save_network
+from diffusax.checkpoints.networks import read_network
 from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
 from diffusax.training import AutoencoderConfig, autoencoder, train
 
@@ -104,3 +105,15 @@ def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant
         assert all(same) if name in ("encoder", "quant_conv") else not any(same)
     with pytest.raises(ValueError, match="none to keep"):
         autoencoder(dataclasses.replace(config, from_scratch=True))
+
+
+def test_the_autoencoder_of_a_pipeline_is_found(checkpoint, config, tmp_path):
+    config = dataclasses.replace(
+        config, model=str(checkpoint), output=str(tmp_path), steps=1, resolution=None
+    )
+    recipe = autoencoder(config)
+    assert recipe.network == read_network(checkpoint / "vae")
+    train(recipe, config)
+    trained = diffusers.AutoencoderKL.from_pretrained(tmp_path / "model")
+    before = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae")
+    assert not torch.equal(trained.decoder.conv_in.weight, before.decoder.conv_in.weight)

@@ -116,4 +116,4 @@ def test_a_refusal_is_one_sentence(hub, folder):
     Hub.refuse = True
     done = push(hub, folder)
     assert done.returncode == 0, done.stderr
-    assert "refused: the Hub does not answer for 'someone/model'" in done.stdout
+    assert "refused: the Hub gives an error for 'someone/model'" in done.stdout

@@ -1,6 +1,7 @@
 """The text-to-image recipe: what its loss draws, drops, caches and recomputes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import diffusax
 from diffusax.training import CacheConfig, TextToImageConfig, cache_latents, text_to_image
 from diffusax.training.cached import is_cache
 from diffusax.training.data import Batches
+from diffusax.training.loop import _Run
 
 SIZE = {"resolution": 32, "center_crop": True}
 
@@ -37,39 +39,52 @@ def keys(n: int = 4) -> jax.Array:
     return jax.vmap(jax.random.key)(jnp.arange(n))
 
 
+@functools.cache
+def parameters(recipe) -> tuple:
+    """What is trained and what is not, loaded once."""
+    return recipe.trained(), recipe.frozen()
+
+
 def losses(recipe, batch, **changes) -> np.ndarray:
     loss = dataclasses.replace(recipe.denoising, **changes)
-    return np.asarray(jax.jit(loss)(recipe.trained(), recipe.frozen(), batch, keys()))
+    return np.asarray(jax.jit(loss)(*parameters(recipe), batch, keys()))
 
 
 def test_an_example_has_pixels_and_tokens(recipe, batch):
     assert batch["pixel_values"].shape == (4, 32, 32, 3)
     assert batch["pixel_values"].dtype == np.uint8
     assert batch["input_ids"].shape == (4, 77)
-    assert set(recipe.trained()) == {"unet"}
-    assert set(recipe.frozen()) == {"vae", "text_encoder", "empty"}
+    trained, frozen = parameters(recipe)
+    assert set(trained) == {"unet"}
+    assert set(frozen) == {"vae", "text_encoder", "empty"}
+    jax.tree.map(
+        lambda x, shape: np.testing.assert_equal(x.shape, shape.shape), trained, recipe.shapes()
+    )
+    jax.tree.map(lambda x: np.testing.assert_equal(x.dtype, np.float32), recipe.shapes())
 
 
 def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
+    trained, frozen = parameters(recipe)
+
     def gradient(level: str):
         loss = dataclasses.replace(recipe.denoising, gradient_checkpointing=level)
-        mean = lambda params: loss(params, recipe.frozen(), batch, keys()).mean()  # noqa: E731
+        mean = lambda params: loss(params, frozen, batch, keys()).mean()  # noqa: E731
         return jax.grad(mean)
 
     programs = {}
     for level in ("none", "blocks", "full"):
-        jaxpr = str(jax.make_jaxpr(gradient(level))(recipe.trained()))
+        jaxpr = str(jax.make_jaxpr(gradient(level))(trained))
         programs[level] = jaxpr.count("remat") + jaxpr.count("checkpoint[")
     assert programs["none"] == 0 < programs["blocks"] < programs["full"]
 
-    expected = jax.jit(gradient("none"))(recipe.trained())
-    result = jax.jit(gradient("full"))(recipe.trained())
+    expected = jax.jit(gradient("none"))(trained)
+    result = jax.jit(gradient("full"))(trained)
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_dropped_captions_are_the_empty_one(recipe, batch):
-    empty = {**batch, "input_ids": np.broadcast_to(recipe.frozen()["empty"], (4, 77))}
+    empty = {**batch, "input_ids": np.broadcast_to(parameters(recipe)[1]["empty"], (4, 77))}
     kept = losses(recipe, batch)
     dropped = losses(recipe, batch, caption_dropout=1.0)
     assert np.abs(kept - dropped).min() > 1e-6
@@ -104,9 +119,8 @@ def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     half = losses(recipe, batch, compute_dtype=jnp.bfloat16)
     np.testing.assert_allclose(half, losses(recipe, batch), rtol=0.1)
     loss = dataclasses.replace(recipe.denoising, compute_dtype=jnp.bfloat16)
-    gradient = jax.eval_shape(
-        jax.grad(lambda p: loss(p, recipe.frozen(), batch, keys()).mean()), recipe.trained()
-    )
+    trained, frozen = parameters(recipe)
+    gradient = jax.eval_shape(jax.grad(lambda p: loss(p, frozen, batch, keys()).mean()), trained)
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
@@ -128,8 +142,9 @@ def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_p
         caption_dropout=0.0,
     )
     cached = text_to_image(config)
-    assert "vae" not in cached.frozen()
-    assert ("text_encoder" in cached.frozen()) is not embedded
+    _, frozen = parameters(cached)
+    assert "vae" not in frozen
+    assert ("text_encoder" in frozen) is not embedded
     rows = [29, 0, 8, 13]
     rng = np.random.default_rng(0)
     for dropout in (0.0, 1.0):
@@ -214,3 +229,82 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
     recipe.save(recipe.trained(), tmp_path)
     saved = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
     assert saved.scheduler.prediction_type == "v_prediction"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resolution": 30}, "resolution must be divisible by 4, the pixels per latent .* use 28"),
+        ({"validate_every": 5}, "validate_every=5 has nothing to draw; give validation_prompts"),
+        ({"validation_prompts": ("a",)}, "never drawn; give validate_every"),
+        ({"data": ""}, "--data must be given"),
+        ({"model": ""}, "--model must be given"),
+        ({"data": "nopics"}, "no file or folder 'nopics' here"),
+    ],
+)
+def test_options_that_do_not_go_together_show_before_the_training(
+    checkpoint, pictures, options, message
+):
+    options = {"model": str(checkpoint), "data": str(pictures), **options}
+    with pytest.raises(ValueError, match=message):
+        text_to_image(TextToImageConfig(**options))
+
+
+def test_the_default_size_is_the_models_own(checkpoint, pictures):
+    recipe = text_to_image(TextToImageConfig(model=str(checkpoint), data=str(pictures)))
+    rng = np.random.default_rng(0)
+    unet, vae = (recipe.base.networks[name].config for name in ("unet", "vae"))
+    side = unet.sample_size * vae.downsampling
+    assert recipe.example(recipe.source[0], rng)["pixel_values"].shape == (side, side, 3)
+
+
+def test_checkpoints_of_other_kinds_are_refused(tiny_checkpoints, pictures):
+    for kind, message in (("xl", "is Stable Diffusion XL"), ("sd-inpaint", "has 9")):
+        folder, _ = tiny_checkpoints.pipeline(kind)
+        with pytest.raises(ValueError, match=message):
+            text_to_image(TextToImageConfig(model=str(folder), data=str(pictures)))
+
+
+def test_options_of_pictures_are_refused_with_a_cache(checkpoint, pictures, tmp_path):
+    cache = CacheConfig(
+        model=str(checkpoint), data=str(pictures), output=str(tmp_path), batch_size=16, **SIZE
+    )
+    cache_latents(cache)
+    options = {"model": str(checkpoint), "data": str(tmp_path)}
+    with pytest.raises(ValueError, match="resolution and random_flip can do nothing"):
+        text_to_image(TextToImageConfig(resolution=32, random_flip=True, **options))
+    with pytest.raises(ValueError, match="--data must be given"):
+        cache_latents(CacheConfig(model=str(checkpoint)))
+
+
+def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, pictures, tmp_path):
+    config = TextToImageConfig(
+        model=str(checkpoint),
+        data=str(pictures),
+        output=str(tmp_path),
+        steps=3,
+        batch_size=4,
+        log_every=100,
+        validate_every=3,
+        validation_prompts=("a dog",),
+        validation_steps=2,
+        compute_dtype="float32",
+        report_to=(),
+        **SIZE,
+    )
+    recipe = text_to_image(config)
+    before = {id(x) for x in jax.live_arrays()}
+    run = _Run.start(recipe, config)
+    run.advance()
+    ours = jax.tree.leaves((run.state, run.frozen))
+    known = {id(x) for x in ours} | before
+    others = sum(x.nbytes for x in jax.live_arrays() if id(x) not in known)
+    assert others < 0.05 * sum(x.nbytes for x in ours)
+    with jax.transfer_guard("disallow"):
+        run.advance()
+    seen = []
+    recipe.validate = lambda trained, frozen: seen.append((trained, frozen)) or []
+    run.reports.images = lambda *args: None
+    run.validate()
+    assert seen[0][0] is run.state.params
+    run.close()

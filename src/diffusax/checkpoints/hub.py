@@ -187,7 +187,10 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     by_folder = _by_folder(names)
     is_pipeline = MODEL_INDEX in names and not wanted.subfolder
     root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
-    listing = {f: by_folder[f] for f in wanted.folders(root) if f in by_folder}
+    folders = set(wanted.folders(root))
+    if "controlnet" in folders:  # Several of them are one component, in controlnet, controlnet_1...
+        folders |= {folder for folder in by_folder if folder.startswith("controlnet_")}
+    listing = {folder: by_folder[folder] for folder in sorted(folders) if folder in by_folder}
     if not any(name.endswith((".json", ".txt")) for files in listing.values() for name in files):
         where = f"in {wanted.subfolder} " if wanted.subfolder else ""
         there = ", ".join(sorted(folder for folder in by_folder if folder)) or "no folders"

@@ -68,10 +68,10 @@ def choose(
 class FromFiles:
     """Where options come from besides the command line, which has the last word."""
 
-    config: Path | None = None
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Read options from a YAML file."""
-    set: UseAppendAction[tuple[str, ...]] = ()
-    """Set one option as the file would, NAME=VALUE; can be given several times."""
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
+    """Set one option as the file would; can be given several times."""
 
 
 def parse_with_files(
@@ -88,11 +88,8 @@ def parse_with_files(
     Raises:
         ValueError: the file cannot be read, or an option in it is wrong.
     """
-    if {"-h", "--help"} & {*args}:
-        return parse(kind, args, prog=prog)
     files, _ = _tyro(FromFiles, args, prog, add_help=False, return_unknown_args=True)
-    default = kind(**vars(read(files.config, files.set)), **vars(files))
-    return parse(kind, args, prog=prog, default=default)
+    return parse(kind, args, prog=prog, default=kind(**vars(read(files.config, files.set))))
 
 
 def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:

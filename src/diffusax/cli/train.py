@@ -75,6 +75,5 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
         train(make(config), config)
     except Preempted as stopped:
         print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
-        # 128 + SIGTERM, as of a process that the signal ended.
-        sys.exit(143)
+        sys.exit(stopped.exit_code)
     print(f"wrote {escaped(config.output)}")

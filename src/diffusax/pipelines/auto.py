@@ -14,6 +14,7 @@ class _Auto:
 
     task: ClassVar[Any]
     controlled: ClassVar[Any]
+    distilled: ClassVar[Any] = None
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
@@ -26,7 +27,7 @@ class _Auto:
         folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
         target = class_for(DiffusionPipeline, folder, DiffusionPipeline)
         steered = options.get("controlnet") is not None
-        return cls._find(target.family, steered).from_pretrained(path_or_repo, **options)
+        return cls._find(target, steered).from_pretrained(path_or_repo, **options)
 
     @classmethod
     def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
@@ -34,16 +35,23 @@ class _Auto:
         steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
         if "controlnet" in components and components["controlnet"] is None:
             del components["controlnet"]
-        return cls._find(pipe.family, steered).from_pipe(pipe, **components)
+        return cls._find(type(pipe), steered).from_pipe(pipe, **components)
 
     @classmethod
-    def _find(cls, family: Any, steered: bool) -> Any:
-        task = cls.controlled if steered else cls.task
-        for name in classes.__all__:
-            found = getattr(classes, name)
-            if found.family is family and found.task is task and "Consistency" not in name:
-                return found
-        raise ValueError(f"diffusax has no {task.__name__.replace('_', ' ')} for {family.name}")
+    def _find(cls, origin: Any, steered: bool) -> Any:
+        """The class of the task for the family of `origin`; distilled if that is, too."""
+        wanted = (cls.controlled,) if steered else (cls.task, cls.distilled)
+        every = [getattr(classes, name) for name in classes.__all__]
+        found = [c for c in every if c.family is origin.family and c.task in wanted]
+        if not found:
+            name = wanted[0].__name__.replace("_", " ")
+            raise ValueError(f"diffusax has no {name} for {origin.family.name}")
+        distilled = [c for c in found if _is_distilled(c) == _is_distilled(origin)]
+        return (distilled or found)[0]
+
+
+def _is_distilled(cls: type) -> bool:
+    return "Consistency" in cls.__name__
 
 
 class AutoPipelineForText2Image(_Auto):
@@ -58,6 +66,7 @@ class AutoPipelineForImage2Image(_Auto):
 
     task = staticmethod(tasks.image_to_image)
     controlled = staticmethod(control.control_image_to_image)
+    distilled = staticmethod(tasks.consistency_image_to_image)
 
 
 class AutoPipelineForInpainting(_Auto):

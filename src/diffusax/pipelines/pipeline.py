@@ -208,7 +208,13 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(path_or_repo, variant=variant, local_files_only=local_files_only, **hub)
+        folder = resolve(
+            path_or_repo,
+            variant=variant,
+            local_files_only=local_files_only,
+            skip=tuple(components),
+            **hub,
+        )
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype

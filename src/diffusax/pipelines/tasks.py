@@ -149,10 +149,8 @@ def instruct(c: Components, call: Call) -> Job:
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
     schedule = make_schedule(c, call)
-    height, width = call.height, call.width
-    if c.family.normalizes_latents:
-        height, width = image_size(c, call)
-    pixels = to_pixels(_required(call, "image"), height, width, factor=c.factor)
+    resized = image_size(c, call) if c.family.resizes_edits else (None, None)
+    pixels = to_pixels(_required(call, "image"), *resized, factor=c.factor)
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")

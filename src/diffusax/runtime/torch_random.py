@@ -104,12 +104,14 @@ class TorchGenerator:
 
 def _checked_seed(seed: int) -> int:
     try:
-        seed = operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
-        raise ValueError(f"seed must be an integer (got {seed!r})") from None
-    if not -(2**63) <= seed < 2**64:
+        number = None
+    if number is None or isinstance(seed, bool):
+        raise ValueError(f"seed must be an integer (got {seed!r})")
+    if not -(2**63) <= number < 2**64:
         raise ValueError(f"seed must be from -2**63 to 2**64 - 1 (got {seed})")
-    return seed
+    return number
 
 
 def _box_muller(uniform: np.ndarray) -> np.ndarray:

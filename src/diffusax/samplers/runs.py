@@ -102,8 +102,9 @@ def _check_steps(scheduler: "Scheduler", steps: int) -> None:
 
 
 def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None:
-    # A run that ends at sigma_min ends with it twice.
-    rising = np.diff(values) > 0 if name == "sigmas" else np.diff(values) >= 0
+    # A run that ends at sigma_min ends with it twice, but for rounding.
+    least = 1e-5 * values[:-1] if name == "sigmas" else -1e-9
+    rising = np.diff(values) > least
     if len(values) == 0 or rising.any() or values[-1] < 0:
         raise ValueError(f"{name} must be a descending list of numbers from 0 up (got {values})")
     if name == "timesteps" and values[0] >= scheduler.num_train_timesteps:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 import huggingface_hub
 import numpy as np
 
-from diffusax.checkpoints.files import load_json
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
+from diffusax.files import load_json
 from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number

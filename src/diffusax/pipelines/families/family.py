@@ -29,6 +29,8 @@ class Family:
     """(components, call, pooled, height, width) -> `Conditions.added`, leaves b k d."""
     normalizes_latents: bool = False
     """Whether latents_mean and latents_std of the autoencoder count."""
+    resizes_edits: bool = False
+    """Whether InstructPix2Pix brings a picture to the model's size instead of taking its own."""
     upcasts_vae: bool = False
     """Whether an autoencoder with force_upcast runs in float32 where its parameters are float16."""
 

@@ -109,5 +109,6 @@ STABLE_DIFFUSION_XL = Family(
     encode=encode,
     added=added,
     normalizes_latents=True,
+    resizes_edits=True,
     upcasts_vae=True,
 )
