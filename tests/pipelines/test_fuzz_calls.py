@@ -114,13 +114,7 @@ def shown(call):
     return {k: repr(v)[:80] for k, v in call.items()}
 
 
-def chunks():
-    """Two of ten always; all of them take minutes, since every new shape compiles."""
-    slow = [pytest.param(i, marks=pytest.mark.slow) for i in range(2, CASES // CHUNK)]
-    return [0, 1, *slow]
-
-
-@pytest.mark.parametrize("chunk", chunks())
+@pytest.mark.parametrize("chunk", range(CASES // CHUNK))
 @pytest.mark.filterwarnings("ignore")
 def test_random_calls_give_pictures_or_clear_errors(pipes, chunk):
     rng, failures, drawn = random.Random(chunk), [], 0
