@@ -23,6 +23,9 @@ def main(model: str, data: str, output: str, *pairs: str) -> None:
         "log_every=1",
         "checkpoint_every=2",
         "report_to=[]",
+        "validate_every=4",
+        "validation_prompts=[a dog]",
+        "validation_steps=1",
     ]
     config = read_config(TextToImageConfig, None, [*options, *pairs])
     train(text_to_image(config), config)

@@ -11,6 +11,11 @@ import threading
 from typing import ClassVar
 
 import pytest
+import yaml
+from toy_run import Toy
+
+from diffusax.training import TrainConfig
+from diffusax.training.export import write_model_card
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -117,3 +122,21 @@ def test_a_refusal_is_one_sentence(hub, folder):
     done = push(hub, folder)
     assert done.returncode == 0, done.stderr
     assert "refused: the Hub gives an error for 'someone/model'" in done.stdout
+
+
+@pytest.mark.parametrize("address", [None, "someone/model"])
+def test_a_card_says_where_the_model_is_and_how_long_it_was_trained(tmp_path, address):
+    class Drawing(Toy):
+        def card(self):
+            return {"base_model": "someone/base", "pipeline_tag": "text-to-image"}
+
+    folder = tmp_path / "model_ema"
+    folder.mkdir()
+    config = TrainConfig(output=str(tmp_path), steps=5, ema="ramp", data="pictures")
+    write_model_card(folder, Drawing(), config, steps=40, address=address)
+    card = (folder / "README.md").read_text()
+    assert f'from_pretrained("{address or folder}")' in card
+    assert "40 steps of 16 examples on `pictures`" in " ".join(card.split())
+    assert "averaged (ramp)" in card
+    _, front, _ = card.split("---\n", 2)
+    assert yaml.safe_load(front)["base_model"] == "someone/base"

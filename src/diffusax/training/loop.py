@@ -84,28 +84,8 @@ class _Run:
     @classmethod
     def start(cls, recipe: Recipe, config: TrainConfig) -> "_Run":
         mesh = make_mesh(config.fsdp)
-        if config.batch_size % (mesh.size * config.accumulate):
-            raise ValueError(
-                f"batch_size={config.batch_size} must be divisible by {mesh.size} devices times "
-                f"accumulate={config.accumulate}"
-            )
-        start = config.start_step(config.steps)
-        if start is not None and start >= config.steps:
-            raise ValueError(
-                f"ema_start={config.ema_start} leaves none of the {config.steps} steps to average; "
-                "a whole number is a step, a number with a point a fraction of the run"
-            )
+        _check_options(config, mesh)
         output = Path(config.output)
-        batches = Batches(
-            recipe.source,
-            recipe.example,
-            batch_size=config.batch_size // jax.process_count(),
-            seed=config.seed,
-            workers=config.workers,
-            threads=config.threads,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
         optimizer = make_optimizer(config, config.steps)
         checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
         found = bool(checkpoints.steps())
@@ -113,18 +93,13 @@ class _Run:
             raise ValueError(
                 f"{output} holds a run already, and resume is off; use another output folder"
             )
+        batches = _open_batches(recipe, config)
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
-        shapes = recipe.shapes()
-        like = functools.partial(_abstract_state, create, shapes, mesh)
-        restored = checkpoints.restore(like)
+        restored = checkpoints.restore(
+            functools.partial(_abstract_state, create, recipe.shapes(), mesh)
+        )
         if restored is None:
-            step = 0
-            params = jax.device_put(recipe.trained(), tree_sharding(mesh, shapes))
-            shardings = tree_sharding(mesh, jax.eval_shape(create, shapes))
-            # The state takes the parameters over.
-            make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
-            state = make(params)
-            del params
+            step, state = 0, _first_state(create, recipe, mesh)
         else:
             step, state, position = restored
             batches.set_state(position)
@@ -222,7 +197,7 @@ class _Run:
         return jax.jit(sharded, donate_argnums=0)
 
     def _count_flops(self, batch: Any) -> int:
-        """Of a step, whatever is computed again for the gradient."""
+        """The operations of a step, without those that are done again to save memory."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -273,6 +248,45 @@ class _Meter:
                 values["mfu"] = rate / self.peak
         self.restart(step)
         return values
+
+
+def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
+    """Raises ValueError where options do not go with the devices or with each other."""
+    if config.batch_size % (mesh.size * config.accumulate):
+        raise ValueError(
+            f"batch_size={config.batch_size} must be divisible by {mesh.size} devices times "
+            f"accumulate={config.accumulate}"
+        )
+    start = config.start_step(config.steps)
+    if start is not None and start >= config.steps:
+        raise ValueError(
+            f"ema_start={config.ema_start} leaves none of the {config.steps} steps to average; a "
+            "whole number is a step, a number with a point a fraction of the run"
+        )
+
+
+def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
+    """This process's part of the data."""
+    return Batches(
+        recipe.source,
+        recipe.example,
+        batch_size=config.batch_size // jax.process_count(),
+        seed=config.seed,
+        workers=config.workers,
+        threads=config.threads,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def _first_state(
+    create: Callable[[Params], TrainState], recipe: Recipe, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """The state of a new run, which takes the recipe's parameters over."""
+    shapes = recipe.shapes()
+    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes))
+    make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
+    return make(jax.device_put(recipe.trained(), tree_sharding(mesh, shapes)))
 
 
 def _abstract_state(
