@@ -20,6 +20,7 @@ from training.pictures import write_image_folder
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
+from diffusax.pipelines.arguments import DESCRIPTIONS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -39,6 +40,7 @@ PIPELINES = {
     XL: "xl",
     "stabilityai/stable-diffusion-xl-refiner-1.0": "xl-refiner",
     "stabilityai/sdxl-turbo": "xl",
+    "sdxl-lightning": "xl",
     "diffusers/sdxl-instructpix2pix-768": "xl-instruct",
 }
 PARTS = {
@@ -161,6 +163,12 @@ def test_commands_are_understood(page, place):
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_table_of_arguments_says_what_the_code_says():
+    page = (DOCS / "api/arguments.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M))
+    assert rows == DESCRIPTIONS
 
 
 def test_every_page_is_in_the_menu():

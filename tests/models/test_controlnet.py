@@ -2,6 +2,7 @@
 
 import diffusers
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -176,6 +177,24 @@ def test_residuals_fit_the_unet_that_they_steer(tmp_path):
 
 def test_guess_scales_rise_to_one():
     np.testing.assert_allclose(guess_scales(13), torch.logspace(-1, 0, 13).numpy(), rtol=1e-6)
+
+
+def test_scales_are_not_rounded_to_the_residuals_type():
+    residuals = (
+        (jnp.full((1, 2, 2, 1), 9, jnp.bfloat16),),
+        jnp.full((1, 1, 1, 1), 9, jnp.bfloat16),
+    )
+    (down,), mid = scale_residuals(ControlNetConfig(), residuals, 0.7)
+    expected = (torch.tensor(9, dtype=torch.bfloat16) * 0.7).float().item()
+    assert down.dtype == mid.dtype == jnp.bfloat16
+    assert float(down.max()) == float(mid.max()) == expected
+
+
+def test_each_image_may_have_its_own_scales():
+    residuals = ((jnp.ones((2, 2, 2, 1)),), jnp.ones((2, 1, 1, 1)))
+    (down,), mid = scale_residuals(ControlNetConfig(), residuals, [[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(down[:, 0, 0, 0], [1, 2])
+    np.testing.assert_array_equal(mid[:, 0, 0, 0], [3, 4])
 
 
 @pytest.mark.parametrize(

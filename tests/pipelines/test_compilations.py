@@ -92,7 +92,7 @@ def test_sizes_and_aesthetic_scores(load):
     base = {"image": picture(3), "num_inference_steps": 6, "strength": 0.5}
     assert_compiles_nothing(pipe, base, changes)
     base = load("StableDiffusionXLPipeline", "xl")
-    changes = [{"target_size": (90, 80)}, {"negative_original_size": (20, 30)}]
+    changes = [{"target_size": (90, 80)}]
     changes += [{"negative_target_size": (5, 6), "negative_original_size": (7, 8)}]
     changes += [{"denoising_end": 0.6}, {"prompt_2": "a dog"}, {"guidance_rescale": 0.5}]
     changes += [{"negative_prompt": "red"}]

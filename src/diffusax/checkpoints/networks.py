@@ -62,6 +62,12 @@ def read_network(folder: Path) -> Network:
     return Network(module_class, config)
 
 
+def check_safe(safe_serialization: bool) -> None:
+    """Raises ValueError where pickles are asked for."""
+    if not safe_serialization:
+        raise ValueError("safe_serialization must be True: diffusax writes safetensors only")
+
+
 def save_network(
     model: Model,
     folder: str | Path,

@@ -149,10 +149,10 @@ class ControlNetModel(UNetEncoder):
 def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
     """As `ControlNetModel.scale_residuals`, without the network."""
     down, mid = residuals
-    scales = jnp.asarray(scales)
+    scales = jnp.asarray(scales, jnp.float32)
     scales = jnp.broadcast_to(scales, (len(down) + 1, *scales.shape[1:]))
     scales = scales.reshape(len(down) + 1, -1, 1, 1, 1)
-    scaled = [x * scale.astype(x.dtype) for x, scale in zip((*down, mid), scales, strict=True)]
+    scaled = [(x * scale).astype(x.dtype) for x, scale in zip((*down, mid), scales, strict=True)]
     if config.global_pool_conditions:
         scaled = [x.mean((1, 2), keepdims=True) for x in scaled]
     return tuple(scaled[:-1]), scaled[-1]

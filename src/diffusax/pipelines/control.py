@@ -37,6 +37,8 @@ def controlled(task: Task) -> Task:
         conditions = job.plan.conditions._replace(control=pictures)
         knobs = job.plan.knobs._replace(control=control_weights(c.denoiser, call, job))
         job.plan = job.plan._replace(conditions=conditions, knobs=knobs)
+        # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
+        job.normalized = task is not inpaint
         return job
 
     run.__name__ = f"control_{task.__name__}"

@@ -10,6 +10,7 @@ import jax
 
 from diffusax.checkpoints import resolve
 from diffusax.checkpoints.model_index import read_call_defaults
+from diffusax.checkpoints.networks import check_safe
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
@@ -229,10 +230,20 @@ class DiffusionPipeline:
         pipe.call_defaults = read_call_defaults(folder)
         return pipe
 
-    def save_pretrained(self, folder: str | Path, *, variant: str | None = None) -> None:
-        """Writes a checkpoint that diffusers opens, with the parameters in `self.params`."""
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        safe_serialization: bool = True,
+        variant: str | None = None,
+    ) -> None:
+        """Writes a checkpoint that diffusers opens, with the parameters in `self.params`.
+
+        Raises:
+            ValueError: safe_serialization is off; diffusax writes safetensors only.
+        """
+        check_safe(safe_serialization)
         save_components(
-            Path(folder),
+            Path(save_directory),
             type(self),
             self.parts,
             self._models,

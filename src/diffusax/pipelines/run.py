@@ -37,7 +37,8 @@ def draw(pipe: Any, task: Task, call: Call) -> Any:
     job = task(c, call)
     pipe.begin_run(call, job)
     state = run_rows(pipe, c, job, call)
-    images = output(c, programs.final_latents(state), call.output_type, tiled=pipe.vae.tiling)
+    options = {"tiled": pipe.vae.tiling, "normalized": job.normalized}
+    images = output(c, programs.final_latents(state), call.output_type, **options)
     return job.finish(images) if job.finish is not None else images
 
 
@@ -210,7 +211,9 @@ def _reweigh(job: Job, call: Call, scale: float) -> None:
     job.plan = job.plan._replace(knobs=knobs._replace(weights=table))
 
 
-def output(c: Components, latents: jax.Array, output_type: str, *, tiled: bool) -> Any:
+def output(
+    c: Components, latents: jax.Array, output_type: str, *, tiled: bool, normalized: bool = True
+) -> Any:
     """Latents b h w c as what the call asked for.
 
     Raises:
@@ -220,7 +223,7 @@ def output(c: Components, latents: jax.Array, output_type: str, *, tiled: bool) 
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    images, finite = decode_images(c, latents, tiled=tiled)
+    images, finite = decode_images(c, latents, tiled=tiled, normalized=normalized)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -235,10 +238,15 @@ def output(c: Components, latents: jax.Array, output_type: str, *, tiled: bool) 
     return np.asarray(images)
 
 
-def decode_images(c: Components, latents: Any, *, tiled: bool = False) -> tuple[Any, Any]:
-    """Latents b h w c to pictures b H W 3 in [0, 1] and whether they are finite."""
+def decode_images(
+    c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
+) -> tuple[Any, Any]:
+    """Latents b h w c to pictures b H W 3 in [0, 1] and whether they are finite.
+
+    normalized: see `Job.normalized`.
+    """
     network, params = c.networks["vae"], c.params["vae"]
-    options = {"upcast": c.upcasts, "normalize": c.family.normalizes_latents}
+    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
     side = getattr(network.config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.factor
     if not tiled or max(latents.shape[1:3]) <= tile:

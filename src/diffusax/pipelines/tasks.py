@@ -43,6 +43,8 @@ class Job:
     """Of guidance, one fewer than branches."""
     finish: Callable[[Images], Images] | None = None
     """What becomes of the pictures, where the call asks for more than to decode them."""
+    normalized: bool = True
+    """Whether latents_mean and latents_std count in decoding, where the family knows them."""
 
 
 Task = Callable[[Components, Call], Job]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from diffusax.checkpoints.networks import load_network
+from diffusax.checkpoints.networks import check_safe, load_network, save_network
 from diffusax.models.network import Model
 
 
@@ -93,6 +93,25 @@ class UNet2DConditionModel(AutoModel):
 
     class_names = ("UNet2DConditionModel",)
 
+
+def _save_pretrained(
+    self: Model,
+    save_directory: str | Path,
+    *,
+    safe_serialization: bool = True,
+    variant: str | None = None,
+) -> None:
+    """Writes a folder that diffusers or transformers opens.
+
+    Raises:
+        ValueError: safe_serialization is off; diffusax writes safetensors only.
+    """
+    check_safe(safe_serialization)
+    save_network(self, save_directory, variant=variant)
+
+
+# Networks know nothing of files; their models save themselves once checkpoints are there.
+setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 
 __all__ = [
     "AutoModel",
