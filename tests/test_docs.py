@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 
 import diffusers
+import jax
 import pytest
 import yaml
 from pairs import mask, picture
@@ -76,6 +77,15 @@ def smaller(code):
     for pattern, shorter in SMALLER:
         code = re.sub(pattern, shorter, code)
     return code
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Halves the time, most of which is compilation; later tests get programs of their own."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

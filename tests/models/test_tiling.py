@@ -46,7 +46,7 @@ SIZES = [(8, 8), (17, 9), (15, 22), (13, 7), (6, 31)]
 # PyTorch runs the tiles too, so that only the tiles and their blending are compared.
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("size", "levels", "batch"), zip(SIZES, (2, 2, 1, 2, 2), (1, 2, 1, 1, 1), strict=True)
+    ("size", "levels", "batch"), list(zip(SIZES, (2, 2, 1, 2, 2), (1, 2, 1, 1, 1), strict=True))
 )
 def test_tiles_and_blending_are_those_of_diffusers(size, levels, batch):
     factor = 2 ** (levels - 1)

@@ -92,7 +92,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
         value, grads = gradients(state.params, frozen, batch, keys)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = _global_norm(grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         step = state.step + 1
@@ -104,7 +104,7 @@ def make_train_step(
             images_per_step=size,
         )
 
-        norms = jnp.stack([value, grad_norm, optax.global_norm(updates)])
+        norms = jnp.stack([value, grad_norm, _global_norm(updates)])
         finite = jnp.isfinite(norms).all()
         params, opt_state, average = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
@@ -116,6 +116,11 @@ def make_train_step(
         return TrainState(step, params, opt_state, average, state.key, skipped), metrics
 
     return train_step
+
+
+def _global_norm(tree: Any) -> jax.Array:
+    """The norm of all numbers of a tree together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
