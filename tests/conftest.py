@@ -1,5 +1,14 @@
+import atexit
 import os
+import shutil
+import tempfile
 
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Programs compiled by one process of a test run serve all others of it, and no other run.
+    folder = tempfile.mkdtemp(prefix="diffusax-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
