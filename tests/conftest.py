@@ -13,7 +13,18 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 
+import gc
+
+import jax
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def release_programs():
+    """Compiled programs are let go after each file: thousands of them exhaust a process's maps."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

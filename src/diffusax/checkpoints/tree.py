@@ -22,6 +22,8 @@ from diffusax.models.network import Params
 MAX_LISTED = 20
 """How many tensors an error names."""
 
+# A process may have some 65,000 maps; what is smaller is not worth one.
+_MIN_MAPPED = 2**16
 _WEIGHTS = ("kernel", "scale", "embedding")
 
 
@@ -110,6 +112,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """
     dtype = np.dtype(dtype)
     count = math.prod(shape)
+    if count * dtype.itemsize < _MIN_MAPPED:
+        return np.empty(shape, dtype)
     buffer = mmap.mmap(-1, max(1, count * dtype.itemsize))
     return np.frombuffer(buffer, dtype, count).reshape(shape)
 
