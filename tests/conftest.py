@@ -14,6 +14,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 
 import gc
+import logging
 
 import jax
 import pytest
@@ -25,6 +26,15 @@ def release_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def heard_loggers():
+    """A library that configures logging anew silences the loggers that are there already."""
+    logging.disable(logging.NOTSET)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.startswith("diffusax") and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
 
 
 @pytest.fixture(scope="session")

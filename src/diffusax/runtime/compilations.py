@@ -1,6 +1,7 @@
 """Counting compilations, to show that a knob compiles nothing."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import jax
@@ -10,12 +11,12 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 @contextlib.contextmanager
 def count_compilations() -> Iterator[list[str]]:
-    """Within the context, every program that XLA compiles appends to the list that this yields."""
+    """Within the context, every program compiled for this thread appends to what this yields."""
     compiled: list[str] = []
-    active = True
+    active, thread = True, threading.get_ident()
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        if active and event == _EVENT:
+        if active and event == _EVENT and threading.get_ident() == thread:
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
