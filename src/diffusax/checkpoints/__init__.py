@@ -1,11 +1,16 @@
 """Disk and Hub <-> networks. Safetensors only."""
 
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.model_index import read_model_index, write_model_index
+from diffusax.checkpoints.model_index import (
+    read_call_defaults,
+    read_model_index,
+    write_model_index,
+)
 from diffusax.checkpoints.networks import load_network, save_network
 
 __all__ = [
     "load_network",
+    "read_call_defaults",
     "read_model_index",
     "resolve",
     "save_network",

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from diffusax.checkpoints import resolve
-from diffusax.checkpoints.model_index import read_call_defaults
+from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
