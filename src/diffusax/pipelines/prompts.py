@@ -80,7 +80,7 @@ def embed_prompts(c: Components, call: Call, *, guided: bool) -> tuple[Encoded, 
     n = count_prompts(call)
     positive = _given(c, call, "") if call.prompt is None else None
     negative = _given(c, call, "negative_") if guided else None
-    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt", False)
+    zeros = _zeros_for_empty(c, call)
     texts = [] if positive else [_texts(call, "", n)]
     if guided and negative is None and not zeros:
         texts.append(_texts(call, "negative_", n))
@@ -222,10 +222,15 @@ def _side_by_side(groups: list[list[list[str]]]) -> list[list[str]]:
     return [list(itertools.chain(*column)) for column in zip(*groups)]
 
 
+def _zeros_for_empty(c: Components, call: Call) -> bool:
+    """Whether zeros stand for a negative prompt that is not given, as SDXL checkpoints may ask."""
+    return call.negative_prompt is None and bool(c.options.get("force_zeros_for_empty_prompt"))
+
+
 def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
     """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
     n = count_prompts(call)
-    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt", False)
+    zeros = _zeros_for_empty(c, call)
     texts = [_texts(call, "", n)]
     if guided and not zeros:
         texts.append(_texts(call, "negative_", n))

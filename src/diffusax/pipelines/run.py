@@ -35,6 +35,8 @@ def draw(pipe: Any, task: Task, call: Call) -> Any:
     """
     c: Components = pipe.parts
     job = task(c, call)
+    # Once, not at every piece: pictures of ControlNets are megabytes.
+    job.plan = jax.device_put(job.plan)
     pipe.begin_run(call, job)
     state = run_rows(pipe, c, job, call)
     options = {"tiled": pipe.vae.tiling, "normalized": job.normalized}
