@@ -30,11 +30,12 @@ def release_programs():
 
 @pytest.fixture(autouse=True)
 def heard_loggers():
-    """A library that configures logging anew silences the loggers that are there already."""
+    """Libraries that configure logging anew, and the guides' own code, silence our loggers."""
     logging.disable(logging.NOTSET)
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.startswith("diffusax") and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
