@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module
@@ -110,7 +111,7 @@ def qkv(t, s, d=8):
     return [RNG.standard_normal((2, n, 3, d), np.float32) for n in (t, s, s)]
 
 
-@pytest.mark.parametrize("name", ["whole", "chunks", "xla"])
+@pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
 @pytest.mark.parametrize(("t", "s", "causal"), [(7, 7, True), (33, 5, False), (1, 1, False)])
 def test_every_attention_equals_the_plain_one(monkeypatch, name, t, s, causal):
     monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 10 * s)
@@ -150,12 +151,15 @@ def test_memory_of_attention_does_not_grow_with_the_square():
         ("cpu", "float32", 64, 64, "whole"),
         ("cpu", "bfloat16", 4096, 64, "chunks"),
         ("cuda", "bfloat16", 4096, 64, "cudnn"),
-        ("gpu", "float16", 77, 40, "cudnn"),
-        ("cuda", "bfloat16", 4096, 160, "xla"),
+        ("cuda", "float16", 77, 40, "cudnn"),
+        ("rocm", "float16", 77, 40, "xla"),
+        ("cuda", "bfloat16", 1024, 160, "xla"),
         ("cuda", "float32", 4096, 64, "xla"),
+        ("cuda", "float32", 16384, 512, "large_chunks"),
         ("tpu", "bfloat16", 4096, 64, "flash"),
         ("tpu", "bfloat16", 77, 64, "xla"),
-        ("tpu", "bfloat16", 1100, 64, "xla"),
+        ("tpu", "bfloat16", 1024, 160, "xla"),
+        ("tpu", "bfloat16", 1100, 64, "flash"),
     ],
 )
 def test_choice_of_attention(platform, dtype, t, d, name):
@@ -185,18 +189,38 @@ def test_choice_of_convolution_on_cpu(x_shape, kernel_shape, stride, name):
     assert conv_module.choose_lowering("cpu", x_shape, kernel_shape, stride, SAME) == name
 
 
-@pytest.mark.parametrize(("platform", "name"), [("cuda", "cudnn"), ("tpu", "flash")])
-def test_attention_lowers_for_accelerators(monkeypatch, platform, name):
-    # cuDNN's path asks for the library's version, which only a GPU machine has.
-    monkeypatch.setattr(
-        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
-        lambda: 99999,
-        raising=False,
-    )
+CALLS = {"cuda": "__cudnn$fmha", "tpu": "tpu_custom_call"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+@pytest.mark.parametrize("derivative", [False, True])
+def test_attention_is_lowered_for_the_platform_that_is_compiled_for(platform, derivative):
     shape = jax.ShapeDtypeStruct((2, 4096, 5, 64), jnp.bfloat16)
-    traced = jax.jit(lambda *qkv: attention_module.LOWERINGS[name](*qkv, 0.125, False)).trace
-    text = traced(shape, shape, shape).lower(lowering_platforms=(platform,)).as_text()
-    assert {"cudnn": "__cudnn$fmha", "flash": "tpu_custom_call"}[name] in text
+    loss = jax.grad(lambda *qkv: attention(*qkv).astype(jnp.float32).sum(), (0, 1, 2))
+    traced = jax.jit(loss if derivative else attention).trace(shape, shape, shape)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert [call for call in CALLS.values() if call in text] == [
+        call for name, call in CALLS.items() if name == platform
+    ]
+    assert ("stablehlo.while" in text) == (platform == "cpu")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_convolutions_are_lowered_for_the_platform_that_is_compiled_for(platform):
+    x = jax.ShapeDtypeStruct((2, 64, 64, 128), jnp.bfloat16)
+    kernel = jax.ShapeDtypeStruct((3, 3, 128, 128), jnp.bfloat16)
+    traced = jax.jit(partial(conv2d, stride=1, padding=SAME)).trace(x, kernel)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.convolution" in text) == (platform != "cpu")
+    assert ("stablehlo.dot_general" in text) == (platform == "cpu")
+
+
+@pytest.mark.parametrize(("t", "s", "d"), [(256, 384, 64), (200, 130, 40), (130, 77, 160)])
+def test_the_kernel_for_tpus_equals_plain_attention(t, s, d):
+    q, k, v = map(jnp.asarray, qkv(t, s, d))
+    with pltpu.force_tpu_interpret_mode():
+        actual = attention_module.LOWERINGS["flash"](q, k, v, d**-0.5, False)
+    np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=False), atol=2e-5)
 
 
 def test_forward_derivative_of_a_convolution_is_linear_in_both():

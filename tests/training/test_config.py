@@ -32,7 +32,9 @@ def test_what_a_file_turns_on_the_command_line_turns_off(tmp_path):
 
 
 def test_the_resolved_options_read_back_the_same(tmp_path):
-    config = TextToImageConfig(lr=3e-5, validation_prompts=("a", "b"), snr_gamma=None, fsdp=-1)
+    config = TextToImageConfig(
+        lr=3e-5, validation_prompts=("a", "b"), snr_gamma=None, mesh="fsdp=-1"
+    )
     (tmp_path / "c.yaml").write_text(to_yaml(config))
     assert read_config(TextToImageConfig, tmp_path / "c.yaml") == config
     assert set(yaml.safe_load((tmp_path / "c.yaml").read_text())) == set(vars(config))
@@ -65,7 +67,7 @@ def test_the_resolved_options_read_back_the_same(tmp_path):
         ("validation_prompts=[1, {a: 2}]", "validation_prompts must be a list, and each of it a"),
         ("report_to=paper", "report_to must be a list, and each of it one of tensorboard, wandb"),
         ("compute_dtype=float64", "compute_dtype must be one of float32, bfloat16"),
-        ("fsdp=0", "fsdp must be"),
+        ("mesh=fsdp:0", "mesh must be"),
         ("random_flip=3", "random_flip must be true or false"),
         ("model=[1]", "model must be a text"),
         ("output=", "output must be a text that is not empty"),

@@ -40,7 +40,11 @@ def alone(tmp_path_factory, checkpoint, pictures):
     return output, train(output, checkpoint, pictures, 1)
 
 
-@pytest.mark.parametrize("pairs", [(), ("fsdp=-1", "accumulate=2")], ids=["data", "fsdp"])
+@pytest.mark.parametrize(
+    "pairs",
+    [(), ("mesh=fsdp=-1", "accumulate=2"), ("mesh=data=2,fsdp=2,tensor=2",)],
+    ids=["data", "fsdp", "tensor"],
+)
 def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, pairs):
     output, expected = alone
     result = train(tmp_path, checkpoint, pictures, 8, *pairs)
@@ -77,9 +81,9 @@ def train_in_two_processes(output: Path, *pairs: str) -> None:
 
 
 def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
-    train_in_two_processes(tmp_path / "whole", "fsdp=2")
-    train_in_two_processes(tmp_path / "parts", "fsdp=2", "steps=10")
-    train_in_two_processes(tmp_path / "parts", "fsdp=2")
+    train_in_two_processes(tmp_path / "whole", "mesh=fsdp=2")
+    train_in_two_processes(tmp_path / "parts", "mesh=fsdp=2", "steps=10")
+    train_in_two_processes(tmp_path / "parts", "mesh=fsdp=2")
     for name in ("model", "model_ema"):
         whole, parts = (np.load(tmp_path / run / name / "kernel.npy") for run in ("whole", "parts"))
         np.testing.assert_array_equal(whole, parts)

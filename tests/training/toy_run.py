@@ -46,11 +46,11 @@ class Toy:
     def shapes(self):
         return {"w": {"kernel": jax.ShapeDtypeStruct((INPUTS, OUTPUTS), np.float32)}}
 
-    def trained(self):
+    def trained(self, mesh=None):
         rng = np.random.default_rng(0)
         return {"w": {"kernel": rng.standard_normal((INPUTS, OUTPUTS), np.float32) * 0.1}}
 
-    def frozen(self):
+    def frozen(self, mesh=None):
         return {"target": jnp.ones(OUTPUTS)}
 
     def example(self, row, rng):

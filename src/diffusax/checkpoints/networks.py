@@ -1,7 +1,10 @@
 """A component's folder (config.json and safetensors) <-> a Model."""
 
+import functools
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
 
 from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
@@ -11,6 +14,7 @@ from diffusax.config import config_from_dict, config_to_dict
 from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
+from diffusax.runtime.mesh import param_sharding, tree_name
 
 _TRANSFORMERS = ("CLIPTextModel", "CLIPTextModelWithProjection")
 
@@ -32,7 +36,8 @@ def load_network(
         subfolder: where in it, such as "unet" for a pipeline's checkpoint.
         dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
         variant: such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
-        device: a device or sharding for `jax.device_put`.
+        device: a device or sharding for `jax.device_put`, or a mesh, over which each tensor is
+            spread as it is read, see `runtime.mesh.param_sharding`.
         **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:
@@ -40,6 +45,8 @@ def load_network(
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     network = read_network(folder)
+    if isinstance(device, Mesh):
+        device = functools.partial(_shard, device, network)
     params = load_params(
         network.module_class,
         network.shapes,
@@ -48,6 +55,10 @@ def load_network(
         device=device,
     )
     return Model(network, params)
+
+
+def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> NamedSharding:
+    return param_sharding(mesh, tree_name(path), shape, network.tensor_rules)
 
 
 def read_network(folder: Path) -> Network:

@@ -75,7 +75,8 @@ def load_params(
         files: safetensors files.
         dtype: of the parameters; None keeps each tensor's own. Tensors of 8 bits are read only with
             a dtype: networks do not compute in them.
-        device: a device or sharding for `jax.device_put`.
+        device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
+            that gives one.
 
     Raises:
         ValueError: lists the tensors that are missing, unexpected, misshapen, there twice, or no
@@ -98,11 +99,18 @@ def load_params(
         array = aligned_empty(tensor.shape, dtype or tensor.dtype)
         np.copyto(array, tensor, casting="unsafe")
         file.release(entry)
-        return jax.device_put(array, device)
+        return _put(array, device(path, shape) if callable(device) else device)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return jax.tree.unflatten(treedef, arrays)
+
+
+def _put(array: np.ndarray, device: Any) -> jax.Array:
+    """The array on its device, or each part on its own: devices of other processes get theirs."""
+    if isinstance(device, jax.sharding.NamedSharding) and not device.is_fully_replicated:
+        return jax.make_array_from_callback(array.shape, device, lambda index: array[index])
+    return jax.device_put(array, device)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

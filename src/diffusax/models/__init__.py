@@ -8,6 +8,7 @@ from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
+from diffusax.runtime.mesh import Rules
 
 MODELS: dict[str, type[nnx.Module]] = {
     cls.__name__: cls
@@ -21,8 +22,14 @@ MODELS: dict[str, type[nnx.Module]] = {
     )
 }
 
+TENSOR_RULES: Rules = tuple(
+    dict.fromkeys(rule for cls in MODELS.values() for rule in getattr(cls, "tensor_rules", ()))
+)
+"""Those of all networks, for trees that hold several."""
+
 __all__ = [
     "MODELS",
+    "TENSOR_RULES",
     "AutoencoderKL",
     "AutoencoderKLConfig",
     "AutoencoderTiny",

@@ -1,5 +1,6 @@
 """Scaled dot-product attention, lowered to what is fastest on the platform at that shape."""
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,11 +8,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from diffusax.models.matmul import materialize
-from diffusax.runtime.lowering import is_plain
+from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.mesh import BATCH_AXES, TENSOR_AXIS
 
-Lowering = Literal["whole", "chunks", "xla", "cudnn", "flash"]
+Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
 
 
 def attention(
@@ -21,10 +24,18 @@ def attention(
 
     q: b t h d, k and v: b s h d -> b t h d, in q's dtype. scale defaults to d ** -0.5. With
     `causal`, query i sees keys 0 to i.
+
+    On a mesh of TPUs, trace it inside `jax.set_mesh(mesh)`: batch and heads are split over it.
     """
-    name = choose_lowering(jax.default_backend(), q.dtype, q.shape, k.shape)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return LOWERINGS["whole" if is_plain() else name](q, k, v, scale, causal)
+    forms = {name: partial(form, scale=scale, causal=causal) for name, form in LOWERINGS.items()}
+    if is_plain():
+        return forms["whole"](q, k, v)
+
+    def choose(platform: str) -> str:
+        return choose_lowering(platform, q.dtype, q.shape, k.shape)
+
+    return by_platform(choose, forms, q, k, v)
 
 
 def choose_lowering(
@@ -33,20 +44,25 @@ def choose_lowering(
     """The lowering of an attention: on CPU the faster of those that lowerings_cpu.py times."""
     b, t, h, d = q_shape
     s = k_shape[1]
+    scores = b * h * t * s
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform == "cpu":
-        return "whole" if b * h * t * s <= _MAX_WHOLE_SCORES else "chunks"
-    if platform in ("gpu", "cuda") and half and d % 8 == 0 and d <= 128:
+        return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
+    if platform == "cuda" and half and d % 8 == 0 and d <= 128:
         return "cudnn"
-    # The kernel's blocks are 128 rows; below a few of them XLA's own fusion is as good.
-    if platform == "tpu" and min(t, s) >= 1024 and t % 128 == 0 and s % 128 == 0:
+    # With fewer keys than a few of the kernel's blocks XLA's own fusion is as good; heads wider
+    # than its lanes are padded to twice them.
+    if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048):
         return "flash"
-    return "xla"
+    return "xla" if scores <= _MAX_ACCELERATOR_SCORES else "large_chunks"
 
 
 # Scores to hold at once, b h t s and per chunk: what stays in a desktop's last-level cache.
 _MAX_WHOLE_SCORES = 2**22
 _MAX_CHUNK_SCORES = 2**21
+# A gigabyte of float32 on accelerators, where a chunk has to fill the whole device.
+_MAX_ACCELERATOR_SCORES = 2**28
+_MAX_LARGE_CHUNK_SCORES = 2**26
 
 
 def _xla(
@@ -62,18 +78,86 @@ def _xla(
     )
 
 
-def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+    """cuDNN's kernel, also where the program is only traced and this machine has no cuDNN."""
+    module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    detect = getattr(module, "check_cudnn_version", None)
+    if detect is not None and getattr(module, "cuda_versions", None) is None:
+        # JAX asks for the library's version while it traces; the call that it writes is the same.
+        module.check_cudnn_version = lambda: _CUDNN_VERSION
+    try:
+        return _xla(q, k, v, scale, causal, "cudnn")
+    finally:
+        if detect is not None:
+            module.check_cudnn_version = detect
 
-    # The kernel takes head sizes up to 128 as they are and larger ones in multiples of 128.
-    d = q.shape[-1]
-    pad = -d % 128 if d > 128 else 0
-    q, k, v = (
-        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, 0), (0, pad))) for x in (q, k, v)
+
+# What JAX's CUDA plugins come with, at least.
+_CUDNN_VERSION = 90800
+
+
+def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+    """JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip.
+
+    A kernel is nothing that XLA could partition, so each device of the mesh gets its own.
+    """
+    run = partial(_flash_on_one_device, scale=scale, causal=causal)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return run(q, k, v)
+    batch = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+    split = PartitionSpec(
+        batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None,
+        None,
+        TENSOR_AXIS if q.shape[2] % mesh.shape.get(TENSOR_AXIS, q.shape[2] + 1) == 0 else None,
     )
-    y = flash_attention(q, k, v, causal=causal, sm_scale=scale)
-    return y.transpose(0, 2, 1, 3)[..., :d]
+    return jax.shard_map(run, in_specs=split, out_specs=split, check_vma=False)(q, k, v)
+
+
+def _flash_on_one_device(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+) -> jax.Array:
+    """Pads positions to the kernel's blocks, and tells padding apart as another segment."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import (
+        BlockSizes,
+        SegmentIds,
+        flash_attention,
+    )
+
+    (b, t, _, d), s = q.shape, k.shape[1]
+    # The kernel takes head sizes up to 128 as they are and larger ones in multiples of 128.
+    pad = -d % 128 if d > 128 else 0
+    rows, columns = _block(t), _block(s)
+    q, k, v = (
+        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, -x.shape[1] % block), (0, pad)))
+        for x, block in ((q, rows), (k, columns), (v, columns))
+    )
+    segments = None
+    if q.shape[2] > t or k.shape[2] > s:
+        ids = (jnp.arange(x.shape[2]) >= n for x, n in ((q, t), (k, s)))
+        segments = SegmentIds(*(jnp.broadcast_to(i.astype(jnp.int32), (b, i.size)) for i in ids))
+    blocks = BlockSizes(
+        block_b=1,
+        block_q=rows,
+        block_k_major=columns,
+        block_k=columns,
+        block_q_major_dkv=rows,
+        block_q_dkv=rows,
+        block_k_major_dkv=columns,
+        block_k_dkv=columns,
+        block_q_dq=rows,
+        block_k_major_dq=columns,
+        block_k_dq=columns,
+    )
+    y = flash_attention(
+        q, k, v, segment_ids=segments, causal=causal, sm_scale=scale, block_sizes=blocks
+    )
+    return y[:, :, :t, :d].transpose(0, 2, 1, 3)
+
+
+def _block(n: int) -> int:
+    """Positions that the kernel takes at once: large, as keys are read again for every block."""
+    return next((size for size in (512, 384, 256) if n % size == 0), 512 if n > 2048 else 128)
 
 
 def _whole(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
@@ -82,13 +166,16 @@ def _whole(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
     return jax.vmap(jax.vmap(heads, 1, 1))(q, k, v)
 
 
-def _chunks(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+def _chunks(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool, *, large: bool = False
+) -> jax.Array:
     """One head and one chunk of its queries after the other, the last chunk filled up.
 
     Gradients compute the scores again, so they too never hold b h t s of them.
     """
     (b, t, h, d), s = q.shape, k.shape[1]
-    count = math.ceil(t / max(1, _MAX_CHUNK_SCORES // s))
+    limit = _MAX_LARGE_CHUNK_SCORES if large else _MAX_CHUNK_SCORES
+    count = math.ceil(t / max(1, limit // s))
     size = math.ceil(t / count)
 
     q = jnp.pad(q, ((0, 0), (0, count * size - t), (0, 0), (0, 0)))
@@ -126,11 +213,12 @@ def _scores_times_values(
     return (jnp.matmul(p, v, preferred_element_type=jnp.float32) / total).astype(q.dtype)
 
 
-LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, jax.Array, float, bool], jax.Array]] = {
+LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "whole": _whole,
     "chunks": _chunks,
+    "large_chunks": partial(_chunks, large=True),
     "xla": _xla,
-    "cudnn": partial(_xla, implementation="cudnn"),
+    "cudnn": _cudnn,
     "flash": _flash,
 }
 """Each takes q, k, v, scale and causal."""

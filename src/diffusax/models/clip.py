@@ -12,6 +12,7 @@ from msgspec import Meta
 from diffusax.config import Channels, Epsilon, Heads, Layers, check_types
 from diffusax.models.attention import attention
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
+from diffusax.runtime.mesh import Rules
 
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 
@@ -179,6 +180,12 @@ class CLIPTextModel(nnx.Module):
     """
 
     config_class = CLIPTextConfig
+    tensor_rules: Rules = (
+        (r"[qkv]_proj\.(kernel|bias)", -1),
+        (r"out_proj\.kernel", -2),
+        (r"fc1\.(kernel|bias)", -1),
+        (r"fc2\.kernel", -2),
+    )
     # transformers 5 writes this class's tensors without the prefix that all older files have.
     key_prefix = "text_model."
     ignored_keys = ("embeddings.position_ids",)

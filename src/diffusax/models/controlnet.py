@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.config import Channels, Widths
+from diffusax.models import resnet, transformer
 from diffusax.models.layers import Conv2d
 from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig
 
@@ -73,6 +74,7 @@ class ControlNetModel(UNetEncoder):
     """
 
     config_class = ControlNetConfig
+    tensor_rules = (*transformer.TENSOR_RULES, *resnet.TENSOR_RULES)
 
     def __init__(self, config: ControlNetConfig, *, rngs: nnx.Rngs):
         width = config.block_out_channels[0]

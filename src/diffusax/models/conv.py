@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.matmul import matmul
-from diffusax.runtime.lowering import is_plain
+from diffusax.runtime.lowering import by_platform, is_plain
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 Lowering = Literal["direct", "pointwise", "patches", "winograd"]
@@ -17,8 +17,18 @@ Lowering = Literal["direct", "pointwise", "patches", "winograd"]
 
 def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
     """x: b h w c, kernel: kh kw c d -> b h' w' d, in x's dtype, accumulated in float32."""
-    name = choose_lowering(jax.default_backend(), x.shape, kernel.shape, stride, padding)
-    return LOWERINGS["direct" if is_plain() else name](x, kernel, stride, padding)
+    if is_plain():
+        return _direct(x, kernel, stride, padding)
+    # By position: a function with a derivative of its own takes no keywords for what is static.
+    forms = {
+        name: lambda x, k, form=form: form(x, k, stride, padding)
+        for name, form in LOWERINGS.items()
+    }
+
+    def choose(platform: str) -> str:
+        return choose_lowering(platform, x.shape, kernel.shape, stride, padding)
+
+    return by_platform(choose, forms, x, kernel)
 
 
 def choose_lowering(
@@ -180,7 +190,7 @@ def _output_size(
     return height, width
 
 
-LOWERINGS: dict[str, Callable[[jax.Array, jax.Array, int, Padding], jax.Array]] = {
+LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "direct": _direct,
     "pointwise": _pointwise,
     "patches": _patches,

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.rngs import ShapeRngs
+from diffusax.runtime.mesh import Rules
 
 Params = Any
 """A plain nested dict of arrays, keyed by the names in the checkpoint (list indices are ints)."""
@@ -35,6 +36,11 @@ class Network:
     def class_name(self) -> str:
         """The name in the checkpoint, which is diffusers' or transformers' own."""
         return self.module_class.__name__
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """Which axes of the parameters a mesh's tensor axis splits."""
+        return getattr(self.module_class, "tensor_rules", ())
 
     @property
     def shapes(self) -> Params:

@@ -5,6 +5,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.layers import Conv2d, GroupNorm, Linear
+from diffusax.runtime.mesh import Rules
+
+TENSOR_RULES: Rules = (
+    (r"conv1\.kernel", -1),
+    (r"time_emb_proj\.kernel", -1),
+    (r"conv2\.kernel", -2),
+)
+"""The channels between the two convolutions."""
 
 
 class ResnetBlock2D(nnx.Module):

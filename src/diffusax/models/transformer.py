@@ -3,10 +3,21 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
+from diffusax.models.matmul import matmul
+from diffusax.runtime.mesh import Rules, split_columns, tensor_parts
+
+TENSOR_RULES: Rules = (
+    (r"to_[qkv]\.(kernel|bias)", -1),
+    (r"to_out\.0\.kernel", -2),
+    (r"net\.0\.proj\.kernel", -2),
+    (r"net\.2\.kernel", -2),
+)
+"""Heads, and the feed-forward's inner channels."""
 
 
 class Attention(nnx.Module):
@@ -45,11 +56,20 @@ class GEGLU(nnx.Module):
         self.proj = Linear(c, 2 * d, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        if tensor_parts() > 1:
+            h, gate = (self._half(x, i) for i in range(2))
+            return h * gelu(gate)
         projected = self.proj(x)
         d = projected.shape[-1] // 2
         # The gradient of a split is one concatenation; that of two slices is a sum of padded maps.
         h, gate = jax.lax.split(projected, (d, d), axis=projected.ndim - 1)
         return h * gelu(gate)
+
+    def _half(self, x: jax.Array, i: int) -> jax.Array:
+        """One of the two layers that stand side by side in the kernel."""
+        layer: Any = self.proj
+        kernel, bias = (jnp.split(y[...], 2, axis=-1)[i] for y in (layer.kernel, layer.bias))
+        return matmul(x.astype(kernel.dtype), split_columns(kernel), bias)
 
 
 class FeedForward(nnx.Module):

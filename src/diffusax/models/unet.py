@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.config import Channels, Size
+from diffusax.models import resnet, transformer
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.unet_blocks import UpBlock, rematerialized
 from diffusax.models.unet_encoder import (
@@ -121,6 +122,7 @@ class UNet2DConditionModel(UNetEncoder):
     """
 
     config_class = UNet2DConditionConfig
+    tensor_rules = (*transformer.TENSOR_RULES, *resnet.TENSOR_RULES)
 
     def __init__(self, config: UNet2DConditionConfig, *, rngs: nnx.Rngs):
         width = config.block_out_channels[0]

@@ -18,7 +18,7 @@ from diffusax.config import (
     check_types,
 )
 from diffusax.models.layers import Conv2d, GroupNorm
-from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
+from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
 from diffusax.models.transformer import Attention
 
 _EPS = 1e-6
@@ -180,6 +180,7 @@ class AutoencoderKL(nnx.Module):
     """
 
     config_class = AutoencoderKLConfig
+    tensor_rules = TENSOR_RULES
     # Attention was a class of its own before diffusers 0.15, its projections 1x1 convolutions in
     # files converted from the original code.
     legacy_names = (

@@ -1,10 +1,37 @@
-"""Whether networks are traced in their plain form, to be counted, or in the platform's fastest."""
+"""How an operation is lowered: as is best on the platform that is compiled for, or plainly."""
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""JAX's names of the platforms that lowerings are chosen for."""
 
 _PLAIN = contextvars.ContextVar("plain", default=False)
+
+
+def by_platform(
+    choose: Callable[[str], str], lowerings: Mapping[str, Callable[..., Any]], *args: Any
+) -> Any:
+    """The result of the lowering that is chosen for the platform that the program is compiled for.
+
+    That platform need not be this machine's: the same trace is exported to others. Where two
+    platforms choose differently, all their lowerings are traced, and only one is lowered.
+
+    Args:
+        choose: the name of the lowering for one of `PLATFORMS`; others lower like "rocm".
+        lowerings: by name.
+        *args: what the lowering takes, arrays.
+    """
+    names = {platform: choose(platform) for platform in PLATFORMS}
+    default = names.pop("rocm")
+    others = {p: lowerings[name] for p, name in names.items() if name != default}
+    if not others:
+        return lowerings[default](*args)
+    return jax.lax.platform_dependent(*args, default=lowerings[default], **others)
 
 
 @contextlib.contextmanager

@@ -1,19 +1,30 @@
 """Devices as a mesh, and where arrays lie on it.
 
-Two axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023; ZeRO stage 3,
-Rajbhandari et al. 2020). A batch is split over both.
+Three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023; ZeRO stage
+3, Rajbhandari et al. 2020), "tensor" splits the layers' work, by rules on the parameters' names
+(Shoeybi et al. 2019). A batch is split over the first two.
 """
 
+import math
 import os
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 BATCH_AXES = ("data", "fsdp")
+TENSOR_AXIS = "tensor"
+AXES = (*BATCH_AXES, TENSOR_AXIS)
 # Splitting smaller arrays costs more in messages than it saves in memory.
 MIN_SHARDED_SIZE = 2**14
+
+Rules = Sequence[tuple[str, int]]
+"""Which axis of a parameter the tensor axis splits: how its name ends, a regular expression, and
+the axis."""
 
 
 def start_processes() -> None:
@@ -38,24 +49,62 @@ def start_processes() -> None:
         jax.distributed.initialize(address, int(str(count)), int(str(index)))
 
 
-def make_mesh(fsdp: int = 1, *, devices: Any = None) -> Mesh:
-    """All devices (or `devices`), `fsdp` of which share one copy of the parameters; -1 is all.
+def make_mesh(
+    shape: str | Mapping[str, int] | Mesh | None = None, *, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh of the devices with the axes data, fsdp and tensor.
+
+    Args:
+        shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, but for data, which
+            takes the devices that remain; -1 stands for all that remain. A mesh is handed back.
+        devices: by default all of all processes.
 
     Raises:
-        ValueError: the number of devices is not divisible by fsdp.
+        ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
     """
+    if isinstance(shape, Mesh):
+        return shape
     devices = jax.devices() if devices is None else list(devices)
-    fsdp = len(devices) if fsdp == -1 else fsdp
-    if fsdp < 1 or len(devices) % fsdp:
-        raise ValueError(
-            f"fsdp must divide the number of devices, {len(devices)} (got {fsdp}); -1 takes all"
-        )
-    return Mesh(np.asarray(devices).reshape(-1, fsdp), BATCH_AXES)
+    sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
+    for axis, size in sizes.items():
+        if axis not in AXES or not isinstance(size, int) or not (size > 0 or size == -1):
+            raise ValueError(
+                f"mesh must give sizes to {', '.join(AXES)}, such as 'data=4,tensor=2' "
+                f"(got {axis}={size})"
+            )
+    sizes = {"data": -1 if -1 not in sizes.values() else 1, "fsdp": 1, TENSOR_AXIS: 1, **sizes}
+    known = math.prod(size for size in sizes.values() if size != -1)
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1 or len(devices) % known or (not open_axes and known != len(devices)):
+        asked = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise ValueError(f"mesh {asked} does not fit {len(devices)} devices")
+    sizes |= dict.fromkeys(open_axes, len(devices) // known)
+    return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in AXES]), AXES)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The first axis over all devices."""
-    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+def parse_mesh(text: str) -> dict[str, int]:
+    """The axes' sizes in a text such as "data=4,tensor=2".
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    sizes = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        axis, _, size = part.partition("=")
+        if not re.fullmatch(r"-?\d+", size) or axis in sizes:
+            raise ValueError(f"mesh must be sizes such as 'data=4,tensor=2' (got {text!r})")
+        sizes[axis] = int(size)
+    return sizes
+
+
+def batch_size(mesh: Mesh) -> int:
+    """How many parts a batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def batch_sharding(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
+    """An axis, the first by default, over all devices that do not share an image."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -63,19 +112,60 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def param_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """The largest axis that "fsdp" divides is split; small arrays are copied."""
-    parts = mesh.shape["fsdp"]
-    divisible = [i for i, n in enumerate(shape) if n % parts == 0]
-    if parts == 1 or not divisible or np.prod(shape) < MIN_SHARDED_SIZE:
-        return replicated(mesh)
-    axis = max(divisible, key=lambda i: shape[i])
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, "fsdp"))
+def param_sharding(
+    mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
+) -> NamedSharding:
+    """Where a parameter lies: an axis over "tensor" by the rules, the largest other over "fsdp".
+
+    Small arrays, and axes that the devices do not divide, are not split.
+
+    Args:
+        mesh: of the devices.
+        name: the path through the tree, joined by dots.
+        shape: the parameter's.
+        rules: of the network.
+    """
+    axes: list[str | None] = [None] * len(shape)
+    if math.prod(shape) >= MIN_SHARDED_SIZE:
+        parts = mesh.shape.get(TENSOR_AXIS, 1)
+        split = next((axis for end, axis in rules if re.search(rf"(^|\.){end}$", name)), None)
+        if split is not None and parts > 1 and shape[split] % parts == 0:
+            axes[split] = TENSOR_AXIS
+        parts = mesh.shape.get("fsdp", 1)
+        free = [i for i, n in enumerate(shape) if axes[i] is None and n % parts == 0]
+        if free and parts > 1:
+            axes[max(free, key=lambda i: shape[i])] = "fsdp"
+    return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
 
 
-def tree_sharding(mesh: Mesh, tree: Any) -> Any:
+def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
     """`param_sharding` for each array (or shape) of a tree."""
-    return jax.tree.map(lambda x: param_sharding(mesh, x.shape), tree)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: param_sharding(mesh, tree_name(path), x.shape, rules), tree
+    )
+
+
+def tree_name(path: Sequence[Any]) -> str:
+    """The keys of a path through a tree, joined by dots."""
+    keys = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)
+    return ".".join(map(str, keys))
+
+
+def tensor_parts() -> int:
+    """How many devices share a layer's work, where a program is traced in `jax.set_mesh`."""
+    return int(jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1))
+
+
+def split_columns(kernel: jax.Array) -> jax.Array:
+    """A kernel ... d whose columns each device of the tensor axis takes its share of.
+
+    For kernels that hold several layers side by side: they lie split by rows, as a split of the
+    columns would give each device one layer's instead of a part of both.
+    """
+    if kernel.shape[-1] % tensor_parts():
+        return kernel
+    spec = PartitionSpec(*[None] * (kernel.ndim - 1), TENSOR_AXIS)
+    return jax.lax.with_sharding_constraint(kernel, spec)
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:
@@ -84,7 +174,15 @@ def put_batch(mesh: Mesh, batch: Any) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
-def gather(mesh: Mesh, tree: Any) -> Any:
-    """The whole tree as NumPy arrays, on every process; all of them must call it."""
-    whole = jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree)
-    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), whole)
+def to_host(tree: Any) -> Any:
+    """The whole tree as NumPy arrays, on every process; all of them must call it.
+
+    Array by array, so that no device ever holds more than one of them whole.
+    """
+
+    def one(x: Any) -> np.ndarray:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        return np.asarray(x)
+
+    return jax.tree.map(one, tree)

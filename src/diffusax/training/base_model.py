@@ -65,9 +65,9 @@ class BaseModel:
             scheduler_from_config({"_class_name": listed["scheduler"][1], **config}, **changed),
         )
 
-    def load(self, name: str, dtype: Any = "float32") -> Model:
-        """A network with its parameters."""
-        return load_network(self.folder / name, dtype=dtype)
+    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
+        """A network with its parameters, on a device or spread over a mesh."""
+        return load_network(self.folder / name, dtype=dtype, device=device)
 
     @property
     def factor(self) -> int:

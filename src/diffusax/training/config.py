@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from diffusax.runtime.mesh import parse_mesh
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
@@ -25,8 +26,9 @@ class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
     """The number of microbatches that an update is made of, one after the other."""
     seed: Seed = 0
     """The random seed: it decides the order of the data and all that is drawn."""
-    fsdp: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 1
-    """The number of devices that share one copy of the parameters; -1 is all."""
+    mesh: str = "data=-1"
+    """How many devices there are along each axis of the mesh, such as data=4,fsdp=2: data holds
+    copies of the parameters, fsdp splits them, tensor splits each layer's work; -1 is the rest."""
     distributed: bool = False
     """Be one of several processes, which find each other on TPU pods and under Slurm by themselves,
     elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
@@ -50,8 +52,7 @@ class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fsdp == 0:
-            raise ValueError("fsdp must be a whole number from 1 up, or -1 for all devices (got 0)")
+        parse_mesh(self.mesh)
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size={self.batch_size} must be divisible by accumulate={self.accumulate}"

@@ -15,9 +15,16 @@ import jax
 import numpy as np
 import optax
 
+from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.mesh import gather, make_mesh, put_batch, replicated, tree_sharding
+from diffusax.runtime.mesh import (
+    batch_size,
+    make_mesh,
+    put_batch,
+    to_host,
+    tree_sharding,
+)
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
@@ -83,7 +90,7 @@ class _Run:
 
     @classmethod
     def start(cls, recipe: Recipe, config: TrainConfig) -> "_Run":
-        mesh = make_mesh(config.fsdp)
+        mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
         output = Path(config.output)
         optimizer = make_optimizer(config, config.steps)
@@ -112,7 +119,7 @@ class _Run:
             config,
             mesh,
             state,
-            jax.device_put(recipe.frozen(), replicated(mesh)),
+            _spread(mesh, recipe.frozen(mesh)),
             batches,
             checkpoints,
             Reports(config, name=recipe.name, start=step),
@@ -132,7 +139,8 @@ class _Run:
         batch = put_batch(self.mesh, next(self.batches))
         if self.meter.flops is None:
             self.meter.flops = self._count_flops(batch)
-        with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
+        annotation = jax.profiler.StepTraceAnnotation("train", step_num=self.step)
+        with jax.set_mesh(self.mesh), annotation:
             self.state, metrics = self._train_step(self.state, self.frozen, batch)
         self.step += 1
         self.meter.add(metrics)
@@ -151,12 +159,14 @@ class _Run:
     def validate(self) -> None:
         """Draws the recipe's pictures, with averaged parameters where there are any."""
         trained, frozen = (self.state.ema or self.state).params, self.frozen
+        mesh = self.mesh
         if jax.process_count() > 1:
-            # One process draws them, from copies on its own devices.
-            trained = gather(self.mesh, trained)
-            frozen = jax.tree.map(lambda x: x.addressable_data(0), frozen)
+            # One process draws them, on its own devices.
+            mesh = make_mesh("fsdp=-1", devices=jax.local_devices())
+            trained, frozen = (_spread(mesh, to_host(params)) for params in (trained, frozen))
         if jax.process_index() == 0:
-            self.reports.images(self.step, self.recipe.validate(trained, frozen))
+            with jax.set_mesh(mesh):
+                self.reports.images(self.step, self.recipe.validate(trained, frozen))
         self.meter.restart(self.step)
 
     def save(self) -> None:
@@ -169,8 +179,8 @@ class _Run:
         """The parameters and their average, on the host."""
         ema = self.state.ema
         return {
-            "params": gather(self.mesh, self.state.params),
-            "ema": None if ema is None else gather(self.mesh, ema.params),
+            "params": to_host(self.state.params),
+            "ema": None if ema is None else to_host(ema.params),
         }
 
     def close(self) -> None:
@@ -191,7 +201,7 @@ class _Run:
 
         def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
             state, metrics = step(state, frozen, batch)
-            shardings = tree_sharding(self.mesh, state)
+            shardings = tree_sharding(self.mesh, state, TENSOR_RULES)
             return jax.lax.with_sharding_constraint(state, shardings), metrics
 
         return jax.jit(sharded, donate_argnums=0)
@@ -252,9 +262,10 @@ class _Meter:
 
 def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
     """Raises ValueError where options do not go with the devices or with each other."""
-    if config.batch_size % (mesh.size * config.accumulate):
+    parts = batch_size(mesh)
+    if config.batch_size % (parts * config.accumulate):
         raise ValueError(
-            f"batch_size={config.batch_size} must be divisible by {mesh.size} devices times "
+            f"batch_size={config.batch_size} must be divisible by {parts} devices times "
             f"accumulate={config.accumulate}"
         )
     start = config.start_step(config.steps)
@@ -284,9 +295,9 @@ def _first_state(
 ) -> TrainState:
     """The state of a new run, which takes the recipe's parameters over."""
     shapes = recipe.shapes()
-    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes))
+    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), TENSOR_RULES)
     make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
-    return make(jax.device_put(recipe.trained(), tree_sharding(mesh, shapes)))
+    return make(_spread(mesh, recipe.trained(mesh)))
 
 
 def _abstract_state(
@@ -299,8 +310,13 @@ def _abstract_state(
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes,
-        tree_sharding(mesh, shapes),
+        tree_sharding(mesh, shapes, TENSOR_RULES),
     )
+
+
+def _spread(mesh: jax.sharding.Mesh, params: Params) -> Params:
+    """The parameters over the mesh; those that lie there already stay."""
+    return jax.device_put(params, tree_sharding(mesh, params, TENSOR_RULES))
 
 
 def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:

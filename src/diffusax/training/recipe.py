@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.models.network import Params
@@ -26,10 +27,10 @@ class Recipe(Protocol):
     def shapes(self) -> Params:
         """What is trained, by component, as shapes."""
 
-    def trained(self) -> Params:
-        """What is trained, loaded or drawn afresh."""
+    def trained(self, mesh: Mesh | None = None) -> Params:
+        """What is trained, loaded or drawn afresh; files are read straight to a mesh's devices."""
 
-    def frozen(self) -> Params:
+    def frozen(self, mesh: Mesh | None = None) -> Params:
         """What the loss and the validation use besides."""
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
@@ -100,19 +101,19 @@ class Autoencoder:
         """What is trained, as shapes."""
         return {"vae": self._part(self.network.shapes, kept=False)}
 
-    def trained(self) -> Params:
+    def trained(self, mesh: Mesh | None = None) -> Params:
         """The network's parameters, or the decoder's alone, float32."""
         if self.config.from_scratch:
             params = initialize_params(self.network.shapes, seed=self.config.seed)
         else:
-            params = self._load()
+            params = self._load(mesh)
         return {"vae": self._part(params, kept=False)}
 
-    def frozen(self) -> Params:
+    def frozen(self, mesh: Mesh | None = None) -> Params:
         """The encoder's parameters where the decoder alone is trained."""
         if not self.config.decoder_only:
             return {}
-        return cast_params(self._part(self._load(), kept=True), self.config.compute_dtype)
+        return cast_params(self._part(self._load(mesh), kept=True), self.config.compute_dtype)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels."""
@@ -156,8 +157,8 @@ class Autoencoder:
         """The network that this one was trained from."""
         return {"base_model": self.config.model}
 
-    def _load(self) -> Params:
-        return load_network(self.folder, dtype="float32").params
+    def _load(self, mesh: Mesh | None = None) -> Params:
+        return load_network(self.folder, dtype="float32", device=mesh).params
 
     def _part(self, params: Params, *, kept: bool) -> Params:
         """What is kept as it is, or what is trained."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
@@ -122,10 +123,10 @@ class TextToImage:
         """What is trained, as shapes."""
         return {name: self.base.networks[name].shapes for name in self.components}
 
-    def trained(self) -> Params:
+    def trained(self, mesh: Mesh | None = None) -> Params:
         """What is trained, float32."""
         if not self.config.from_scratch:
-            return {name: self.base.load(name).params for name in self.components}
+            return {name: self.base.load(name, device=mesh).params for name in self.components}
         return {
             name: initialize_params(
                 self.base.networks[name].shapes,
@@ -135,7 +136,7 @@ class TextToImage:
             for i, name in enumerate(self.components)
         }
 
-    def frozen(self) -> Params:
+    def frozen(self, mesh: Mesh | None = None) -> Params:
         """Networks that are not trained, in the dtype of the computation, and the empty caption."""
         dtype = self.config.compute_dtype
         empty = jnp.asarray(caption_ids(self.base.tokenizer, ""))
@@ -143,7 +144,7 @@ class TextToImage:
         names = ["vae"] if drawn or not self.cached else []
         if "text_encoder" not in self.components and (drawn or not self.embedded):
             names.append("text_encoder")
-        frozen = {name: self.base.load(name, dtype).params for name in names}
+        frozen = {name: self.base.load(name, dtype, device=mesh).params for name in names}
         if not self.embedded:
             return {**frozen, "empty": empty}
         params = {"text_encoder": self.base.load("text_encoder").params}
