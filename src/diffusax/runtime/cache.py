@@ -1,0 +1,63 @@
+"""Compiled programs kept on disk between processes, by JAX's own persistent compilation cache."""
+
+import os
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+VARIABLE = "DIFFUSAX_COMPILATION_CACHE"
+_OFF = ("", "0", "off", "false", "no", "none")
+_MAX_BYTES = 8 * 2**30
+# What compiles faster is not worth a file; the parts of a tiny model's first picture are.
+_MIN_SECONDS = 0.1
+
+
+def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
+    """Keeps compiled programs in a folder, where this and later processes find them.
+
+    Pipelines call it when they are made. A folder that was given to JAX itself
+    (JAX_COMPILATION_CACHE_DIR) stays. Several processes may share a folder; the programs that were
+    used longest ago are deleted beyond 8 GiB (JAX_COMPILATION_CACHE_MAX_SIZE sets another limit).
+
+    Args:
+        folder: by default the variable DIFFUSAX_COMPILATION_CACHE, which "off" disables, else
+            diffusax/programs in the user's cache folder.
+
+    Returns:
+        The folder in use; None if there is none, for it is switched off or cannot be written.
+    """
+    found = jax.config.read("jax_compilation_cache_dir")
+    if found:
+        return Path(found)
+    chosen = os.environ.get(VARIABLE) if folder is None else str(folder)
+    if chosen is not None and chosen.lower() in _OFF:
+        return None
+    path = default_folder() if chosen is None else Path(chosen).expanduser()
+    if path is None or not _writable(path):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    if "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
+        jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)
+    # JAX looks for the folder once, when it compiles for the first time.
+    compilation_cache.reset_cache()
+    return path
+
+
+def default_folder() -> Path | None:
+    """diffusax/programs in the user's cache folder (XDG_CACHE_HOME); None without a home."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(base) / "diffusax" / "programs"
+
+
+def _writable(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)

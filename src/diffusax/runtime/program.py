@@ -1,0 +1,158 @@
+"""A compiled program that can be made ahead of time, saved, and loaded."""
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding
+
+log = logging.getLogger(__name__)
+
+PROGRAMS: dict[str, "Program"] = {}
+"""All programs by name."""
+
+
+class Request(NamedTuple):
+    """A program and the shapes that it is called for."""
+
+    program: "Program"
+    static: tuple[tuple[str, Any], ...]
+    """Arguments that the program is specialised on, by name."""
+    dynamic: tuple[Any, ...]
+    """Trees of shapes, or of arrays."""
+
+
+_REQUESTS: contextvars.ContextVar[list[Request] | None] = contextvars.ContextVar(
+    "requests", default=None
+)
+
+
+@contextlib.contextmanager
+def recorded_requests() -> Iterator[list[Request]]:
+    """Inside, every call of a program is noted in the list that this yields."""
+    requests: list[Request] = []
+    token = _REQUESTS.set(requests)
+    try:
+        yield requests
+    finally:
+        _REQUESTS.reset(token)
+
+
+class Program:
+    """A jitted function, and the executables that were compiled or loaded for it.
+
+    A call takes the executable for its shapes if there is one, else JAX compiles what it has not
+    compiled yet, and one line in the log says so. Inside another trace it is traced.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        static: Sequence[str] = (),
+        donate: Sequence[str] = (),
+        shape_of: str,
+    ):
+        """The program of a function.
+
+        Args:
+            function: of arrays, trees of arrays, and static arguments.
+            static: the arguments to specialise on, which must be hashable.
+            donate: the arguments whose memory the result may take.
+            shape_of: the argument whose shape the log names.
+        """
+        functools.update_wrapper(self, function)
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.static = tuple(static)
+        self.dynamic = tuple(n for n in self.signature.parameters if n not in static)
+        self.shape_of = shape_of
+        self.executables: dict[Any, jax.stages.Compiled] = {}
+
+        def call(static: tuple[tuple[str, Any], ...], *dynamic: Any) -> Any:
+            return function(**dict(static), **dict(zip(self.dynamic, dynamic)))
+
+        call.__name__ = call.__qualname__ = self.name
+        donated = [1 + self.dynamic.index(name) for name in donate]
+        self.jitted: Any = jax.jit(call, static_argnums=0, donate_argnums=donated)
+        PROGRAMS[self.name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        request = self.request(*args, **kwargs)
+        found = _REQUESTS.get()
+        if found is not None:
+            found.append(request)
+        if self.executables and not _is_traced(request.dynamic):
+            compiled = self.executables.get(key(request))
+            if compiled is not None:
+                return compiled(*request.dynamic)
+        before, began = self.jitted._cache_size(), time.perf_counter()
+        result = self.jitted(request.static, *request.dynamic)
+        if self.jitted._cache_size() > before and not _is_traced(request.dynamic):
+            seconds = time.perf_counter() - began
+            log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
+        return result
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """The call with these arguments."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        static = tuple((name, given[name]) for name in self.static)
+        return Request(self, static, tuple(given[name] for name in self.dynamic))
+
+
+def lower(request: Request, **options: Any) -> jax.stages.Lowered:
+    """The request's program as StableHLO; options are `jax.stages.Traced.lower`'s."""
+    traced = request.program.jitted.trace(request.static, *request.dynamic)
+    return traced.lower(**options)
+
+
+def compile_request(request: Request) -> jax.stages.Compiled:
+    """Compiles a program for the request; calls that look like it take the executable."""
+    compiled = lower(request).compile()
+    request.program.executables[key(request)] = compiled
+    return compiled
+
+
+def key(request: Request) -> Any:
+    """What two requests that the same executable serves have in common; hashable."""
+    leaves, treedef = jax.tree.flatten(request.dynamic)
+    return request.static, treedef, tuple(map(_leaf_key, leaves))
+
+
+def describe(request: Request) -> str:
+    """The program's name, and the shape and dtype that it is for, for people."""
+    leaf = request.dynamic[request.program.dynamic.index(request.program.shape_of)]
+    leaf = jax.tree.leaves(leaf)[0]
+    shape = "x".join(map(str, leaf.shape))
+    return f"{request.program.name} for {request.program.shape_of} {shape} {leaf.dtype}"
+
+
+def digest(request_key: Any) -> str:
+    """A short text that stands for a key."""
+    return hashlib.sha256(repr(request_key).encode()).hexdigest()[:16]
+
+
+def _leaf_key(leaf: Any) -> Any:
+    sharding = getattr(leaf, "sharding", None)
+    spread = None
+    if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+        # Trailing axes without a name say nothing.
+        spec = tuple(sharding.spec)
+        while spec and spec[-1] is None:
+            spec = spec[:-1]
+        spread = (spec, tuple(sharding.mesh.shape.items()))
+    return tuple(leaf.shape), str(leaf.dtype), spread
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
