@@ -72,20 +72,18 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
     return state
 
 
-TENSOR_INPUTS = (
-    "latents",
-    "prompt_embeds",
-    "negative_prompt_embeds",
-    "add_text_embeds",
-    "add_time_ids",
-    "negative_pooled_prompt_embeds",
-    "negative_add_time_ids",
-    "image",
-    "image_latents",
-    "mask",
-    "masked_image_latents",
-)
-"""What callback_on_step_end_tensor_inputs may name, as in diffusers."""
+_PROMPTS = {
+    "prompt_embeds": "context",
+    "add_text_embeds": "text_embeds",
+    "add_time_ids": "time_ids",
+}
+"""What callbacks may read of all branches, and change; by diffusers' names."""
+_NEGATIVES = {
+    "negative_prompt_embeds": "context",
+    "negative_pooled_prompt_embeds": "text_embeds",
+    "negative_add_time_ids": "time_ids",
+}
+_PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
 def call_back(
@@ -115,57 +113,46 @@ def call_back(
 
 
 def _tensor(name: str, job: Job, state: jax.Array) -> Any:
-    conditions = job.plan.conditions
-    added = conditions.added or {}
-    match name:
-        case "latents":
-            return jnp.transpose(state[0], (0, 3, 1, 2))
-        case "prompt_embeds":
-            return _negative_first(conditions.context)
-        case "negative_prompt_embeds" if job.weights:
-            return conditions.context[:, 1]
-        case "add_text_embeds" if "text_embeds" in added:
-            return _negative_first(added["text_embeds"])
-        case "negative_pooled_prompt_embeds" if "text_embeds" in added and job.weights:
-            return added["text_embeds"][:, 1]
-        case "add_time_ids" if "time_ids" in added:
-            return _negative_first(added["time_ids"])
-        case "negative_add_time_ids" if "time_ids" in added and job.weights:
-            return added["time_ids"][:, 1]
-        case "image" if job.pictures:
-            return jnp.transpose(job.pictures[0][:, 0], (0, 3, 1, 2))
-        case "image_latents" if conditions.channels is not None:
-            return jnp.transpose(_negative_first(conditions.channels), (0, 3, 1, 2))
-        case "mask" if job.plan.known is not None:
-            return jnp.transpose(jnp.asarray(job.plan.known.mask), (0, 3, 1, 2))
-        case "mask" if conditions.channels is not None:
-            return jnp.transpose(conditions.channels[:, 0, ..., :1], (0, 3, 1, 2))
-        case "masked_image_latents" if conditions.channels is not None:
-            return jnp.transpose(conditions.channels[:, 0, ..., 1:], (0, 3, 1, 2))
-        case _ if name in TENSOR_INPUTS:
-            return None
-    raise ValueError(
-        f"callback_on_step_end_tensor_inputs may name {', '.join(TENSOR_INPUTS)} (got {name!r})"
-    )
+    """What callbacks are handed under diffusers' name; None where the run has no such thing."""
+    conditions, known = job.plan.conditions, job.plan.known
+    if field := (_PROMPTS | _NEGATIVES).get(name):
+        leaf = {"context": conditions.context, **(conditions.added or {})}.get(field)
+        if leaf is None or name in _PROMPTS:
+            return None if leaf is None else _negative_first(leaf)
+        return leaf[:, 1] if job.weights else None
+    if name not in _PICTURES:
+        names = ", ".join((*_PROMPTS, *_NEGATIVES, *_PICTURES))
+        raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
+    picture: Any = None
+    if name == "latents":
+        picture = state[0]
+    elif name == "image":
+        picture = job.pictures[0][:, 0] if job.pictures else None
+    elif name == "mask" and known is not None:
+        picture = known.mask
+    elif conditions.channels is not None:
+        picture = {
+            "image_latents": _negative_first(conditions.channels),
+            "mask": conditions.channels[:, 0, ..., :1],
+            "masked_image_latents": conditions.channels[:, 0, ..., 1:],
+        }[name]
+    return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
 
 
 def _take(name: str, value: Any, job: Job, state: jax.Array) -> jax.Array:
+    """The state and, in the job, the plan with what a callback changed."""
     if name == "latents":
         return state.at[0].set(check_latents(value, *state.shape[1:]))
-    conditions, added = job.plan.conditions, dict(job.plan.conditions.added or {})
-    field = {"add_text_embeds": "text_embeds", "add_time_ids": "time_ids"}.get(name)
-    if name == "prompt_embeds":
-        changed = conditions._replace(context=_branches(name, value, conditions.context))
-    elif field is None:
-        raise ValueError(
-            "callback_on_step_end may change latents, prompt_embeds, add_text_embeds, "
-            f"add_time_ids (got {name!r})"
-        )
-    elif field not in added:
+    if name not in _PROMPTS:
+        names = ", ".join(("latents", *_PROMPTS))
+        raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
+    conditions, field = job.plan.conditions, _PROMPTS[name]
+    leaves = {"context": conditions.context, **(conditions.added or {})}
+    if field not in leaves:
         raise ValueError(f"{name} is nothing that this pipeline's UNet is given")
-    else:
-        changed = conditions._replace(added={**added, field: _branches(name, value, added[field])})
-    job.plan = job.plan._replace(conditions=changed)
+    leaves[field] = _branches(name, value, leaves[field])
+    context, added = leaves.pop("context"), leaves or None
+    job.plan = job.plan._replace(conditions=conditions._replace(context=context, added=added))
     return state
 
 

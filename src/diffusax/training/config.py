@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from diffusax.options import Count, Seed
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
-from diffusax.training.options import Count, Seed
 
 
 @dataclasses.dataclass(frozen=True)
