@@ -216,13 +216,8 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(
-            path_or_repo,
-            variant=variant,
-            local_files_only=local_files_only,
-            skip=tuple(components),
-            **hub,
-        )
+        hub |= {"variant": variant, "local_files_only": local_files_only}
+        folder = resolve(path_or_repo, skip=tuple(components), **hub)
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
@@ -249,14 +244,8 @@ class DiffusionPipeline:
             ValueError: safe_serialization is off; diffusax writes safetensors only.
         """
         check_safe(safe_serialization)
-        save_components(
-            Path(save_directory),
-            type(self),
-            self.parts,
-            self._models,
-            variant=variant,
-            call_defaults=self.call_defaults,
-        )
+        options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
+        save_components(Path(save_directory), type(self), self.parts, self._models, **options)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
@@ -341,11 +330,8 @@ class DiffusionPipeline:
         call = check_call(given)
         job = self.task(self.parts, call)
         # What callbacks ask the pipeline for.
-        vars(self).update(
-            _guidance_scale=call.guidance_scale,
-            _num_timesteps=len(job.schedule),
-            _interrupt=False,
-        )
+        vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
+        vars(self)["_num_timesteps"] = len(job.schedule)
         latents = final_latents(run_rows(self, job, call))
         options = {"tiled": self._models["vae"].tiling, "normalized": job.normalized}
         images = output(self.parts, latents, call.output_type, **options)

@@ -126,15 +126,17 @@ def inpaint(c: Components, call: Call) -> Job:
 
     _check_count(mask, b, "mask_image")
     small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
-    masked = _masked_latents(c, call, noise, pixels, mask, b, shape, needed=not own_channels)
-    channels = known = None
+    own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
-        known = Known(small, clean, eps)
+        own["known"] = Known(small, clean, eps)
+        encodes = call.masked_image_latents is None and pixels.shape[-1] != shape[-1]
+        if encodes and isinstance(noise, TorchNoise):
+            # diffusers encodes the masked picture in any case, which takes its numbers.
+            noise.draw("masked", shape, max(len(pixels), len(mask)))
     else:
-        channels = programs.join_channels(small, masked)
-    job = make_job(
-        c, call, schedule, noise, x, size=(height, width), channels=channels, known=known
-    )
+        masked = _masked_latents(c, call, noise, pixels, mask, b)
+        own["channels"] = programs.join_channels(small, masked)
+    job = make_job(c, call, schedule, noise, x, **own)
     if call.padding_mask_crop is not None:
         coords = crop["crops_coords"]
         job.finish = lambda images: [
@@ -234,32 +236,17 @@ def encode(
 
 
 def _masked_latents(
-    c: Components,
-    call: Call,
-    noise: Noise,
-    pixels: np.ndarray,
-    mask: np.ndarray,
-    b: int,
-    shape: tuple[int, int, int],
-    *,
-    needed: bool,
+    c: Components, call: Call, noise: Noise, pixels: np.ndarray, mask: np.ndarray, b: int
 ) -> Any:
-    """The picture without what is masked, as latents; where they are not needed, only drawn for."""
+    """The picture without what is masked, as latents."""
     if call.masked_image_latents is not None:
         given = np.asarray(call.masked_image_latents, np.float32).transpose(0, 2, 3, 1)
         return encode(c, None, given, b)
-    if pixels.shape[-1] == shape[-1]:
-        if needed:
-            raise ValueError(
-                "masked_image_latents must be given where image is latents and the UNet takes the "
-                "masked picture"
-            )
-        return None
-    if not needed:
-        # diffusers encodes the masked picture in any case, which takes its numbers.
-        if isinstance(noise, TorchNoise):
-            noise.draw("masked", shape, max(len(pixels), len(mask)))
-        return None
+    if pixels.shape[-1] == c.vae_config.latent_channels:
+        raise ValueError(
+            "masked_image_latents must be given where image is latents and the UNet takes the "
+            "masked picture"
+        )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
 
 
