@@ -1,11 +1,13 @@
 """What compiles nothing: every knob, sampler, further checkpoint and task on one shape."""
 
+import jax
 import numpy as np
 import pytest
 from pairs import mask, picture
 
 import diffusax
 from diffusax import samplers
+from diffusax.pipelines import programs
 from diffusax.runtime.compilations import count_compilations
 
 STEPS = 3
@@ -59,9 +61,13 @@ def test_mask(load, kind):
     assert_compiles_nothing(pipe, base, changes)
 
 
-def test_control(load, tiny_checkpoints):
+@pytest.fixture
+def steered(load, tiny_checkpoints):
     controlnet = diffusax.ControlNetModel.from_pretrained(tiny_checkpoints.controlnet("sd")[0])
-    pipe = load("StableDiffusionControlNetPipeline", "sd", controlnet=controlnet)
+    return load("StableDiffusionControlNetPipeline", "sd", controlnet=controlnet)
+
+
+def test_control(steered):
     changes = [
         {"controlnet_conditioning_scale": 0.3},
         {"control_guidance_start": 0.4},
@@ -70,7 +76,68 @@ def test_control(load, tiny_checkpoints):
         {"image": picture(4)},
         {"guidance_end": 0.5},
     ]
-    assert_compiles_nothing(pipe, {"image": picture(3)}, changes)
+    assert_compiles_nothing(steered, {"image": picture(3)}, changes)
+
+
+def test_a_watched_run_embeds_the_control_picture_once(steered, monkeypatch):
+    embedded, given, shown = [], [], []
+    embed, denoise = programs.embed_control, programs.denoise
+
+    def count(*args):
+        embedded.append(embed(*args))
+        return embedded[-1]
+
+    def note(denoiser, params, state, plan, start, stop):
+        given.append(plan.conditions.control[0])
+        return denoise(denoiser, params, state, plan, start, stop)
+
+    monkeypatch.setattr(programs, "embed_control", count)
+    monkeypatch.setattr(programs, "denoise", note)
+    call = {"image": picture(3)}
+    alone = draw(steered, **call)
+    del embedded[:], given[:]
+    watched = draw(
+        steered,
+        **call,
+        callback_on_step_end=lambda pipe, i, t, tensors: shown.append(tensors["image"]),
+        callback_on_step_end_tensor_inputs=["image"],
+    )
+    np.testing.assert_array_equal(watched, alone)
+    assert len(embedded) == 1
+    assert len(given) == len(shown) == steered.num_timesteps
+    for hint in given:
+        np.testing.assert_array_equal(hint, embedded[0][0])
+    assert shown[0].shape == (1, 3, 64, 64)
+
+
+def test_the_whole_call_is_a_differentiable_function_of_the_control_picture(steered):
+    inputs = steered.prepare_inputs("a cat", picture(3), num_inference_steps=STEPS, seed=0)
+    images = steered.generate_fn(steered.params, inputs)
+    np.testing.assert_allclose(images, draw(steered, image=picture(3)), atol=1e-4)
+
+    def brightness(pictures):
+        conditions = inputs.plan.conditions._replace(control=(pictures,))
+        changed = inputs._replace(plan=inputs.plan._replace(conditions=conditions))
+        return steered.generate_fn(steered.params, changed).mean()
+
+    gradient = jax.grad(brightness)(jax.numpy.asarray(inputs.plan.conditions.control[0]))
+    assert gradient.shape == (1, 1, 64, 64, 3)
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient).max() > 0
+
+
+def test_given_embeddings_of_another_dtype(load):
+    pipe = load("StableDiffusionPipeline", "sd", dtype="bfloat16")
+    positive, negative = pipe.encode_prompt("a cat")
+    expected = draw(pipe)
+    embeds = {
+        "prompt_embeds": np.asarray(positive, np.float32),
+        "negative_prompt_embeds": np.asarray(negative, np.float32),
+    }
+    with count_compilations() as compiled:
+        images = draw(pipe, prompt=None, **embeds)
+    assert compiled == []
+    np.testing.assert_array_equal(images, expected)
 
 
 def test_pictures_guidance(load):

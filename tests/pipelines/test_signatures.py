@@ -68,7 +68,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
 @pytest.mark.parametrize("name", NAMES)
 def test_components_have_the_names_of_diffusers(name):
     theirs = list(inspect.signature(getattr(diffusers, name).__init__).parameters)[1:]
-    ours = getattr(diffusax, name).component_names()
+    ours = getattr(diffusax, name).component_names
     assert sorted(ours) == sorted(set(theirs) - NO_COMPONENTS)
 
 

@@ -139,17 +139,13 @@ class ControlNetModel(UNetEncoder):
         down = (conv(skip) for conv, skip in zip(self.controlnet_down_blocks, skips, strict=True))
         return tuple(down), self.controlnet_mid_block(x)
 
-    def scale_residuals(self, residuals: Residuals, scales: jax.Array) -> Residuals:
-        """The residuals times `scales`, then their means over the map if the config says so.
-
-        scales: a scalar, one for each residual (r, the middle block's last), or r b: `guess_scales`
-        times the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
-        """
-        return scale_residuals(self.config, residuals, scales)
-
 
 def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
-    """As `ControlNetModel.scale_residuals`, without the network."""
+    """The residuals times `scales`, then their means over the map if the config says so.
+
+    scales: a scalar, one for each residual (r, the middle block's last), or r b: `guess_scales`
+    times the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
+    """
     down, mid = residuals
     scales = jnp.asarray(scales, jnp.float32)
     scales = jnp.broadcast_to(scales, (len(down) + 1, *scales.shape[1:]))

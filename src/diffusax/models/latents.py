@@ -33,11 +33,6 @@ def to_unit(x: jax.Array) -> jax.Array:
     return jnp.clip(x / 2 + 0.5, 0.0, 1.0)
 
 
-def from_unit(x: jax.Array) -> jax.Array:
-    """Pixels from [0, 1] to [-1, 1]."""
-    return 2 * x - 1
-
-
 def from_bytes(x: jax.Array) -> jax.Array:
     """Pixels from 0..255 to [-1, 1], float32."""
     return x.astype(jnp.float32) / 127.5 - 1

@@ -1,7 +1,7 @@
-"""Autoencoding of large images in overlapping tiles, so that memory does not grow with the image.
+"""Decoding of large images in overlapping tiles, so that memory does not grow with the image.
 
 The tiles and their blending are those of diffusers' `vae.enable_tiling()`
-(models/autoencoders/autoencoder_kl.py, _tiled_encode and tiled_decode).
+(models/autoencoders/autoencoder_kl.py, tiled_decode).
 """
 
 from collections.abc import Callable
@@ -25,49 +25,32 @@ def tiled_decode(
     Raises:
         ValueError: tile is less than one latent.
     """
-    return _tiled(decode, np.asarray(z), tile, scale=1, out_scale=factor)
-
-
-def tiled_encode(
-    encode: Callable[[np.ndarray], jax.Array], x: np.ndarray, *, tile: int, factor: int
-) -> np.ndarray:
-    """x: b H W 3 -> b h w c with `encode` called on tiles of at most `tile` pixels a side.
-
-    Otherwise as `tiled_decode`. `encode` may give the mean, or mean and log variance side by side.
-    """
-    return _tiled(encode, np.asarray(x), tile // factor, scale=factor, out_scale=1)
-
-
-def _tiled(
-    apply: Callable[[np.ndarray], jax.Array], x: np.ndarray, tile: int, scale: int, out_scale: int
-) -> np.ndarray:
-    """`tile` is in latents; `scale` and `out_scale` are what one latent is in x and the result."""
+    z = np.asarray(z)
     if tile < 1:
         raise ValueError(f"tile must be at least one latent (got {tile}); use a larger tile")
-    if max(x.shape[1:3]) <= tile * scale:
-        return np.array(apply(x))
-    height, width = x.shape[1] // scale, x.shape[2] // scale
-    # The overlap is rounded in latents, for input and result alike. diffusers rounds each by
+    if max(z.shape[1:3]) <= tile:
+        return np.array(decode(z))
+    height, width = z.shape[1:3]
+    # The overlap is rounded in latents, for latents and pictures alike. diffusers rounds each by
     # itself and gives a picture of another size where a quarter of a tile is not whole.
     step = max(1, int(tile * (1 - OVERLAP)))
-    extent, keep = (tile - step) * out_scale, step * out_scale
+    extent, keep = (tile - step) * factor, step * factor
 
     result: Any = None
     above: list[np.ndarray] = []
     for i in range(0, height, step):
         row: list[np.ndarray] = []
         for k, j in enumerate(range(0, width, step)):
-            source = (slice(i * scale, (i + tile) * scale), slice(j * scale, (j + tile) * scale))
-            y = np.array(apply(x[:, *source]))
+            y = np.array(decode(z[:, i : i + tile, j : j + tile]))
             if above:
                 _blend(above[k], y, extent, axis=1)
             if row:
                 _blend(row[-1], y, extent, axis=2)
             row.append(y)
             if result is None:
-                shape = (y.shape[0], height * out_scale, width * out_scale, y.shape[3])
+                shape = (y.shape[0], height * factor, width * factor, y.shape[3])
                 result = np.empty(shape, y.dtype)
-            top, left = i * out_scale, j * out_scale
+            top, left = i * factor, j * factor
             kept = result[:, top : top + keep, left : left + keep]
             kept[...] = y[:, : kept.shape[1], : kept.shape[2]]
         above = row

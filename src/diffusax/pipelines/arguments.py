@@ -150,9 +150,13 @@ def check_call(given: Mapping[str, Any]) -> Call:
     for name in _UNSUPPORTED:
         if values.pop(name, None) is not None:
             raise ValueError(f"{name} is not supported by diffusax: it has no IP-Adapter; leave it")
-    _check_attention_options(values.pop("cross_attention_kwargs", None))
-    values |= _randomness(values.pop("generator", None), values)
-    values |= _legacy_callback(values.pop("callback", None), values.pop("callback_steps", None))
+    if (options := values.pop("cross_attention_kwargs", None)) is not None:
+        _check_attention_options(options)
+    if (generator := values.pop("generator", None)) is not None:
+        values |= _randomness(generator, values)
+    callback, callback_steps = values.pop("callback", None), values.pop("callback_steps", 1)
+    if callback is not None:
+        values["callback_on_step_end"] = _legacy_callback(callback, callback_steps)
     values = {k: v if k in _ARRAYS else _plain(v) for k, v in values.items()}
     try:
         call = msgspec.convert(values, Call, strict=True)
@@ -227,8 +231,6 @@ def _sentence(reason: str, values: Mapping[str, Any]) -> str:
 
 
 def _check_attention_options(options: Any) -> None:
-    if options is None:
-        return
     unknown = [k for k in options if k != "scale"] if isinstance(options, Mapping) else [options]
     if unknown:
         raise ValueError(
@@ -238,8 +240,6 @@ def _check_attention_options(options: Any) -> None:
 
 def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """A generator as diffusers takes it: PyTorch's numbers of its seed."""
-    if generator is None:
-        return {}
     if values.get("seed") is not None:
         raise ValueError("only one of generator and seed can be given")
     seeds = [_seed_of(g) for g in as_list(generator)]
@@ -256,10 +256,8 @@ def _seed_of(generator: Any) -> Any:
     return seed
 
 
-def _legacy_callback(callback: Any, steps: Any) -> dict[str, Any]:
+def _legacy_callback(callback: Any, steps: Any) -> Any:
     """diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
-    if callback is None:
-        return {}
     if not callable(callback):
         raise ValueError(f"callback must be callable (got {callback!r})")
     every = 1 if steps is None else steps
@@ -270,7 +268,7 @@ def _legacy_callback(callback: Any, steps: Any) -> dict[str, Any]:
         if step % every == 0:
             callback(step, timestep, tensors["latents"])
 
-    return {"callback_on_step_end": on_step_end}
+    return on_step_end
 
 
 def match_length(name: str, values: Sequence[Any], n: int, of: str = "prompts") -> list[Any]:

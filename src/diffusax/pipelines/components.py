@@ -1,6 +1,7 @@
 """What a pipeline is made of, as tasks and training see it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,10 @@ from diffusax.pipelines.families.family import Family
 
 @dataclasses.dataclass
 class Components:
-    """Networks, parameters, tokenizers and the sampler, by the names in the checkpoint."""
+    """Networks, parameters, tokenizers and the sampler, by the names in the checkpoint.
+
+    What follows from networks and tokenizers is computed once; `forget` after changing these.
+    """
 
     family: Family
     networks: dict[str, Network]
@@ -21,7 +25,12 @@ class Components:
     scheduler: Any
     options: dict[str, Any]
 
-    @property
+    def forget(self) -> None:
+        """Has what follows from networks and tokenizers computed again."""
+        for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
+            del vars(self)[name]
+
+    @functools.cached_property
     def denoiser(self) -> UNetDenoiser:
         """The UNet with its ControlNets."""
         controlnets = (net for name, net in self.networks.items() if name.startswith("controlnet"))
@@ -33,14 +42,19 @@ class Components:
         return {k: v for k, v in self.params.items() if k.startswith(("unet", "controlnet"))}
 
     @property
-    def text(self) -> list[tuple[Any, Network, Params]]:
-        """Tokenizer, text encoder and its parameters, as far as the checkpoint has them.
+    def dtype(self) -> Any:
+        """The UNet's."""
+        return jax.tree.leaves(self.params["unet"])[0].dtype
+
+    @functools.cached_property
+    def text(self) -> list[tuple[Any, Network, str]]:
+        """Tokenizer, text encoder and its name, as far as the checkpoint has them.
 
         Raises:
             ValueError: there is none; embeddings must be given then.
         """
         found = [
-            (self.tokenizers[tokenizer], self.networks[encoder], self.params[encoder])
+            (self.tokenizers[tokenizer], self.networks[encoder], encoder)
             for tokenizer, encoder in self.family.text
             if encoder in self.networks and tokenizer in self.tokenizers
         ]
@@ -51,36 +65,35 @@ class Components:
             )
         return found
 
-    @property
+    @functools.cached_property
     def unet_config(self) -> Any:
         """The UNet's config."""
         return self.networks["unet"].config
 
-    @property
+    @functools.cached_property
     def vae_config(self) -> Any:
         """The autoencoder's config."""
         return self.networks["vae"].config
 
-    @property
+    @functools.cached_property
     def factor(self) -> int:
         """Pixels per latent, in each direction."""
         return self.vae_config.downsampling
 
-    @property
+    @functools.cached_property
     def context_dim(self) -> int:
         """The width of what cross-attention looks at."""
         dim = self.unet_config.cross_attention_dim
         return dim[0] if isinstance(dim, tuple) else dim
 
-    @property
+    @functools.cached_property
     def default_size(self) -> tuple[int, int]:
         """The height and width in pixels that the UNet was trained at."""
         size = self.unet_config.sample_size or 64
         rows, columns = size if isinstance(size, tuple) else (size, size)
         return rows * self.factor, columns * self.factor
 
-    @property
+    @functools.cached_property
     def upcasts(self) -> bool:
-        """Whether the autoencoder runs in float32 although its parameters are float16."""
-        wanted = self.family.upcasts_vae and getattr(self.vae_config, "force_upcast", False)
-        return bool(wanted) and jax.tree.leaves(self.params["vae"])[0].dtype == "float16"
+        """Whether the autoencoder runs in float32 where its parameters are float16."""
+        return self.family.upcasts_vae and bool(getattr(self.vae_config, "force_upcast", False))

@@ -7,18 +7,11 @@ import numpy as np
 
 from diffusax.models.controlnet import guess_scales
 from diffusax.pictures import load_image, target_size, to_control
-from diffusax.pipelines.arguments import Call, as_list
+from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.sizes import count_images
-from diffusax.pipelines.tasks import (
-    Job,
-    Task,
-    crop_options,
-    image_to_image,
-    inpaint,
-    text_to_image,
-)
+from diffusax.pipelines.tasks import Job, Task, crop_options, image_to_image, inpaint, text_to_image
 
 
 def controlled(task: Task) -> Task:
@@ -87,7 +80,9 @@ def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
     residuals = len(nets[0].shapes["controlnet_down_blocks"]) + 1
     weights = np.zeros((height, len(nets), k, residuals), np.float32)
     names = ("controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end")
-    columns = [_per_net(name, getattr(call, name), len(nets)) for name in names]
+    columns = [
+        match_length(name, as_list(getattr(call, name)), len(nets), "ControlNets") for name in names
+    ]
     rows = np.arange(n)
     for m, (net, scale, start, end) in enumerate(zip(nets, *columns)):
         if start >= end:
@@ -96,19 +91,11 @@ def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
             )
         active = (rows / n >= start) & ((rows + 1) / n <= end)
         weights[:n, m] = scale * active[:, None, None]
-        pooled = net.config.global_pool_conditions
-        if call.guess_mode and not pooled:
+        if call.guess_mode and not net.config.global_pool_conditions:
             weights[:, m] *= guess_scales(residuals)
         if call.guess_mode or nets[0].config.global_pool_conditions:
             weights[:, m, 1:] = 0
     return weights
-
-
-def _per_net(name: str, value: Any, nets: int) -> list[Any]:
-    values = as_list(value)
-    if len(values) not in (1, nets):
-        raise ValueError(f"{name} has {len(values)} entries for {nets} ControlNets")
-    return values * nets if len(values) == 1 else values
 
 
 def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
@@ -130,6 +117,6 @@ def _with_size(task: Task, c: Components, call: Call) -> Call:
     if hasattr(first, "shape"):
         return call
     picture = load_image(first)
-    own = (picture.height, picture.width)
+    own = picture.height, picture.width
     height, width = target_size(own, call.height, call.width, c.factor)
     return dataclasses.replace(call, height=height, width=width)

@@ -1,7 +1,7 @@
 """What the sampler asks for a prediction: a UNet with its conditions, ControlNets beside it."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,35 +24,26 @@ class Conditions(NamedTuple):
     added: dict[str, Any] | None = None
     """What a family's network asks for: text_embeds, time_ids, timestep_cond; b k d."""
     control: tuple[Any, ...] = ()
-    """b 1 H W 3 in [0, 1], one for each ControlNet."""
+    """One for each ControlNet: pictures b 1 H W 3 in [0, 1], or b 1 h w c, what it makes of them.
 
-
-class Denoiser(Protocol):
-    """A hashable description of what makes predictions; it holds no arrays."""
-
-    def prepare(self, params: Params, conditions: Conditions, k: int) -> Conditions:
-        """What does not depend on the row, computed once, with k branches in one batch."""
-
-    def __call__(
-        self, params: Params, x: Any, timestep: Any, conditions: Conditions, control: Any = None
-    ) -> jax.Array:
-        """The prediction for each branch."""
+    Programs are given the second, see `UNetDenoiser.embed`.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class UNetDenoiser:
-    """A UNet and its ControlNets, if any."""
+    """A UNet and its ControlNets, if any: a hashable description that holds no arrays."""
 
     unet: Network
     controlnets: tuple[Network, ...] = ()
 
-    def prepare(self, params: Params, conditions: Conditions, k: int) -> Conditions:
-        """What does not depend on the row, computed once: branches in one batch, hints embedded."""
-        hints = tuple(
+    def embed(self, params: Params, pictures: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+        """What the ControlNets make of their pictures, once for a run. b 1 H W 3 -> b 1 h w c."""
+        names = control_names(len(self.controlnets))
+        return tuple(
             net.apply(params[name], picture[:, 0], method="embed_condition")[:, None]
-            for net, name, picture in zip(self.controlnets, self.control_names, conditions.control)
+            for net, name, picture in zip(self.controlnets, names, pictures, strict=True)
         )
-        return jax.tree.map(lambda y: spread(y, k), conditions._replace(control=hints))
 
     def __call__(
         self,
@@ -68,7 +59,7 @@ class UNetDenoiser:
             params: by component: unet, controlnet, controlnet_1 and so on.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
-            conditions: from `prepare`.
+            conditions: without the axis of the branches, which are in the batch.
             control: m k r, or (b/k) m k r: the weight of each residual, see `Knobs`.
         """
         added = dict(conditions.added or {})
@@ -81,11 +72,6 @@ class UNetDenoiser:
             params["unet"], x, timestep, conditions.context, **options, **residuals
         )
 
-    @property
-    def control_names(self) -> tuple[str, ...]:
-        """The components' names, as diffusers saves several: controlnet, controlnet_1."""
-        return control_names(len(self.controlnets))
-
     def _residuals(
         self,
         params: Params,
@@ -96,16 +82,15 @@ class UNetDenoiser:
         options: dict[str, Any],
     ) -> dict[str, Any]:
         total: list[jax.Array] = []
-        for m, (net, name) in enumerate(zip(self.controlnets, self.control_names)):
+        names = control_names(len(self.controlnets))
+        for m, (net, name, hint) in enumerate(zip(self.controlnets, names, conditions.control)):
             residuals = net.apply(
-                params[name],
-                x,
-                timestep,
-                conditions.context,
-                cond_embedding=conditions.control[m],
-                **options,
+                params[name], x, timestep, conditions.context, cond_embedding=hint, **options
             )
-            weights = _per_branch(control, m, x.shape[0])
+            assert control is not None
+            weights = control[..., m, :, :]
+            k, r = weights.shape[-2:]
+            weights = jnp.broadcast_to(weights, (x.shape[0] // k, k, r)).reshape(-1, r).T
             down, mid = scale_residuals(net.config, residuals, weights)
             scaled = [*down, mid]
             total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
@@ -118,17 +103,10 @@ class UNetDenoiser:
 
 
 def control_names(count: int) -> tuple[str, ...]:
-    """The names of `count` ControlNets among a pipeline's components."""
+    """The names of `count` ControlNets among the components, as diffusers saves several."""
     return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))
 
 
 def spread(y: jax.Array, k: int) -> jax.Array:
     """b (k or 1) ... -> (b k) ..., each image's branches together."""
     return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])
-
-
-def _per_branch(control: Any, net: int, rows: int) -> jax.Array:
-    """The weights of one ControlNet's residuals, r (b k)."""
-    weights = control[..., net, :, :]
-    k, r = weights.shape[-2:]
-    return jnp.broadcast_to(weights, (rows // k, k, r)).reshape(rows, r).T

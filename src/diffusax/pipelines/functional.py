@@ -12,7 +12,7 @@ from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import Denoiser
+from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Family
 from diffusax.pipelines.programs import Plan
 from diffusax.pipelines.prompts import token_groups
@@ -59,7 +59,7 @@ def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
 def _generate(
     family: Family,
     encoders: tuple[tuple[str, Network], ...],
-    denoiser: Denoiser,
+    denoiser: UNetDenoiser,
     vae: Network,
     params: Params,
     inputs: Inputs,
@@ -79,7 +79,9 @@ def _generate(
     added = plan.conditions.added
     if pooled and added is not None:
         added = {**added, "text_embeds": pooled[0]}
-    plan = plan._replace(conditions=plan.conditions._replace(context=context, added=added))
+    control = denoiser.embed(params, plan.conditions.control)
+    conditions = plan.conditions._replace(context=context, added=added, control=control)
+    plan = plan._replace(conditions=conditions)
     state, rows = init_state(plan.latents), plan.table.timestep.shape[0]
     state = programs.denoise_rows(denoiser, params, state, plan, 0, rows, rematerialize=True)
     images = programs.decode_pixels(

@@ -28,7 +28,7 @@ def class_for(cls: Any, folder: Path, base: Any) -> Any:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
     """
     class_name, _, _ = read_model_index(folder)
-    named = {c.__name__: c for c in _subclasses(base)}.get(class_name)
+    named = {c.__name__: c for c in _subclasses(base) if hasattr(c, "task")}.get(class_name)
     if named is None:
         raise ValueError(
             f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
@@ -61,7 +61,7 @@ def load_components(
     """
     _, listed, stored = read_model_index(folder)
     loaded = {k: v for k, v in stored.items() if k in dict(target.family.options)}
-    for name in target.component_names():
+    for name in target.component_names:
         if name in given:
             continue
         if name not in listed:
@@ -102,7 +102,7 @@ def save_components(
     call_defaults: dict[str, float],
 ) -> None:
     """Writes a checkpoint that diffusers opens."""
-    listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names()))
+    listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
     for name, model in models.items():
         save_network(model, folder / name, variant=variant)
         library = "transformers" if name.startswith("text") else "diffusers"

@@ -1,7 +1,6 @@
 """Where a run's random numbers come from: JAX's keys, or PyTorch's generator reproduced."""
 
 import dataclasses
-import functools
 import secrets
 from typing import Any, Literal
 
@@ -50,7 +49,7 @@ class TorchNoise:
 
     def row(self, shape: Shape, *, draws: bool) -> Any:
         """The noise of a row that draws some; zeros for one that does not."""
-        return self.draw("start", shape) if draws else _zeros((self.images, *shape))
+        return self.draw("start", shape) if draws else np.zeros((self.images, *shape), np.float32)
 
 
 Noise = JaxNoise | TorchNoise
@@ -85,8 +84,3 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
 def _image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
-
-
-@functools.lru_cache(2)
-def _zeros(shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(shape, np.float32)

@@ -23,7 +23,8 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.run import ImagePipelineOutput, draw
+from diffusax.pipelines.programs import final_latents
+from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -54,9 +55,16 @@ class DiffusionPipeline:
     """What the call does, a function of `diffusax.pipelines.tasks`."""
     __call__: Any
     extra_components: ClassVar[tuple[str, ...]] = ()
+    component_names: ClassVar[tuple[str, ...]] = ()
+    """The components that this class has, in diffusers' order."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """What diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
+
+    def __init_subclass__(cls) -> None:
+        tokenizers, encoders = zip(*cls.family.text)
+        names = ("vae", *encoders, *tokenizers, "unet", "scheduler")
+        cls.component_names = (*names, *cls.extra_components)
 
     def __init__(self, **components: Any):
         """The pipeline of these components, under the names in a checkpoint.
@@ -64,7 +72,7 @@ class DiffusionPipeline:
         Raises:
             ValueError: one is missing, unknown, or of the wrong type.
         """
-        names = self.component_names()
+        names = self.component_names
         options = dict(self.family.options)
         self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)
         self.__dict__["_models"] = {}
@@ -92,25 +100,26 @@ class DiffusionPipeline:
         if old:
             self.scheduler = type(scheduler).from_config(scheduler.config, **old)
 
-    @classmethod
-    def component_names(cls) -> tuple[str, ...]:
-        """The components that this class has."""
-        return (*cls.family.components, *cls.extra_components)
-
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.component_names():
+        if name not in self.component_names:
             object.__setattr__(self, name, value)
-        elif name == "scheduler":
+            return
+        self.parts.forget()
+        if name == "scheduler":
             self.parts.scheduler = _checked(name, value, Scheduler, "EulerDiscreteScheduler")
         elif name.startswith("tokenizer"):
-            _set(self.parts.tokenizers, name, value, CLIPTokenizer, "CLIPTokenizer")
+            tokenizers = self.parts.tokenizers
+            if value is None:
+                tokenizers.pop(name, None)
+            else:
+                tokenizers[name] = _checked(name, value, CLIPTokenizer, "CLIPTokenizer")
         elif name == "controlnet":
             self._set_controlnets(value)
         else:
             self._set_model(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self.component_names():
+        if name not in self.component_names:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "scheduler":
             return self.parts.scheduler
@@ -138,7 +147,7 @@ class DiffusionPipeline:
     @property
     def components(self) -> dict[str, Any]:
         """Every component by name, to build another pipeline with: `Other(**pipe.components)`."""
-        return {name: getattr(self, name) for name in self.component_names()}
+        return {name: getattr(self, name) for name in self.component_names}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -163,9 +172,8 @@ class DiffusionPipeline:
             raise ValueError(
                 f"{cls.__name__} is for {cls.family.name}; the pipeline is {pipe.family.name}"
             )
-        names = cls.component_names()
         dtype = components.pop("torch_dtype", None)
-        shared = {n: v for n, v in pipe.components.items() if n in names}
+        shared = {n: v for n, v in pipe.components.items() if n in cls.component_names}
         new = cls(**{**shared, **pipe.config, **components})
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
@@ -208,13 +216,8 @@ class DiffusionPipeline:
             ValueError: the checkpoint cannot be had or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = resolve(
-            path_or_repo,
-            variant=variant,
-            local_files_only=local_files_only,
-            skip=tuple(components),
-            **hub,
-        )
+        hub |= {"variant": variant, "local_files_only": local_files_only}
+        folder = resolve(path_or_repo, skip=tuple(components), **hub)
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
@@ -241,14 +244,8 @@ class DiffusionPipeline:
             ValueError: safe_serialization is off; diffusax writes safetensors only.
         """
         check_safe(safe_serialization)
-        save_components(
-            Path(save_directory),
-            type(self),
-            self.parts,
-            self._models,
-            variant=variant,
-            call_defaults=self.call_defaults,
-        )
+        options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
+        save_components(Path(save_directory), type(self), self.parts, self._models, **options)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
@@ -297,11 +294,6 @@ class DiffusionPipeline:
         """Whether a callback has set `_interrupt`, which ends the run."""
         return self._interrupt
 
-    def begin_run(self, call: Any, job: Any) -> None:
-        """Notes what callbacks ask the pipeline for."""
-        self._guidance_scale, self._interrupt = call.guidance_scale, False
-        self._num_timesteps = len(job.schedule)
-
     @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
@@ -336,7 +328,14 @@ class DiffusionPipeline:
     def _draw(self, given: dict[str, Any]) -> Any:
         """A call: `given` holds its arguments, as `locals()` has them."""
         call = check_call(given)
-        images = draw(self, self.task, call)
+        job = self.task(self.parts, call)
+        # What callbacks ask the pipeline for.
+        vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
+        vars(self)["_num_timesteps"] = len(job.schedule)
+        latents = final_latents(run_rows(self, job, call))
+        options = {"tiled": self._models["vae"].tiling, "normalized": job.normalized}
+        images = output(self.parts, latents, call.output_type, **options)
+        images = images if job.finish is None else job.finish(images)
         if call.return_dict:
             return ImagePipelineOutput(images)
         return (images,) if self.family.pooled else (images, None)
@@ -391,10 +390,3 @@ def _checked(name: str, value: Any, kind: Any, example: str) -> Any:
             f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
         )
     return value
-
-
-def _set(store: dict[str, Any], name: str, value: Any, kind: Any, example: str) -> None:
-    if value is None:
-        store.pop(name, None)
-    else:
-        store[name] = _checked(name, value, kind, example)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import Conditions, Denoiser, spread
+from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
 from diffusax.pipelines.guidance import mix
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
@@ -56,14 +56,17 @@ class Plan(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def denoise(
-    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+    denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
-    """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents."""
+    """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents.
+
+    The plan's control pictures are embedded, see `embed_control`.
+    """
     return denoise_rows(denoiser, params, state, plan, start, stop)
 
 
 def denoise_rows(
-    denoiser: Denoiser,
+    denoiser: UNetDenoiser,
     params: Params,
     state: jax.Array,
     plan: Plan,
@@ -78,8 +81,8 @@ def denoise_rows(
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     b, k = state.shape[1], plan.knobs.weights.shape[-1] + 1
-    conditions = denoiser.prepare(params, plan.conditions, k)
-    row_keys = _is_keys(plan.noise)
+    conditions = jax.tree.map(lambda y: spread(y, k), plan.conditions)
+    row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
@@ -99,6 +102,14 @@ def denoise_rows(
 
     constrain = None if plan.known is None else put_back
     return run(model, state, plan.table, start, stop, draw, constrain)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def embed_control(
+    denoiser: UNetDenoiser, params: Params, pictures: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    """The pictures of `Conditions.control` as `denoise` wants them; see `UNetDenoiser.embed`."""
+    return denoiser.embed(params, pictures)
 
 
 @jax.jit
@@ -145,7 +156,7 @@ def encode_image(
     noise: b h w z, which latents of the autoencoder's distribution to take (more rows than pictures
     repeat these); None takes the most likely ones. scale, normalize: see `latents.scale_latents`.
     """
-    params = cast_params(params, jnp.float32) if upcast else params
+    params = _upcast(params) if upcast else params
     encoded = vae.apply(params, pixels, method="encode")
     mean, logvar = encoded if isinstance(encoded, tuple) else (encoded, None)
     z = mean.astype(jnp.float32)
@@ -171,7 +182,7 @@ def decode_pixels(
     vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
 ) -> jax.Array:
     """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
-    params = cast_params(params, jnp.float32) if upcast else params
+    params = _upcast(params) if upcast else params
     z = unscale_latents(vae.config, latents, normalize=normalize)
     return vae.apply(params, z, method="decode").astype(jnp.float32)
 
@@ -241,10 +252,11 @@ def repeat_to(x: jax.Array, b: int) -> jax.Array:
     return x if x.shape[0] == b else jnp.tile(x, (b // x.shape[0], *(1,) * (x.ndim - 1)))
 
 
-def _is_keys(noise: Any) -> bool:
-    return jnp.issubdtype(noise.dtype, jax.dtypes.prng_key)
+def _upcast(params: Params) -> Params:
+    """Float16 parameters in float32, others as they are."""
+    half = jax.tree.leaves(params)[0].dtype == jnp.float16
+    return cast_params(params, jnp.float32) if half else params
 
 
 def _draw(keys: jax.Array, index: Any, shape: tuple[int, ...]) -> jax.Array:
-    draw = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))
-    return draw(keys)
+    return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))(keys)

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,16 +36,12 @@ def encode_texts(
     if not clip_skip:
         encoded = family.encode(encoders, params, ids, weights)
         return tuple(zip(*(jnp.split(leaf, groups) for leaf in encoded)))
-    n = ids[0].shape[0] // groups
-    first = family.encode(
-        encoders, params, tuple(i[:n] for i in ids), _rows(weights, slice(n)), clip_skip
+    parts = zip(*(jnp.split(leaf, groups) for leaf in ids))
+    weighed = [None] * groups if weights is None else jnp.split(weights, groups)
+    return tuple(
+        family.encode(encoders, params, part, w, None if g else clip_skip)
+        for g, (part, w) in enumerate(zip(parts, weighed))
     )
-    if groups == 1:
-        return (first,)
-    rest = family.encode(
-        encoders, params, tuple(i[n:] for i in ids), _rows(weights, slice(n, None))
-    )
-    return (first, *zip(*(jnp.split(leaf, groups - 1) for leaf in rest)))
 
 
 def count_prompts(call: Call) -> int:
@@ -68,35 +64,42 @@ def count_prompts(call: Call) -> int:
     return len(prompts)
 
 
-def embed_prompts(c: Components, call: Call, *, guided: bool) -> tuple[Encoded, Encoded | None]:
-    """The embeddings of the prompts and of the negative prompts, n s d and n p each.
+def embed_prompts(c: Components, call: Call, branches: int) -> tuple[jax.Array, ...]:
+    """The context b k s d and, where the family has one, the pooled output b k p, for k branches.
 
-    The second is None where there is no guidance, or where zeros stand for a missing negative
-    prompt (`force_zeros_for_empty_prompt`).
+    The first branch has the prompts, the others the negative prompts, or zeros where these stand
+    for a missing one (`force_zeros_for_empty_prompt`).
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
     """
-    n = count_prompts(call)
-    positive = _given(c, call, "") if call.prompt is None else None
-    negative = _given(c, call, "negative_") if guided else None
-    zeros = _zeros_for_empty(c, call)
-    texts = [] if positive else [_texts(call, "", n)]
-    if guided and negative is None and not zeros:
-        texts.append(_texts(call, "negative_", n))
+    wanted = _prefixes(c, call, guided=branches > 1)
+    given = ("", "negative_") if branches > 1 else ("",)
+    found = {p: _given(c, call, p) for p in given if getattr(call, f"{p}prompt_embeds") is not None}
+    texts = [prefix for prefix in wanted if prefix not in found]
     if texts:
-        windows = None if positive is None else _windows(c, positive)
-        encoded = _encode(c, call, texts, windows, skip=positive is None)
-        if positive is None:
-            positive, *encoded = encoded
-        negative = encoded[0] if encoded else negative
-    assert positive is not None
-    if negative is not None and positive[0].shape != negative[0].shape:
+        windows, clip_skip = None, call.clip_skip
+        if "" in found:
+            windows = max(found[""][0].shape[1] // c.text[0][0].model_max_length, 1)
+            clip_skip = None
+        ids, weights = tokenize(c, call, texts, windows)
+        _, networks, names = zip(*c.text)
+        params = tuple(c.params[name] for name in names)
+        options: dict[str, Any] = {"groups": len(texts), "clip_skip": clip_skip}
+        encoded = encode_texts(c.family, networks, params, ids, weights, **options)
+        found |= dict(zip(texts, encoded))
+    shapes = [embeds[0].shape for embeds in found.values()]
+    if len(set(shapes)) > 1:
         raise ValueError(
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{positive[0].shape} and {negative[0].shape})"
+            f"{found[''][0].shape} and {found['negative_'][0].shape})"
         )
-    return positive, negative
+    other = 1 if "negative_" in found else None
+    return programs.arrange(
+        tuple(found[prefix] for prefix in given if prefix in found),
+        order=(0, *[other] * (branches - 1)),
+        repeats=call.num_images_per_prompt or 1,
+    )
 
 
 def embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -111,40 +114,40 @@ def embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     arguments = {k: v for k, v in given.items() if k not in unused}
     guided = bool(arguments.pop("do_classifier_free_guidance"))
     call = check_call({**arguments, **given.get("options", {})})
-    positive, negative = embed_prompts(c, call, guided=guided)
-    branches = (positive,) if negative is None else (positive, negative)
-    order = (0, *([None if negative is None else 1] if guided else []))
-    repeats = call.num_images_per_prompt or 1
-    leaves = programs.arrange(branches, order=order, repeats=repeats)
+    leaves = embed_prompts(c, call, 1 + guided)
     return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
 
 
 def tokenize(
-    c: Components,
-    texts: list[list[str]],
-    *,
-    long_prompt: bool = False,
-    weighting: bool = False,
-    windows: int | None = None,
+    c: Components, call: Call, prefixes: Sequence[str], windows: int | None = None
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-    """The ids of texts for each text encoder, n w t, and the tokens' weights.
+    """The ids for each text encoder, (g n) w t, and the tokens' weights.
 
-    texts: one list of n texts for each encoder, or one for all.
+    prefixes: "" for the prompts and "negative_"; the texts of these g groups follow each other.
     """
-    per_encoder = texts * len(c.text) if len(texts) == 1 else texts[: len(c.text)]
+    n = count_prompts(call)
+    groups = [_texts(call, prefix, n) for prefix in prefixes]
+    per_encoder = [list(itertools.chain(*column)) for column in zip(*groups)]
 
     def all_tokens(windows: int | None) -> list[PromptTokens]:
+        options: dict[str, Any] = {"long_prompt": call.long_prompt, "windows": windows}
         return [
-            tokenize_prompts(
-                tokenizer, some, long_prompt=long_prompt, weighting=weighting, windows=windows
-            )
-            for (tokenizer, _, _), some in zip(c.text, per_encoder)
+            tokenize_prompts(tokenizer, texts, weighting=call.prompt_weighting, **options)
+            for (tokenizer, _, _), texts in zip(c.text, per_encoder)
         ]
 
     tokens = all_tokens(windows)
-    if len({t.windows for t in tokens}) > 1:
-        tokens = all_tokens(max(t.windows for t in tokens))
+    counts = {t.windows for t in tokens}
+    if len(counts) > 1:
+        tokens = all_tokens(max(counts))
     return tuple(t.input_ids for t in tokens), tokens[0].weights
+
+
+def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
+    """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
+    prefixes = _prefixes(c, call, guided=guided)
+    ids, _ = tokenize(c, call, prefixes)
+    return tuple(i.reshape(len(prefixes), -1, *i.shape[1:]) for i in ids)
 
 
 def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) -> Any:
@@ -162,19 +165,16 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
     return embeds if isinstance(embeds, jax.Array) else np.asarray(embeds, np.float32)
 
 
-def _given(c: Components, call: Call, prefix: str) -> Encoded | None:
-    """The embeddings that the call brings; prefix: "" or "negative_"."""
-    embeds = getattr(call, f"{prefix}prompt_embeds")
-    if embeds is None:
-        return None
-    encoded = (check_embeds(f"{prefix}prompt_embeds", embeds, 3, c.context_dim),)
-    if not c.family.pooled:
-        return encoded
-    name = f"{prefix}pooled_prompt_embeds"
-    pooled = getattr(call, name)
-    if pooled is None:
-        raise ValueError(f"{name} must be given with {prefix}prompt_embeds; see encode_prompt")
-    return (*encoded, check_embeds(name, pooled, 2))
+def _given(c: Components, call: Call, prefix: str) -> Encoded:
+    """The embeddings that the call brings, in the UNet's dtype; prefix: "" or "negative_"."""
+    name, pooled = f"{prefix}prompt_embeds", f"{prefix}pooled_prompt_embeds"
+    encoded: Encoded = (check_embeds(name, getattr(call, name), 3, c.context_dim),)
+    if c.family.pooled:
+        if getattr(call, pooled) is None:
+            raise ValueError(f"{pooled} must be given with {name}; see encode_prompt")
+        encoded = (*encoded, check_embeds(pooled, getattr(call, pooled), 2))
+    # Another dtype would be another program.
+    return tuple(leaf.astype(c.dtype) for leaf in encoded)
 
 
 def _texts(call: Call, prefix: str, n: int) -> list[list[str]]:
@@ -185,55 +185,10 @@ def _texts(call: Call, prefix: str, n: int) -> list[list[str]]:
     return [match_length(name, as_list(t), n) for name, t in zip(names, (first, second))]
 
 
-def _windows(c: Components, encoded: Encoded) -> int:
-    return max(encoded[0].shape[1] // c.text[0][0].model_max_length, 1)
+def _prefixes(c: Components, call: Call, *, guided: bool) -> tuple[str, ...]:
+    """Which texts count: "", the prompts; "negative_" in guidance.
 
-
-def _encode(
-    c: Components, call: Call, texts: list[list[list[str]]], windows: int | None, *, skip: bool
-) -> list[Encoded]:
-    joined = _side_by_side(texts)
-    ids, weights = tokenize(
-        c,
-        joined[: max(1, len(c.family.text))],
-        long_prompt=call.long_prompt,
-        weighting=call.prompt_weighting,
-        windows=windows,
-    )
-    return list(
-        encode_texts(
-            c.family,
-            tuple(network for _, network, _ in c.text),
-            tuple(params for _, _, params in c.text),
-            ids,
-            weights,
-            groups=len(texts),
-            clip_skip=call.clip_skip if skip else None,
-        )
-    )
-
-
-def _rows(weights: Any, rows: slice) -> Any:
-    return None if weights is None else weights[rows]
-
-
-def _side_by_side(groups: list[list[list[str]]]) -> list[list[str]]:
-    """For each text encoder the texts of all groups, one group after the other."""
-    return [list(itertools.chain(*column)) for column in zip(*groups)]
-
-
-def _zeros_for_empty(c: Components, call: Call) -> bool:
-    """Whether zeros stand for a negative prompt that is not given, as SDXL checkpoints may ask."""
-    return call.negative_prompt is None and bool(c.options.get("force_zeros_for_empty_prompt"))
-
-
-def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
-    """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
-    n = count_prompts(call)
-    zeros = _zeros_for_empty(c, call)
-    texts = [_texts(call, "", n)]
-    if guided and not zeros:
-        texts.append(_texts(call, "negative_", n))
-    joined = _side_by_side(texts)
-    ids, _ = tokenize(c, joined[: len(c.family.text)], long_prompt=call.long_prompt)
-    return tuple(i.reshape(len(texts), n, *i.shape[1:]) for i in ids)
+    Zeros may stand for a negative prompt that is not given, as SDXL checkpoints ask.
+    """
+    zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
+    return ("", "negative_") if guided and not zeros else ("",)

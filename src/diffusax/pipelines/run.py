@@ -11,6 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
+from diffusax.models.latents import to_unit
 from diffusax.models.tiling import tiled_decode
 from diffusax.pictures import to_html, to_pil
 from diffusax.pipelines import programs
@@ -18,36 +19,28 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.noise import TorchNoise
-from diffusax.pipelines.tasks import Job, Task, check_latents
+from diffusax.pipelines.tasks import Job, check_latents
 
 # A piece shorter than this is made twice as long, so that watching costs little.
 _SECONDS_PER_PIECE = 0.1
 
 
-def draw(pipe: Any, task: Task, call: Call) -> Any:
-    """The pictures of a call, in the form that `output_type` asks for.
+def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
+    """All rows of the job; the sampler's last state, 6 b h w c.
 
     pipe: handed to callbacks, which may set its `_interrupt` and `_guidance_scale`.
 
     Raises:
-        ValueError: an argument that cannot be.
-        FloatingPointError: latents or pictures are not finite.
+        ValueError: a callback returned what cannot be.
     """
-    c: Components = pipe.parts
-    job = task(c, call)
-    # Once, not at every piece: pictures of ControlNets are megabytes.
+    denoiser, params = pipe.parts.denoiser, pipe.parts.denoiser_params
+    n, shape, conditions = len(job.schedule), job.plan.latents.shape[1:], job.plan.conditions
+    if conditions.control:
+        job.pictures = conditions.control
+        hints = programs.embed_control(denoiser, params, job.pictures)
+        job.plan = job.plan._replace(conditions=conditions._replace(control=hints))
+    # Once, not at every piece.
     job.plan = jax.device_put(job.plan)
-    pipe.begin_run(call, job)
-    state = run_rows(pipe, c, job, call)
-    options = {"tiled": pipe.vae.tiling, "normalized": job.normalized}
-    images = output(c, programs.final_latents(state), call.output_type, **options)
-    return job.finish(images) if job.finish is not None else images
-
-
-def run_rows(pipe: Any, c: Components, job: Job, call: Call) -> jax.Array:
-    """All rows of the job; the sampler's last state, 6 b h w c."""
-    denoiser, params = c.denoiser, c.denoiser_params
-    n, shape = len(job.schedule), job.plan.latents.shape[1:]
     state = programs.first_state(job.plan.latents)
     callback = call.callback_on_step_end
     draws = job.schedule.draws_noise
@@ -64,43 +57,37 @@ def run_rows(pipe: Any, c: Components, job: Job, call: Call) -> jax.Array:
                 plan = plan._replace(noise=job.noise.row(shape, draws=bool(draws[row])))
             state = programs.denoise(denoiser, params, state, plan, np.int32(row), np.int32(stop))
             if callback is not None:
-                state, stopped = call_back(pipe, c, job, call, row, state)
+                state, stopped = call_back(pipe, job, call, row, state)
                 if stopped:
                     break
             if not bar.disable:
                 state.block_until_ready()
-                _advance(bar, stop - row, first=row == 0, desc=pipe.progress_bar_options)
+                bar.update(stop - row)
+                if row == 0:
+                    # It may have compiled; the estimate of what is left must not count that.
+                    bar.set_description(pipe.progress_bar_options.get("desc"))
+                    bar.unpause()
                 size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
             row = stop
     return state
 
 
-def _advance(bar: Any, rows: int, *, first: bool, desc: dict[str, Any]) -> None:
-    bar.update(rows)
-    if first:
-        # The first piece may have compiled; the estimate of what is left must not count that.
-        bar.set_description(desc.get("desc"))
-        bar.unpause()
-
-
-TENSOR_INPUTS = (
-    "latents",
-    "prompt_embeds",
-    "negative_prompt_embeds",
-    "add_text_embeds",
-    "add_time_ids",
-    "negative_pooled_prompt_embeds",
-    "negative_add_time_ids",
-    "image",
-    "image_latents",
-    "mask",
-    "masked_image_latents",
-)
-"""What callback_on_step_end_tensor_inputs may name, as in diffusers."""
+_PROMPTS = {
+    "prompt_embeds": "context",
+    "add_text_embeds": "text_embeds",
+    "add_time_ids": "time_ids",
+}
+"""What callbacks may read of all branches, and change; by diffusers' names."""
+_NEGATIVES = {
+    "negative_prompt_embeds": "context",
+    "negative_pooled_prompt_embeds": "text_embeds",
+    "negative_add_time_ids": "time_ids",
+}
+_PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
 def call_back(
-    pipe: Any, c: Components, job: Job, call: Call, row: int, state: jax.Array
+    pipe: Any, job: Job, call: Call, row: int, state: jax.Array
 ) -> tuple[jax.Array, bool]:
     """Calls callback_on_step_end and takes what it changed; whether it wants to stop.
 
@@ -126,60 +113,46 @@ def call_back(
 
 
 def _tensor(name: str, job: Job, state: jax.Array) -> Any:
-    conditions = job.plan.conditions
-    added = conditions.added or {}
-    match name:
-        case "latents":
-            return jnp.transpose(state[0], (0, 3, 1, 2))
-        case "prompt_embeds":
-            return _negative_first(conditions.context)
-        case "negative_prompt_embeds" if job.weights:
-            return conditions.context[:, 1]
-        case "add_text_embeds" if "text_embeds" in added:
-            return _negative_first(added["text_embeds"])
-        case "negative_pooled_prompt_embeds" if "text_embeds" in added and job.weights:
-            return added["text_embeds"][:, 1]
-        case "add_time_ids" if "time_ids" in added:
-            return _negative_first(added["time_ids"])
-        case "negative_add_time_ids" if "time_ids" in added and job.weights:
-            return added["time_ids"][:, 1]
-        case "image" if conditions.control:
-            return jnp.transpose(conditions.control[0][:, 0], (0, 3, 1, 2))
-        case "image_latents" if conditions.channels is not None:
-            return jnp.transpose(_negative_first(conditions.channels), (0, 3, 1, 2))
-        case "mask" if job.plan.known is not None:
-            return jnp.transpose(jnp.asarray(job.plan.known.mask), (0, 3, 1, 2))
-        case "mask" if conditions.channels is not None:
-            return jnp.transpose(conditions.channels[:, 0, ..., :1], (0, 3, 1, 2))
-        case "masked_image_latents" if conditions.channels is not None:
-            return jnp.transpose(conditions.channels[:, 0, ..., 1:], (0, 3, 1, 2))
-        case _ if name in TENSOR_INPUTS:
-            return None
-    raise ValueError(
-        f"callback_on_step_end_tensor_inputs may name {', '.join(TENSOR_INPUTS)} (got {name!r})"
-    )
+    """What callbacks are handed under diffusers' name; None where the run has no such thing."""
+    conditions, known = job.plan.conditions, job.plan.known
+    if field := (_PROMPTS | _NEGATIVES).get(name):
+        leaf = {"context": conditions.context, **(conditions.added or {})}.get(field)
+        if leaf is None or name in _PROMPTS:
+            return None if leaf is None else _negative_first(leaf)
+        return leaf[:, 1] if job.weights else None
+    if name not in _PICTURES:
+        names = ", ".join((*_PROMPTS, *_NEGATIVES, *_PICTURES))
+        raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
+    picture: Any = None
+    if name == "latents":
+        picture = state[0]
+    elif name == "image":
+        picture = job.pictures[0][:, 0] if job.pictures else None
+    elif name == "mask" and known is not None:
+        picture = known.mask
+    elif conditions.channels is not None:
+        picture = {
+            "image_latents": _negative_first(conditions.channels),
+            "mask": conditions.channels[:, 0, ..., :1],
+            "masked_image_latents": conditions.channels[:, 0, ..., 1:],
+        }[name]
+    return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
 
 
 def _take(name: str, value: Any, job: Job, state: jax.Array) -> jax.Array:
+    """The state and, in the job, the plan with what a callback changed."""
     if name == "latents":
-        b, h, w, c = state.shape[1:]
-        return state.at[0].set(check_latents(value, (b, c, h, w)).transpose(0, 2, 3, 1))
-    fields = {"prompt_embeds": "context", "add_text_embeds": "text_embeds"}
-    fields |= {"add_time_ids": "time_ids"}
-    if name not in fields:
-        raise ValueError(
-            f"callback_on_step_end may change latents, {', '.join(fields)} (got {name!r})"
-        )
-    conditions, field = job.plan.conditions, fields[name]
-    if field == "context":
-        changed = conditions._replace(context=_branches(name, value, conditions.context))
-    else:
-        added = dict(conditions.added or {})
-        if field not in added:
-            raise ValueError(f"{name} is nothing that this pipeline's UNet is given")
-        added[field] = _branches(name, value, added[field])
-        changed = conditions._replace(added=added)
-    job.plan = job.plan._replace(conditions=changed)
+        return state.at[0].set(check_latents(value, *state.shape[1:]))
+    if name not in _PROMPTS:
+        names = ", ".join(("latents", *_PROMPTS))
+        raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
+    conditions, field = job.plan.conditions, _PROMPTS[name]
+    leaves = {"context": conditions.context, **(conditions.added or {})}
+    if field not in leaves:
+        raise ValueError(f"{name} is nothing that this pipeline's UNet is given")
+    leaves[field] = _branches(name, value, leaves[field])
+    context, added = leaves.pop("context"), leaves or None
+    job.plan = job.plan._replace(conditions=conditions._replace(context=context, added=added))
     return state
 
 
@@ -218,6 +191,8 @@ def output(
 ) -> Any:
     """Latents b h w c as what the call asked for.
 
+    normalized: see `Job.normalized`.
+
     Raises:
         FloatingPointError: they, or the pictures, are not finite.
     """
@@ -225,7 +200,11 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    images, finite = decode_images(c, latents, tiled=tiled, normalized=normalized)
+    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
+    if tiled:
+        images, finite = _decode_tiles(c, latents, **options)
+    else:
+        images, finite = programs.decode(c.networks["vae"], c.params["vae"], latents, **options)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -240,39 +219,28 @@ def output(
     return np.asarray(images)
 
 
-def decode_images(
-    c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
-) -> tuple[Any, Any]:
-    """Latents b h w c to pictures b H W 3 in [0, 1] and whether they are finite.
-
-    normalized: see `Job.normalized`.
-    """
-    network, params = c.networks["vae"], c.params["vae"]
-    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
-    side = getattr(network.config, "sample_size", 512)
+def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, Any]:
+    """As `programs.decode`, in overlapping tiles where the pictures are large."""
+    side = getattr(c.vae_config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.factor
-    if not tiled or max(latents.shape[1:3]) <= tile:
-        return programs.decode(network, params, latents, **options)
 
     def decode(part: np.ndarray) -> jax.Array:
-        return programs.decode_pixels(network, params, part, **options)
+        return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
 
     images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
-    return jnp.asarray(np.clip(images / 2 + 0.5, 0, 1)), np.isfinite(images).all()
+    return to_unit(jnp.asarray(images)), np.isfinite(images).all()
 
 
 def _not_finite(c: Components, what: str) -> str:
-    def dtype(name: str) -> Any:
-        return jax.tree.leaves(c.params[name])[0].dtype
-
     if what == "pictures":
+        dtype = jax.tree.leaves(c.params["vae"])[0].dtype
         return (
-            f"the decoded pictures are not finite in {dtype('vae')}: load the autoencoder in "
-            "float32 with from_pretrained(..., vae_dtype='float32')"
+            f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
+            "with from_pretrained(..., vae_dtype='float32')"
         )
     return (
-        f"the latents are not finite in {dtype('unet')}: use dtype='bfloat16' or 'float32', and "
-        "check that the scheduler's prediction_type is the model's"
+        f"the latents are not finite in {c.dtype}: use dtype='bfloat16' or 'float32', and check "
+        "that the scheduler's prediction_type is the model's"
     )
 
 
@@ -300,8 +268,6 @@ class ImagePipelineOutput:
 
     def _repr_html_(self) -> str | None:
         """The pictures, in a notebook."""
-        return to_html(self.images) if _are_pictures(self.images) else None
-
-
-def _are_pictures(images: Any) -> bool:
-    return isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
+        images = self.images
+        pictures = isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
+        return to_html(images) if pictures else None

@@ -5,10 +5,11 @@ from typing import Any
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.samplers import Schedule
+from diffusax.samplers.runs import cached_schedule
 
 
 def make_schedule(
-    c: Components, call: Call, *, from_image: bool = False, strength: float | None = None
+    c: Components, call: Call, *, from_image: bool = False, strength: float = 1.0
 ) -> Schedule:
     """The rows of the run, cut at what strength, denoising_start and denoising_end say.
 
@@ -20,19 +21,15 @@ def make_schedule(
     """
     custom = call.timesteps is not None or call.sigmas is not None
     options: dict[str, Any] = {
+        "steps": None if custom else call.num_inference_steps,
         "timesteps": None if call.timesteps is None else tuple(call.timesteps),
         "sigmas": None if call.sigmas is None else tuple(call.sigmas),
         "eta": call.eta or 0.0,
+        "original_inference_steps": call.original_inference_steps,
+        "strength": strength,
     }
-    if strength is not None:
-        options["strength"] = strength
-    if call.original_inference_steps is not None:
-        options["original_inference_steps"] = call.original_inference_steps
-    steps = None if custom else call.num_inference_steps
-    whole = c.scheduler.schedule(steps, **options)
-    begin, end = 0, len(whole)
-    if from_image:
-        begin = begin_row(c, call, whole)
+    whole = cached_schedule(c.scheduler, **options)
+    begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
     if call.denoising_end is not None and 0 < call.denoising_end < 1:
         cutoff = _cutoff(c, call.denoising_end)
         end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
@@ -44,7 +41,7 @@ def make_schedule(
         )
     if (begin, end) == (0, len(whole)):
         return whole
-    return c.scheduler.schedule(steps, begin=begin, end=end, **options)
+    return cached_schedule(c.scheduler, begin=begin, end=end, **options)
 
 
 def begin_row(c: Components, call: Call, whole: Schedule) -> int:
@@ -59,9 +56,8 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         left += whole.order == 2 and left % 2 == 0
         return len(whole) - left
     given = call.timesteps or call.sigmas
-    steps = call.num_inference_steps if given is None else len(given)
-    kept = min(int((steps or 0) * call.strength), steps or 0)
-    return ((steps or 0) - kept) * whole.order
+    steps = (call.num_inference_steps if given is None else len(given)) or 0
+    return (steps - min(int(steps * call.strength), steps)) * whole.order
 
 
 def _cutoff(c: Components, fraction: float) -> int:

@@ -21,8 +21,8 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor.
     """
-    default = c.default_size
-    size = call.height or default[0], call.width or default[1]
+    height, width = c.default_size
+    size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < c.factor or value % c.factor:
             low = max(value // c.factor, 1) * c.factor

@@ -45,6 +45,8 @@ class Job:
     """What becomes of the pictures, where the call asks for more than to decode them."""
     normalized: bool = True
     """Whether latents_mean and latents_std count in decoding, where the family knows them."""
+    pictures: tuple[Any, ...] = ()
+    """What the ControlNets see, of a run whose plan has these embedded."""
 
 
 Task = Callable[[Components, Call], Job]
@@ -57,9 +59,7 @@ def text_to_image(c: Components, call: Call) -> Job:
     require_channels(c, shape[-1], "text to image")
     noise = noise_source(call.noise, call.seed, b)
     schedule = make_schedule(c, call)
-    x = _given_latents(call, b, shape)
-    x = noise.draw("start", shape) if x is None else x
-    x = programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
+    x = _pure_noise(call, noise, schedule, b, shape)
     return make_job(c, call, schedule, noise, x, size=(height, width))
 
 
@@ -80,14 +80,12 @@ def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
     require_channels(c, shape[-1], "image to image")
-    x = _given_latents(call, b, shape)
-    if x is None:
-        clean = encode(c, noise, pixels, b, normalize=c.family.normalizes_latents, per_seed=True)
-        if call.denoising_start is not None:
-            x = clean
-        else:
-            signal, level = schedule.levels[0].astype(np.float32)
-            x = programs.begin(noise.draw("start", shape), level, clean, signal)
+    if call.latents is not None:
+        x = check_latents(call.latents, b, *shape)
+    else:
+        x = encode(c, noise, pixels, b, normalize=c.family.normalizes_latents, per_seed=True)
+        if call.denoising_start is None:
+            x = _noised(schedule, x, noise.draw("start", shape))
     return make_job(c, call, schedule, noise, x, size=size)
 
 
@@ -113,7 +111,7 @@ def inpaint(c: Components, call: Call) -> Job:
     if not own_channels:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
-    start = _given_latents(call, b, shape)
+    start = None if call.latents is None else check_latents(call.latents, b, *shape)
     whole = call.strength == 1 and call.denoising_start is None
     clean = None
     if own_channels or (start is None and not whole):
@@ -124,21 +122,22 @@ def inpaint(c: Components, call: Call) -> Job:
     elif whole or start is not None:
         x = programs.begin(eps, np.float32(schedule.init_noise_sigma), None, None)
     else:
-        signal, level = schedule.levels[0].astype(np.float32)
-        x = programs.begin(eps, level, clean, signal)
+        x = _noised(schedule, clean, eps)
 
-    small = _per_image(nearest(mask, shape[0], shape[1]), b, "mask_image")
-    masked = _masked_latents(c, call, noise, pixels, mask, b, shape, needed=not own_channels)
-    channels = known = None
+    _check_count(mask, b, "mask_image")
+    small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
+    own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
-        known = Known(small, clean, eps)
+        own["known"] = Known(small, clean, eps)
+        encodes = call.masked_image_latents is None and pixels.shape[-1] != shape[-1]
+        if encodes and isinstance(noise, TorchNoise):
+            # diffusers encodes the masked picture in any case, which takes its numbers.
+            noise.draw("masked", shape, max(len(pixels), len(mask)))
     else:
-        channels = programs.join_channels(small, masked)
-    job = make_job(
-        c, call, schedule, noise, x, size=(height, width), channels=channels, known=known
-    )
+        masked = _masked_latents(c, call, noise, pixels, mask, b)
+        own["channels"] = programs.join_channels(small, masked)
+    job = make_job(c, call, schedule, noise, x, **own)
     if call.padding_mask_crop is not None:
-        _check_overlay(call)
         coords = crop["crops_coords"]
         job.finish = lambda images: [
             apply_overlay(call.mask_image, image, drawn, coords) for drawn in images
@@ -156,14 +155,11 @@ def instruct(c: Components, call: Call) -> Job:
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
-    scaled = c.options.get("is_cosxl_edit", False)
-    image = encode(c, None, pixels, b, scale=scaled)
-    x = _given_latents(call, b, shape)
-    x = noise.draw("start", shape) if x is None else x
-    x = programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
+    image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
+    x = _pure_noise(call, noise, schedule, b, shape)
 
     weights: tuple[float, ...] = ()
-    scale = _guidance_scale(call)
+    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
     if scale > 1 and call.image_guidance_scale >= 1:
         weights = guidance.instruct(scale, call.image_guidance_scale)
     order = (0, 0, None) if weights else (0,)
@@ -188,18 +184,12 @@ def make_job(
     size: height and width in pixels. weights: of guidance; by default classifier-free guidance's,
     where the call asks for it and the UNet was not distilled from it.
     """
-    scale = _guidance_scale(call)
+    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
     distilled = getattr(c.unet_config, "time_cond_proj_dim", None)
     if weights is None:
         weights = guidance.classifier_free(scale) if scale > 1 and distilled is None else ()
-    positive, negative = embed_prompts(c, call, guided=bool(weights))
-    other = None if negative is None else 1
-    context, *pooled = programs.arrange(
-        (positive,) if negative is None else (positive, negative),
-        order=(0, *[other] * len(weights)),
-        repeats=call.num_images_per_prompt or 1,
-    )
-    added = c.family.added(c, call, pooled[0] if pooled else None, *size)
+    context, *pooled = embed_prompts(c, call, branches=1 + len(weights))
+    added = c.family.added(c, call, *pooled, *size) if c.family.added else None
     if distilled is not None:
         embedded = _embed_scale(np.full(context.shape[0], scale - 1, np.float32), distilled)
         added = {**(added or {}), "timestep_cond": embedded[:, None]}
@@ -231,55 +221,32 @@ def encode(
     noise: what to sample the autoencoder's distribution with; None takes its mode. per_seed: with
     a seed for each image, whether fewer pictures are repeated before they are sampled.
     """
+    _check_count(pixels, b, "image")
     channels = c.vae_config.latent_channels
     if pixels.shape[-1] == channels:
-        return programs.tile(_checked_count(pixels, b, "image"), b)
-    _checked_count(pixels, b, "image")
+        return programs.tile(pixels, b)
     eps = None
     if noise is not None and c.networks["vae"].class_name == "AutoencoderKL":
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
-    upcast = c.upcasts
-    latents = programs.encode_image(
-        c.networks["vae"],
-        c.params["vae"],
-        pixels,
-        eps,
-        upcast=upcast,
-        scale=scale,
-        normalize=normalize,
-    )
-    return programs.tile(latents, b)
+    options = {"upcast": c.upcasts, "scale": scale, "normalize": normalize}
+    vae, params = c.networks["vae"], c.params["vae"]
+    return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
 
 
 def _masked_latents(
-    c: Components,
-    call: Call,
-    noise: Noise,
-    pixels: np.ndarray,
-    mask: np.ndarray,
-    b: int,
-    shape: tuple[int, int, int],
-    *,
-    needed: bool,
+    c: Components, call: Call, noise: Noise, pixels: np.ndarray, mask: np.ndarray, b: int
 ) -> Any:
-    """The picture without what is masked, as latents; where they are not needed, only drawn for."""
+    """The picture without what is masked, as latents."""
     if call.masked_image_latents is not None:
         given = np.asarray(call.masked_image_latents, np.float32).transpose(0, 2, 3, 1)
         return encode(c, None, given, b)
-    if pixels.shape[-1] == shape[-1]:
-        if needed:
-            raise ValueError(
-                "masked_image_latents must be given where image is latents and the UNet takes the "
-                "masked picture"
-            )
-        return None
-    if not needed:
-        # diffusers encodes the masked picture in any case, which takes its numbers.
-        if isinstance(noise, TorchNoise):
-            noise.draw("masked", shape, max(len(pixels), len(mask)))
-        return None
+    if pixels.shape[-1] == c.vae_config.latent_channels:
+        raise ValueError(
+            "masked_image_latents must be given where image is latents and the UNet takes the "
+            "masked picture"
+        )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
 
 
@@ -287,12 +254,6 @@ def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
     """How pictures and masks are resized: whole, or the part around what is masked."""
     if call.padding_mask_crop is None:
         return {"resize_mode": "default", "crops_coords": None}
-    _check_overlay(call)
-    coords = get_crop_region(call.mask_image, width, height, pad=call.padding_mask_crop)
-    return {"resize_mode": "fill", "crops_coords": coords}
-
-
-def _check_overlay(call: Call) -> None:
     for name in ("image", "mask_image"):
         if not hasattr(getattr(call, name), "convert"):
             raise ValueError(f"{name} must be a PIL image where padding_mask_crop is given")
@@ -300,32 +261,38 @@ def _check_overlay(call: Call) -> None:
         raise ValueError(
             f"output_type must be 'pil' where padding_mask_crop is given (got {call.output_type!r})"
         )
+    coords = get_crop_region(call.mask_image, width, height, pad=call.padding_mask_crop)
+    return {"resize_mode": "fill", "crops_coords": coords}
 
 
-def _given_latents(call: Call, b: int, shape: tuple[int, int, int]) -> np.ndarray | None:
-    """The call's latents, b h w c."""
-    if call.latents is None:
-        return None
-    h, w, c = shape
-    return check_latents(call.latents, (b, c, h, w)).transpose(0, 2, 3, 1)
+def _pure_noise(
+    call: Call, noise: Noise, schedule: Schedule, b: int, shape: tuple[int, int, int]
+) -> Any:
+    """What a whole run starts from: the call's latents or drawn ones, b h w c."""
+    given = call.latents
+    x = noise.draw("start", shape) if given is None else check_latents(given, b, *shape)
+    return programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
 
 
-def check_latents(latents: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Latents in float32, b c h w.
+def _noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
+    """What a run that starts from a picture's latents starts from."""
+    signal, level = schedule.levels[0].astype(np.float32)
+    return programs.begin(noise, level, clean, signal)
+
+
+def check_latents(latents: Any, b: int, h: int, w: int, c: int) -> np.ndarray:
+    """Latents b c h w as float32, b h w c.
 
     Raises:
         ValueError: they have another shape, or are not numbers.
     """
+    shape = (b, c, h, w)
     if tuple(getattr(latents, "shape", ())) != shape:
         raise ValueError(
             f"latents must have shape (images, channels, height, width) = {shape} for this call "
             f"(got {getattr(latents, 'shape', type(latents).__name__)})"
         )
-    return np.asarray(latents, np.float32)
-
-
-def _guidance_scale(call: Call) -> float:
-    return 1.0 if call.guidance_scale is None else call.guidance_scale
+    return np.asarray(latents, np.float32).transpose(0, 2, 3, 1)
 
 
 def _required(call: Call, name: str) -> Any:
@@ -335,11 +302,6 @@ def _required(call: Call, name: str) -> Any:
     return value
 
 
-def _checked_count(pictures: Any, b: int, name: str) -> Any:
+def _check_count(pictures: Any, b: int, name: str) -> None:
     if len(pictures) > b or b % len(pictures):
         raise ValueError(f"{name} has {len(pictures)} pictures for {b} images to draw; give one")
-    return pictures
-
-
-def _per_image(pictures: np.ndarray, b: int, name: str) -> np.ndarray:
-    return np.tile(_checked_count(pictures, b, name), (b // len(pictures), 1, 1, 1))

@@ -38,17 +38,42 @@ class Run(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def cached_schedule(
     scheduler: "Scheduler",
-    steps: int | None,
-    begin: int,
-    end: int | None,
-    timesteps: tuple[float, ...] | None,
-    sigmas: tuple[float, ...] | None,
-    eta: float,
-    original_inference_steps: int | None,
-    strength: float,
+    *,
+    steps: int | None = None,
+    begin: int = 0,
+    end: int | None = None,
+    timesteps: tuple[float, ...] | None = None,
+    sigmas: tuple[float, ...] | None = None,
+    eta: float = 0.0,
+    original_inference_steps: int | None = None,
+    strength: float = 1.0,
 ) -> Schedule:
-    """`Scheduler.schedule`, its arguments checked for type."""
+    """`Scheduler.schedule`, its arguments of exactly these types.
+
+    Raises:
+        ValueError: as `Scheduler.schedule`.
+    """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
+    given = [name for name, value in custom.items() if value is not None]
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be between 0 and 1 (got {strength:g})")
+    if len(given) + (steps is not None) != 1:
+        names = [*(["the number of steps"] if steps is not None else []), *given]
+        raise ValueError(
+            "exactly one of the number of steps (num_inference_steps), timesteps and sigmas "
+            f"must be given (got {' and '.join(names) or 'none'})"
+        )
+    if original_inference_steps is not None:
+        given.append("original_inference_steps")
+        if original_inference_steps < 1:
+            raise ValueError(
+                f"original_inference_steps must be at least 1 (got {original_inference_steps})"
+            )
+    if strength != 1:
+        given.append("strength")
+    for name in given:
+        if name not in scheduler.custom:
+            raise ValueError(f"{scheduler.class_name} does not take custom {name}; leave it out")
     arrays = {name: np.array(value) for name, value in custom.items() if value is not None}
     for name, values in arrays.items():
         _check_custom(scheduler, name, values)

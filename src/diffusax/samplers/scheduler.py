@@ -187,39 +187,24 @@ class Scheduler:
         Raises:
             ValueError: too few or too many steps or rows, or values that the sampler cannot take.
         """
-        custom = {"timesteps": timesteps, "sigmas": sigmas}
-        given = [name for name, value in custom.items() if value is not None]
-        strength = number("strength", strength)
-        if not 0 <= strength <= 1:
-            raise ValueError(f"strength must be between 0 and 1 (got {strength:g})")
-        if len(given) + (steps is not None) != 1:
-            names = [*(["the number of steps"] if steps is not None else []), *given]
-            raise ValueError(
-                "exactly one of the number of steps (num_inference_steps), timesteps and sigmas "
-                f"must be given (got {' and '.join(names) or 'none'})"
-            )
-        if original_inference_steps is not None:
-            given.append("original_inference_steps")
-            whole = whole_number("original_inference_steps", original_inference_steps)
-            if whole < 1:
-                raise ValueError(f"original_inference_steps must be at least 1 (got {whole})")
-        if strength != 1:
-            given.append("strength")
-        for name in given:
-            if name not in self.custom:
-                raise ValueError(f"{self.class_name} does not take custom {name}; leave it out")
-        if steps is not None:
-            steps = whole_number("the number of steps (num_inference_steps)", steps)
+        counts = {
+            "the number of steps (num_inference_steps)": steps,
+            "end": end,
+            "original_inference_steps": original_inference_steps,
+        }
+        steps, end, original = (
+            None if value is None else whole_number(name, value) for name, value in counts.items()
+        )
         return cached_schedule(
             self,
-            steps,
-            whole_number("begin", begin),
-            None if end is None else whole_number("end", end),
-            None if timesteps is None else numbers("timesteps", timesteps),
-            None if sigmas is None else numbers("sigmas", sigmas),
-            number("eta", eta),
-            original_inference_steps,
-            strength,
+            steps=steps,
+            begin=whole_number("begin", begin),
+            end=end,
+            timesteps=None if timesteps is None else numbers("timesteps", timesteps),
+            sigmas=None if sigmas is None else numbers("sigmas", sigmas),
+            eta=number("eta", eta),
+            original_inference_steps=original,
+            strength=number("strength", strength),
         )
 
     @property

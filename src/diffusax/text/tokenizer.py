@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from tokenizers import (
-    Encoding,
     Regex,
     Tokenizer,
     decoders,
@@ -96,13 +95,14 @@ class CLIPTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """The ids of a text, of any length, without the bos and eos that a window adds."""
-        return self._encode(text).ids
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def fit(self, text: str, n: int) -> tuple[list[int], str]:
         """The ids of a text's first n tokens, and the rest of the text."""
         if n <= 0:
             return [], text
-        encoding = self._encode(self._beginning(text, n))
+        beginning = self._beginning(text, n)
+        encoding = self.tokenizer.encode(beginning, add_special_tokens=False)
         rest = text[encoding.offsets[n][0] :] if len(encoding) > n else ""
         return encoding.ids[:n], rest
 
@@ -165,15 +165,15 @@ class CLIPTokenizer:
                 "together"
             )
 
-    @property
+    @functools.cached_property
     def bos_token_id(self) -> int:
         return _token_id(self.tokenizer, self.bos_token)
 
-    @property
+    @functools.cached_property
     def eos_token_id(self) -> int:
         return _token_id(self.tokenizer, self.eos_token)
 
-    @property
+    @functools.cached_property
     def pad_token_id(self) -> int:
         return _token_id(self.tokenizer, self.pad_token)
 
@@ -187,9 +187,6 @@ class CLIPTokenizer:
                     os.replace(file, folder / file.name)
         except Exception as error:  # tokenizers raises nothing more specific
             raise OSError(f"{folder} could not be written ({error})") from None
-
-    def _encode(self, text: str) -> Encoding:
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _beginning(self, text: str, n: int) -> str:
         """A part of the text that has its first n tokens, and more, whatever it says.

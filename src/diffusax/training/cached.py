@@ -18,6 +18,7 @@ from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
 from diffusax.models.latents import from_bytes
 from diffusax.models.network import Model, Params
+from diffusax.options import Count, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data import (
@@ -31,7 +32,7 @@ from diffusax.training.data import (
     read_pixels,
 )
 from diffusax.training.denoising import encode_captions
-from diffusax.training.options import Count, Seed, require_options
+from diffusax.training.options import require_options
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"

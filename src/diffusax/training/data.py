@@ -11,9 +11,9 @@ from msgspec import Meta
 from PIL import Image, ImageOps
 
 from diffusax.extras import require_extra
+from diffusax.options import Options
 from diffusax.pictures import load_image
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.training.options import Options
 from diffusax.training.signals import follow_parent
 from diffusax.training.sources import Source
 

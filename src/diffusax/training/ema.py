@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from msgspec import Meta
 
 from diffusax.models.network import Params
-from diffusax.training.options import Count, Options, Share
+from diffusax.options import Count, Options, Share
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from diffusax.options import Count, Options, Seed, Share, Weight, option_types
-
-__all__ = ["Count", "Options", "Seed", "Share", "Weight"]
+from diffusax.options import Options, option_types
 
 ComputeDtype = Literal["float32", "bfloat16"]
 

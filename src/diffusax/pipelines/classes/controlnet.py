@@ -5,25 +5,21 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
-from diffusax.pipelines.classes.encode_prompt import encode_prompt, encode_prompt_xl
+from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.control import (
     control_image_to_image,
     control_inpaint,
     control_text_to_image,
 )
-from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
-from diffusax.pipelines.pipeline import DiffusionPipeline
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
 
 
-class StableDiffusionControlNetPipeline(DiffusionPipeline):
+class StableDiffusionControlNetPipeline(StableDiffusion):
     """Prompts to pictures, steered by ControlNets."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(control_text_to_image)
-    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
@@ -35,79 +31,72 @@ class StableDiffusionControlNetPipeline(DiffusionPipeline):
         output_type="pil", return_dict=True, cross_attention_kwargs=None,
         controlnet_conditioning_scale=1.0, guess_mode=False, control_guidance_start=0.0,
         control_guidance_end=1.0, clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts. `image` is what the ControlNets see."""
         return self._draw(locals())
 
 
-class StableDiffusionControlNetImg2ImgPipeline(DiffusionPipeline):
+class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
     """Pictures drawn over, steered by ControlNets."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(control_image_to_image)
-    encode_prompt = encode_prompt
     extra_components = ("controlnet",)
 
     @documented
     def __call__(
-        self, prompt=None, image=None, control_image=None, height=None, width=None,
-        strength=0.8, num_inference_steps=50, guidance_scale=7.5, negative_prompt=None,
-        num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, ip_adapter_image=None, ip_adapter_image_embeds=None,
-        output_type="pil", return_dict=True, cross_attention_kwargs=None,
-        controlnet_conditioning_scale=0.8, guess_mode=False, control_guidance_start=0.0,
-        control_guidance_end=1.0, clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        self, prompt=None, image=None, control_image=None, height=None, width=None, strength=0.8,
+        num_inference_steps=50, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1,
+        eta=0.0, generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, controlnet_conditioning_scale=0.8, guess_mode=False,
+        control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
+        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
+        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
+        guidance_end=1.0,
     ):
         """Draws over pictures."""
         return self._draw(locals())
 
 
-class StableDiffusionControlNetInpaintPipeline(DiffusionPipeline):
+class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
     """Pictures drawn anew where a mask is white, steered by ControlNets."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(control_inpaint)
-    encode_prompt = encode_prompt
     mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented
     def __call__(
-        self, prompt=None, image=None, mask_image=None, control_image=None, height=None,
-        width=None, padding_mask_crop=None, strength=1.0, num_inference_steps=50,
-        guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
-        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, controlnet_conditioning_scale=0.5,
-        guess_mode=False, control_guidance_start=0.0, control_guidance_end=1.0,
-        clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        self, prompt=None, image=None, mask_image=None, control_image=None, height=None, width=None,
+        padding_mask_crop=None, strength=1.0, num_inference_steps=50, guidance_scale=7.5,
+        negative_prompt=None, num_images_per_prompt=1, eta=0.0, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, controlnet_conditioning_scale=0.5, guess_mode=False,
+        control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
+        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
+        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
+        guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
         return self._draw(locals())
 
 
-class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
+class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
     """Prompts to pictures with Stable Diffusion XL, steered by ControlNets."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(control_text_to_image)
-    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
     def __call__(
         self, prompt=None, prompt_2=None, image=None, height=None, width=None,
-        num_inference_steps=50, timesteps=None, sigmas=None, denoising_end=None,
-        guidance_scale=5.0, negative_prompt=None, negative_prompt_2=None,
-        num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, pooled_prompt_embeds=None,
-        negative_pooled_prompt_embeds=None, ip_adapter_image=None,
+        num_inference_steps=50, timesteps=None, sigmas=None, denoising_end=None, guidance_scale=5.0,
+        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, ip_adapter_image=None,
         ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, controlnet_conditioning_scale=1.0, guess_mode=False,
         control_guidance_start=0.0, control_guidance_end=1.0, original_size=None,
@@ -121,60 +110,54 @@ class StableDiffusionXLControlNetPipeline(DiffusionPipeline):
         return self._draw(locals())
 
 
-class StableDiffusionXLControlNetImg2ImgPipeline(DiffusionPipeline):
+class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
     """Pictures drawn over with Stable Diffusion XL, steered by ControlNets."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(control_image_to_image)
-    encode_prompt = encode_prompt_xl
     extra_components = ("controlnet",)
 
     @documented
     def __call__(
-        self, prompt=None, prompt_2=None, image=None, control_image=None, height=None,
-        width=None, strength=0.8, num_inference_steps=50, guidance_scale=5.0,
-        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
-        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, controlnet_conditioning_scale=0.8,
-        guess_mode=False, control_guidance_start=0.0, control_guidance_end=1.0,
-        original_size=None, crops_coords_top_left=(0, 0), target_size=None,
-        negative_original_size=None, negative_crops_coords_top_left=(0, 0),
+        self, prompt=None, prompt_2=None, image=None, control_image=None, height=None, width=None,
+        strength=0.8, num_inference_steps=50, guidance_scale=5.0, negative_prompt=None,
+        negative_prompt_2=None, num_images_per_prompt=1, eta=0.0, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
+        negative_pooled_prompt_embeds=None, ip_adapter_image=None, ip_adapter_image_embeds=None,
+        output_type="pil", return_dict=True, cross_attention_kwargs=None,
+        controlnet_conditioning_scale=0.8, guess_mode=False, control_guidance_start=0.0,
+        control_guidance_end=1.0, original_size=None, crops_coords_top_left=(0, 0),
+        target_size=None, negative_original_size=None, negative_crops_coords_top_left=(0, 0),
         negative_target_size=None, aesthetic_score=6.0, negative_aesthetic_score=2.5,
-        clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        clip_skip=None, callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *,
+        seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
+        guidance_end=1.0,
     ):
         """Draws over pictures."""
         return self._draw(locals())
 
 
-class StableDiffusionXLControlNetInpaintPipeline(DiffusionPipeline):
+class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
     """Pictures drawn anew where a mask is white with Stable Diffusion XL."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(control_inpaint)
-    encode_prompt = encode_prompt_xl
     mask_processor = MaskProcessor()
     extra_components = ("controlnet",)
 
     @documented
     def __call__(
         self, prompt=None, prompt_2=None, image=None, mask_image=None, control_image=None,
-        height=None, width=None, padding_mask_crop=None, strength=0.9999,
-        num_inference_steps=50, denoising_start=None, denoising_end=None,
-        guidance_scale=5.0, negative_prompt=None, negative_prompt_2=None,
-        num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, ip_adapter_image=None, ip_adapter_image_embeds=None,
-        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, controlnet_conditioning_scale=1.0,
-        guess_mode=False, control_guidance_start=0.0, control_guidance_end=1.0,
-        guidance_rescale=0.0, original_size=None, crops_coords_top_left=(0, 0),
-        target_size=None, aesthetic_score=6.0, negative_aesthetic_score=2.5, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        height=None, width=None, padding_mask_crop=None, strength=0.9999, num_inference_steps=50,
+        denoising_start=None, denoising_end=None, guidance_scale=5.0, negative_prompt=None,
+        negative_prompt_2=None, num_images_per_prompt=1, eta=0.0, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None,
+        output_type="pil", return_dict=True, cross_attention_kwargs=None,
+        controlnet_conditioning_scale=1.0, guess_mode=False, control_guidance_start=0.0,
+        control_guidance_end=1.0, guidance_rescale=0.0, original_size=None,
+        crops_coords_top_left=(0, 0), target_size=None, aesthetic_score=6.0,
+        negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
         return self._draw(locals())

@@ -5,9 +5,7 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
-from diffusax.pipelines.classes.encode_prompt import encode_prompt
-from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.classes.bases import StableDiffusion
 from diffusax.pipelines.tasks import (
     consistency_image_to_image,
     image_to_image,
@@ -20,139 +18,121 @@ from diffusax.pipelines.tasks import (
 # fmt: off
 
 
-class StableDiffusionPipeline(DiffusionPipeline):
+class StableDiffusionPipeline(StableDiffusion):
     """Prompts to pictures."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
-    encode_prompt = encode_prompt
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
         self, prompt=None, height=None, width=None, num_inference_steps=50, timesteps=None,
-        sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1,
-        eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, ip_adapter_image=None, ip_adapter_image_embeds=None,
-        output_type="pil", return_dict=True, cross_attention_kwargs=None,
-        guidance_rescale=0.0, clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, guidance_rescale=0.0, clip_skip=None,
+        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
+        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
+        guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
         return self._draw(locals())
 
 
-class StableDiffusionImg2ImgPipeline(DiffusionPipeline):
+class StableDiffusionImg2ImgPipeline(StableDiffusion):
     """Pictures drawn over as a prompt says (Meng et al. 2022, SDEdit)."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(image_to_image)
-    encode_prompt = encode_prompt
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
     def __call__(
         self, prompt=None, image=None, strength=0.8, num_inference_steps=50, timesteps=None,
-        sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1,
-        eta=0.0, generator=None, prompt_embeds=None, negative_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, prompt_embeds=None, negative_prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
         return self._draw(locals())
 
 
-class StableDiffusionInpaintPipeline(DiffusionPipeline):
+class StableDiffusionInpaintPipeline(StableDiffusion):
     """Pictures drawn anew where a mask is white."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(inpaint)
-    encode_prompt = encode_prompt
     mask_processor = MaskProcessor()
     scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
     @documented
     def __call__(
-        self, prompt=None, image=None, mask_image=None, masked_image_latents=None,
-        height=None, width=None, padding_mask_crop=None, strength=1.0,
-        num_inference_steps=50, timesteps=None, sigmas=None, guidance_scale=7.5,
-        negative_prompt=None, num_images_per_prompt=1, eta=0.0, generator=None,
-        latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        self, prompt=None, image=None, mask_image=None, masked_image_latents=None, height=None,
+        width=None, padding_mask_crop=None, strength=1.0, num_inference_steps=50, timesteps=None,
+        sigmas=None, guidance_scale=7.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
         return self._draw(locals())
 
 
-class StableDiffusionInstructPix2PixPipeline(DiffusionPipeline):
+class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
     """Pictures edited as an instruction says (Brooks et al. 2023)."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(instruct)
-    encode_prompt = encode_prompt
 
     @documented
     def __call__(
         self, prompt=None, image=None, num_inference_steps=100, guidance_scale=7.5,
         image_guidance_scale=1.5, negative_prompt=None, num_images_per_prompt=1, eta=0.0,
         generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, cross_attention_kwargs=None, *,
-        seed=None, noise="jax", long_prompt=False, prompt_weighting=False,
-        guidance_start=0.0, guidance_end=1.0,
+        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
+        cross_attention_kwargs=None, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Edits pictures."""
         return self._draw(locals())
 
 
-class LatentConsistencyModelPipeline(DiffusionPipeline):
+class LatentConsistencyModelPipeline(StableDiffusion):
     """Prompts to pictures in a few steps (Luo et al. 2023)."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(text_to_image)
-    encode_prompt = encode_prompt
 
     @documented
     def __call__(
         self, prompt=None, height=None, width=None, num_inference_steps=4,
-        original_inference_steps=None, timesteps=None, guidance_scale=8.5,
-        num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        original_inference_steps=None, timesteps=None, guidance_scale=8.5, num_images_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
         return self._draw(locals())
 
 
-class LatentConsistencyModelImg2ImgPipeline(DiffusionPipeline):
+class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
     """Pictures drawn over in a few steps (Luo et al. 2023)."""
 
-    family = STABLE_DIFFUSION
     task = staticmethod(consistency_image_to_image)
-    encode_prompt = encode_prompt
 
     @documented
     def __call__(
         self, prompt=None, image=None, num_inference_steps=4, strength=0.8,
-        original_inference_steps=None, timesteps=None, guidance_scale=8.5,
-        num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        original_inference_steps=None, timesteps=None, guidance_scale=8.5, num_images_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
         return self._draw(locals())

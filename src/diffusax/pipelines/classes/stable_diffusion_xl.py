@@ -5,117 +5,101 @@ The calls' arguments, their order and defaults are diffusers' own, but for what 
 
 from diffusax.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
-from diffusax.pipelines.classes.encode_prompt import encode_prompt_xl
-from diffusax.pipelines.families import STABLE_DIFFUSION_XL
-from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.classes.bases import StableDiffusionXL
 from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
 
 
-class StableDiffusionXLPipeline(DiffusionPipeline):
+class StableDiffusionXLPipeline(StableDiffusionXL):
     """Prompts to pictures (Podell et al. 2023)."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(text_to_image)
-    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
         self, prompt=None, prompt_2=None, height=None, width=None, num_inference_steps=50,
-        timesteps=None, sigmas=None, denoising_end=None, guidance_scale=5.0,
-        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
-        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, guidance_rescale=0.0,
+        timesteps=None, sigmas=None, denoising_end=None, guidance_scale=5.0, negative_prompt=None,
+        negative_prompt_2=None, num_images_per_prompt=1, eta=0.0, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
+        negative_pooled_prompt_embeds=None, ip_adapter_image=None, ip_adapter_image_embeds=None,
+        output_type="pil", return_dict=True, cross_attention_kwargs=None, guidance_rescale=0.0,
         original_size=None, crops_coords_top_left=(0, 0), target_size=None,
         negative_original_size=None, negative_crops_coords_top_left=(0, 0),
         negative_target_size=None, clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
         return self._draw(locals())
 
 
-class StableDiffusionXLImg2ImgPipeline(DiffusionPipeline):
+class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
     """Pictures drawn over as a prompt says, or refined."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(image_to_image)
-    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
         self, prompt=None, prompt_2=None, image=None, strength=0.3, num_inference_steps=50,
-        timesteps=None, sigmas=None, denoising_start=None, denoising_end=None,
-        guidance_scale=5.0, negative_prompt=None, negative_prompt_2=None,
-        num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, pooled_prompt_embeds=None,
-        negative_pooled_prompt_embeds=None, ip_adapter_image=None,
+        timesteps=None, sigmas=None, denoising_start=None, denoising_end=None, guidance_scale=5.0,
+        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, ip_adapter_image=None,
         ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, guidance_rescale=0.0, original_size=None,
         crops_coords_top_left=(0, 0), target_size=None, negative_original_size=None,
-        negative_crops_coords_top_left=(0, 0), negative_target_size=None,
-        aesthetic_score=6.0, negative_aesthetic_score=2.5, clip_skip=None,
-        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0,
+        negative_crops_coords_top_left=(0, 0), negative_target_size=None, aesthetic_score=6.0,
+        negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures, or finishes latents."""
         return self._draw(locals())
 
 
-class StableDiffusionXLInpaintPipeline(DiffusionPipeline):
+class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
     """Pictures drawn anew where a mask is white."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(inpaint)
-    encode_prompt = encode_prompt_xl
     mask_processor = MaskProcessor()
 
     @documented
     def __call__(
-        self, prompt=None, prompt_2=None, image=None, mask_image=None,
-        masked_image_latents=None, height=None, width=None, padding_mask_crop=None,
-        strength=0.9999, num_inference_steps=50, timesteps=None, sigmas=None,
-        denoising_start=None, denoising_end=None, guidance_scale=7.5, negative_prompt=None,
-        negative_prompt_2=None, num_images_per_prompt=1, eta=0.0, generator=None,
-        latents=None, prompt_embeds=None, negative_prompt_embeds=None,
-        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None,
-        ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil",
-        return_dict=True, cross_attention_kwargs=None, guidance_rescale=0.0,
-        original_size=None, crops_coords_top_left=(0, 0), target_size=None,
-        negative_original_size=None, negative_crops_coords_top_left=(0, 0),
-        negative_target_size=None, aesthetic_score=6.0, negative_aesthetic_score=2.5,
-        clip_skip=None, callback_on_step_end=None,
-        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax",
-        long_prompt=False, prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
+        self, prompt=None, prompt_2=None, image=None, mask_image=None, masked_image_latents=None,
+        height=None, width=None, padding_mask_crop=None, strength=0.9999, num_inference_steps=50,
+        timesteps=None, sigmas=None, denoising_start=None, denoising_end=None, guidance_scale=7.5,
+        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, ip_adapter_image=None,
+        ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
+        cross_attention_kwargs=None, guidance_rescale=0.0, original_size=None,
+        crops_coords_top_left=(0, 0), target_size=None, negative_original_size=None,
+        negative_crops_coords_top_left=(0, 0), negative_target_size=None, aesthetic_score=6.0,
+        negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
         return self._draw(locals())
 
 
-class StableDiffusionXLInstructPix2PixPipeline(DiffusionPipeline):
+class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
     """Pictures edited as an instruction says (Brooks et al. 2023)."""
 
-    family = STABLE_DIFFUSION_XL
     task = staticmethod(instruct)
-    encode_prompt = encode_prompt_xl
 
     @documented
     def __call__(
         self, prompt=None, prompt_2=None, image=None, height=None, width=None,
-        num_inference_steps=100, denoising_end=None, guidance_scale=5.0,
-        image_guidance_scale=1.5, negative_prompt=None, negative_prompt_2=None,
-        num_images_per_prompt=1, eta=0.0, generator=None, latents=None, prompt_embeds=None,
-        negative_prompt_embeds=None, pooled_prompt_embeds=None,
-        negative_pooled_prompt_embeds=None, output_type="pil", return_dict=True,
-        callback=None, callback_steps=1, cross_attention_kwargs=None, guidance_rescale=0.0,
-        original_size=None, crops_coords_top_left=(0, 0), target_size=None, *, seed=None,
-        noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
+        num_inference_steps=100, denoising_end=None, guidance_scale=5.0, image_guidance_scale=1.5,
+        negative_prompt=None, negative_prompt_2=None, num_images_per_prompt=1, eta=0.0,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, output_type="pil",
+        return_dict=True, callback=None, callback_steps=1, cross_attention_kwargs=None,
+        guidance_rescale=0.0, original_size=None, crops_coords_top_left=(0, 0), target_size=None, *,
+        seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
         """Edits pictures."""

@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 
-from diffusax.models.network import Network, Params
-
 Encoded = tuple[jax.Array, ...]
 """What prompts became: the context n s d and, where the family has one, the pooled output n p."""
 
@@ -25,7 +23,7 @@ class Family:
     """Options in model_index.json that this family reads, with their defaults."""
     encode: Callable[..., Encoded]
     """(encoders, params, ids, weights, clip_skip) -> Encoded; pure, see the families' own."""
-    added: Callable[..., dict[str, Any] | None]
+    added: Callable[..., dict[str, Any]] | None = None
     """(components, call, pooled, height, width) -> `Conditions.added`, leaves b k d."""
     normalizes_latents: bool = False
     """Whether latents_mean and latents_std of the autoencoder count."""
@@ -38,18 +36,3 @@ class Family:
     def pooled(self) -> bool:
         """Whether `encode` gives a pooled output besides the context."""
         return len(self.text) > 1
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The components of a checkpoint, in diffusers' order."""
-        return ("vae", *(e for _, e in self.text), *(t for t, _ in self.text), "unet", "scheduler")
-
-
-def run_encoders(
-    encoders: tuple[Network, ...], params: tuple[Params, ...], ids: tuple[jax.Array, ...]
-) -> list[Any]:
-    """Each encoder's output for its ids. ids: n w t (w windows of t tokens), run as (n w) t."""
-    return [
-        encoder.apply(p, i.reshape(-1, i.shape[-1]))
-        for encoder, p, i in zip(encoders, params, ids, strict=True)
-    ]

@@ -1,7 +1,5 @@
 """Stable Diffusion 1.x and 2.x: one CLIP text encoder, whose last hidden states are the context."""
 
-from typing import Any
-
 import jax
 
 from diffusax.models.network import Network, Params
@@ -34,15 +32,10 @@ def encode(
     return (hidden.reshape(n, w * t, -1),)
 
 
-def added(components: Any, call: Any, pooled: Any, height: int, width: int) -> None:
-    """Nothing besides the context."""
-
-
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
     text=(("tokenizer", "text_encoder"),),
     optional=("text_encoder", "tokenizer"),
     options=(("requires_safety_checker", False),),
     encode=encode,
-    added=added,
 )

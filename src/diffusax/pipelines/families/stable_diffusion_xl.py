@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.family import Encoded, Family, run_encoders
+from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.text.prompts import apply_weights
 
 
@@ -36,9 +36,9 @@ def encode(
         ValueError: clip_skip leaves no layer.
     """
     n, w, t = ids[0].shape
-    contexts, outputs = [], run_encoders(encoders, params, ids)
-    for output in outputs:
-        skipped = 2 + (clip_skip or 0)
+    contexts, skipped = [], 2 + (clip_skip or 0)
+    for encoder, p, i in zip(encoders, params, ids, strict=True):
+        output = encoder.apply(p, i.reshape(n * w, t))
         if skipped > len(output.hidden_states):
             limit = len(output.hidden_states) - 2
             raise ValueError(f"clip_skip must be from 0 to {limit} (got {clip_skip})")
@@ -46,8 +46,7 @@ def encode(
         if weights is not None:
             hidden = apply_weights(hidden, weights.reshape(n * w, t))
         contexts.append(hidden.reshape(n, w * t, -1))
-    pooled = outputs[-1].text_embeds
-    return jnp.concatenate(contexts, axis=-1), pooled.reshape(n, w, -1)[:, 0]
+    return jnp.concatenate(contexts, axis=-1), output.text_embeds.reshape(n, w, -1)[:, 0]
 
 
 def added(components: Any, call: Any, pooled: Any, height: int, width: int) -> dict[str, Any]:

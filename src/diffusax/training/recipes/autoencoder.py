@@ -20,6 +20,7 @@ from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
+from diffusax.options import Weight
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Element, picture_size, read_pixels
@@ -28,7 +29,7 @@ from diffusax.training.losses import (
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.options import ComputeDtype, Weight, require_options
+from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.sources import open_source
 from diffusax.training.step import Batch

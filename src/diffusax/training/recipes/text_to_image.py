@@ -12,6 +12,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.models.network import Model, Params, initialize_params
+from diffusax.options import Share
 from diffusax.pipelines import DiffusionPipeline, programs, run, tasks
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
@@ -27,7 +28,7 @@ from diffusax.training.data import (
     read_pixels,
 )
 from diffusax.training.denoising import DenoisingLoss, encode_captions
-from diffusax.training.options import ComputeDtype, Share, require_options
+from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.sources import Source, open_source
 from diffusax.training.step import Batch

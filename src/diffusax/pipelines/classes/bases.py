@@ -1,0 +1,44 @@
+"""What the pipelines of a family share: `encode_prompt` has diffusers' arguments and results."""
+
+from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
+from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.prompts import embeddings
+
+# fmt: off
+
+
+class StableDiffusion(DiffusionPipeline):
+    """Pipelines of Stable Diffusion 1.x and 2.x."""
+
+    family = STABLE_DIFFUSION
+
+    def encode_prompt(
+        self, prompt=None, device=None, num_images_per_prompt=1, do_classifier_free_guidance=True,
+        negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
+        clip_skip=None, **options,
+    ):
+        """The embeddings of prompts and of negative prompts, (prompts images) t d each.
+
+        The second is None without guidance. device and lora_scale change nothing. options:
+        long_prompt and prompt_weighting.
+        """
+        return embeddings(self.parts, locals())
+
+
+class StableDiffusionXL(DiffusionPipeline):
+    """Pipelines of Stable Diffusion XL."""
+
+    family = STABLE_DIFFUSION_XL
+
+    def encode_prompt(
+        self, prompt=None, prompt_2=None, device=None, num_images_per_prompt=1,
+        do_classifier_free_guidance=True, negative_prompt=None, negative_prompt_2=None,
+        prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
+        negative_pooled_prompt_embeds=None, lora_scale=None, clip_skip=None, **options,
+    ):
+        """The embeddings of prompts and of negative prompts, then their pooled outputs.
+
+        Those of negative prompts are None without guidance. device and lora_scale change nothing.
+        options: long_prompt and prompt_weighting.
+        """
+        return embeddings(self.parts, locals())
