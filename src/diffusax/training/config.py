@@ -5,11 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-<<<<<<< HEAD
-from diffusax.runtime.mesh import parse_mesh
-=======
 from diffusax.options import Count, Seed
->>>>>>> simplify
+from diffusax.runtime.mesh import parse_mesh
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
