@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.denoisers import UNetDenoiser
@@ -24,6 +25,8 @@ class Components:
     tokenizers: dict[str, Any]
     scheduler: Any
     options: dict[str, Any]
+    mesh: Mesh | None = None
+    """Of several devices, over which parameters and batches are spread."""
 
     def forget(self) -> None:
         """Has what follows from networks and tokenizers computed again."""
@@ -35,6 +38,11 @@ class Components:
         """The UNet with its ControlNets."""
         controlnets = (net for name, net in self.networks.items() if name.startswith("controlnet"))
         return UNetDenoiser(self.networks["unet"], tuple(controlnets))
+
+    @functools.cached_property
+    def local_mesh(self) -> Mesh | None:
+        """The part of the mesh that belongs to this process."""
+        return None if self.mesh is None else self.mesh.local_mesh
 
     @property
     def denoiser_params(self) -> dict[str, Params]:

@@ -4,12 +4,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from diffusax.checkpoints import load_network, read_model_index, save_network
 from diffusax.checkpoints.files import fitting_variant
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Model
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -80,7 +83,8 @@ def load_components(
             loaded[name] = CLIPTokenizer.from_folder(folder / name)
         else:
             kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
-            options = {"dtype": kind, "device": device}
+            place = component_mesh(device, name) if isinstance(device, Mesh) else device
+            options = {"dtype": kind, "device": place}
             names = [name]
             if name == "controlnet":
                 names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names

@@ -1,12 +1,12 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
 import inspect
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
+from jax.sharding import Mesh
 
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
@@ -14,6 +14,7 @@ from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
+from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.loading import (
@@ -23,12 +24,11 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.programs import final_latents
+from diffusax.pipelines.placement import in_mesh, mesh_of, put_params
 from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
+from diffusax.runtime.mesh import make_mesh
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
-
-log = logging.getLogger(__name__)
 
 
 class MultiControlNetModel:
@@ -41,7 +41,7 @@ class MultiControlNetModel:
         return f"MultiControlNetModel({self.nets})"
 
 
-class DiffusionPipeline:
+class DiffusionPipeline(DiffusersMethods):
     """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
@@ -95,6 +95,8 @@ class DiffusionPipeline:
                 config = self.parts.networks[encoder].config
                 limits = config.vocab_size, config.max_position_embeddings
                 self.parts.tokenizers[tokenizer].check_fits(*limits)
+        meshes = (mesh_of(params) for params in self.parts.params.values())
+        self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
@@ -129,6 +131,24 @@ class DiffusionPipeline:
             nets = [self._models[n] for n in self._models if n.startswith("controlnet")]
             return nets[0] if len(nets) == 1 else MultiControlNetModel(nets)
         return self._models.get(name)
+
+    def spread_over(self, mesh: Mesh | str | None) -> Self:
+        """The pipeline itself, with its parameters over a mesh, as `from_pretrained(mesh=)` has it.
+
+        Raises:
+            ValueError: the mesh does not fit the devices.
+        """
+        if mesh is not None:
+            self.parts.mesh = make_mesh(mesh)
+            self.parts.forget()
+            for name, params in self.parts.params.items():
+                self.parts.params[name] = put_params(self.parts.mesh, name, params)
+        return self
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that a batch is spread over; None for a single one."""
+        return self.parts.mesh
 
     @property
     def params(self) -> dict[str, Params]:
@@ -193,6 +213,7 @@ class DiffusionPipeline:
         local_files_only: bool = False,
         cache_dir: str | Path | None = None,
         device: Any = None,
+        mesh: Mesh | str | None = None,
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family will do.
@@ -208,7 +229,10 @@ class DiffusionPipeline:
             token: for private and gated repositories; by default the stored login.
             local_files_only: use the cache only.
             cache_dir: instead of HF_HOME.
-            device: a device or sharding to put the parameters on.
+            device: a device to put the parameters on; only that one is used then.
+            mesh: the devices to spread batches and parameters over, such as "data=4,tensor=2", see
+                `diffusax.runtime.mesh.make_mesh`. By default every device of this process draws
+                its share of the images, with a copy of the parameters.
             **components: to use instead of the checkpoint's (`vae=`, `unet=`, `scheduler=`,
                 `controlnet=` a model or a list), or None for those that can be missing.
 
@@ -217,16 +241,18 @@ class DiffusionPipeline:
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
+        devices = _devices(device, mesh)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
         loaded = load_components(
-            target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=device
+            target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=devices
         )
         try:
             pipe = target(**{**loaded, **given})
+            pipe.spread_over(devices if isinstance(devices, Mesh) else None)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
         pipe.call_defaults = read_call_defaults(folder)
@@ -259,42 +285,6 @@ class DiffusionPipeline:
         return self
 
     @property
-    def dtype(self) -> Any:
-        """The UNet's dtype."""
-        return self.unet.dtype
-
-    @property
-    def device(self) -> Any:
-        """The device of the UNet's parameters."""
-        leaf = jax.tree.leaves(self.params["unet"])[0]
-        return next(iter(leaf.devices()))
-
-    @property
-    def vae_scale_factor(self) -> int:
-        """Pixels per latent."""
-        return self.parts.factor
-
-    @property
-    def guidance_scale(self) -> float | None:
-        """Of the last call; a callback may set `_guidance_scale` for the steps that follow."""
-        return self._guidance_scale
-
-    @property
-    def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call was guided."""
-        return (self._guidance_scale or 0) > 1
-
-    @property
-    def num_timesteps(self) -> int:
-        """Of the last call, how often the network was asked."""
-        return self._num_timesteps
-
-    @property
-    def interrupt(self) -> bool:
-        """Whether a callback has set `_interrupt`, which ends the run."""
-        return self._interrupt
-
-    @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
@@ -309,18 +299,6 @@ class DiffusionPipeline:
         bound.apply_defaults()
         return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
 
-    def set_progress_bar_config(self, **options: Any) -> None:
-        """Options of the tqdm bar, such as `disable=True`."""
-        self.progress_bar_options = options
-
-    def enable_vae_tiling(self) -> None:
-        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
-        self.vae.enable_tiling()
-
-    def disable_vae_tiling(self) -> None:
-        """Decodes every picture in one piece."""
-        self.vae.disable_tiling()
-
     def __repr__(self) -> str:
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
@@ -328,11 +306,13 @@ class DiffusionPipeline:
     def _draw(self, given: dict[str, Any]) -> Any:
         """A call: `given` holds its arguments, as `locals()` has them."""
         call = check_call(given)
-        job = self.task(self.parts, call)
+        mesh = self.parts.local_mesh
+        with in_mesh(mesh):
+            job = self.task(self.parts, call)
         # What callbacks ask the pipeline for.
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
         vars(self)["_num_timesteps"] = len(job.schedule)
-        latents = final_latents(run_rows(self, job, call))
+        latents = run_rows(self, job, call)
         options = {"tiled": self._models["vae"].tiling, "normalized": job.normalized}
         images = output(self.parts, latents, call.output_type, **options)
         images = images if job.finish is None else job.finish(images)
@@ -349,6 +329,8 @@ class DiffusionPipeline:
         model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
         self.parts.networks[name] = model.network
         self._models[name] = model.bound_to(self.parts.params, name)
+        if (mesh := self.parts.mesh) is not None:
+            self.parts.params[name] = put_params(mesh, name, self.parts.params[name])
 
     def _set_controlnets(self, value: Any) -> None:
         nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
@@ -360,28 +342,14 @@ class DiffusionPipeline:
             self._set_model(name, net)
 
 
-def _no_meaning(name: str) -> Any:
-    def method(self: DiffusionPipeline, *args: Any, **kwargs: Any) -> None:
-        log.info("%s changes nothing in diffusax: XLA plans memory and fuses attention", name)
-
-    method.__doc__ = "Accepted, as diffusers' method of this name; XLA does without it."
-    method.__name__ = name
-    return method
-
-
-for _name in (
-    "enable_attention_slicing",
-    "disable_attention_slicing",
-    "enable_xformers_memory_efficient_attention",
-    "disable_xformers_memory_efficient_attention",
-    "enable_model_cpu_offload",
-    "enable_sequential_cpu_offload",
-    "enable_group_offload",
-    "enable_vae_slicing",
-    "disable_vae_slicing",
-    "maybe_free_model_hooks",
-):
-    setattr(DiffusionPipeline, _name, _no_meaning(_name))
+def _devices(device: Any, mesh: Mesh | str | None) -> Any:
+    """The device, or the mesh of several."""
+    if device is not None and mesh is not None:
+        raise ValueError("only one of device and mesh can be given")
+    if mesh is None and (device is not None or jax.local_device_count() == 1):
+        return device
+    made = make_mesh(mesh, devices=None if mesh else jax.local_devices())
+    return made if made.size > 1 else made.devices.flat[0]
 
 
 def _checked(name: str, value: Any, kind: Any, example: str) -> Any:

@@ -15,6 +15,7 @@ from diffusax.models.latents import sample_latents, scale_latents, to_unit, unsc
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
 from diffusax.pipelines.guidance import mix
+from diffusax.runtime.program import Program
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
 
@@ -54,7 +55,7 @@ class Plan(NamedTuple):
     known: Known | None = None
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
 def denoise(
     denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
@@ -104,7 +105,7 @@ def denoise_rows(
     return run(model, state, plan.table, start, stop, draw, constrain)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Program, static=("denoiser",), shape_of="pictures")
 def embed_control(
     denoiser: UNetDenoiser, params: Params, pictures: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
@@ -140,7 +141,7 @@ def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array
     return _draw(keys, index, shape)
 
 
-@functools.partial(jax.jit, static_argnames=("vae", "upcast", "scale", "normalize"))
+@functools.partial(Program, static=("vae", "upcast", "scale", "normalize"), shape_of="pixels")
 def encode_image(
     vae: Network,
     params: Params,
@@ -167,7 +168,7 @@ def encode_image(
     return scale_latents(vae.config, z, normalize=normalize) if scale else z
 
 
-@functools.partial(jax.jit, static_argnames=("vae", "upcast", "normalize"))
+@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode(
     vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
 ) -> tuple[jax.Array, jax.Array]:
@@ -177,7 +178,7 @@ def decode(
     return to_unit(images), finite
 
 
-@functools.partial(jax.jit, static_argnames=("vae", "upcast", "normalize"))
+@functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode_pixels(
     vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
 ) -> jax.Array:

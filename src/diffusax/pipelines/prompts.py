@@ -14,10 +14,11 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Encoded, Family
+from diffusax.runtime.program import Program
 from diffusax.text.prompts import PromptTokens, tokenize_prompts
 
 
-@functools.partial(jax.jit, static_argnames=("family", "encoders", "groups", "clip_skip"))
+@functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="ids")
 def encode_texts(
     family: Family,
     encoders: tuple[Network, ...],

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
@@ -19,6 +20,8 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.noise import TorchNoise
+from diffusax.pipelines.placement import in_mesh, own_images, put, put_plan
+from diffusax.pipelines.programs import Plan
 from diffusax.pipelines.tasks import Job, check_latents
 
 # A piece shorter than this is made twice as long, so that watching costs little.
@@ -26,7 +29,7 @@ _SECONDS_PER_PIECE = 0.1
 
 
 def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
-    """All rows of the job; the sampler's last state, 6 b h w c.
+    """All rows of the job; the latents after them, b h w c.
 
     pipe: handed to callbacks, which may set its `_interrupt` and `_guidance_scale`.
 
@@ -34,30 +37,33 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
         ValueError: a callback returned what cannot be.
     """
     denoiser, params = pipe.parts.denoiser, pipe.parts.denoiser_params
-    n, shape, conditions = len(job.schedule), job.plan.latents.shape[1:], job.plan.conditions
-    if conditions.control:
-        job.pictures = conditions.control
-        hints = programs.embed_control(denoiser, params, job.pictures)
-        job.plan = job.plan._replace(conditions=conditions._replace(control=hints))
+    mesh, n, (images, *shape) = pipe.parts.mesh, len(job.schedule), job.plan.latents.shape
     # Once, not at every piece.
-    job.plan = jax.device_put(job.plan)
-    state = programs.first_state(job.plan.latents)
+    source, placed = job.plan, _placed(pipe.parts, job.plan)
+    state = programs.first_state(placed.latents)
     callback = call.callback_on_step_end
     draws = job.schedule.draws_noise
     hand_in = isinstance(job.noise, TorchNoise) and bool(draws.any())
     bar = tqdm(total=n, **{"leave": True, **pipe.progress_bar_options, "desc": "compiling"})
     if bar.disable and callback is None and not hand_in:
-        return programs.denoise(denoiser, params, state, job.plan, np.int32(0), np.int32(n))
+        state = _denoise(mesh, denoiser, params, state, placed, 0, n)
+        return own_images(mesh, programs.final_latents(state), images)
     row, size = 0, 1
     with bar:
         while row < n and not pipe.interrupt:
             stop = row + 1 if callback is not None or hand_in else min(row + size, n)
-            plan, began = job.plan, time.perf_counter()
+            began = time.perf_counter()
+            if job.plan is not source:
+                source, placed = job.plan, _placed(pipe.parts, job.plan, placed)
+            plan = placed
             if isinstance(job.noise, TorchNoise) and hand_in:
-                plan = plan._replace(noise=job.noise.row(shape, draws=bool(draws[row])))
-            state = programs.denoise(denoiser, params, state, plan, np.int32(row), np.int32(stop))
+                noise = job.noise.row(tuple(shape), draws=bool(draws[row]))
+                plan = plan._replace(noise=put(mesh, noise))
+            state = _denoise(mesh, denoiser, params, state, plan, row, stop)
             if callback is not None:
-                state, stopped = call_back(pipe, job, call, row, state)
+                own = state if mesh is None else state[:, :images]
+                changed, stopped = call_back(pipe, job, call, row, own)
+                state = state if changed is own else put(mesh, changed, 1)
                 if stopped:
                     break
             if not bar.disable:
@@ -69,7 +75,28 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
                     bar.unpause()
                 size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
             row = stop
-    return state
+    return own_images(mesh, programs.final_latents(state), images)
+
+
+def _placed(c: Components, plan: Plan, before: Plan | None = None) -> Plan:
+    """The plan on the devices, control pictures embedded, as they were in the plan before it."""
+    placed = put_plan(c.mesh, plan)
+    conditions = placed.conditions
+    if not conditions.control:
+        return placed
+    if before is not None:
+        hints = before.conditions.control
+    else:
+        with in_mesh(c.mesh):
+            hints = programs.embed_control(c.denoiser, c.denoiser_params, conditions.control)
+    return placed._replace(conditions=conditions._replace(control=hints))
+
+
+def _denoise(
+    mesh: Mesh | None, denoiser: Any, params: Any, state: Any, plan: Plan, start: int, stop: int
+) -> jax.Array:
+    with in_mesh(mesh):
+        return programs.denoise(denoiser, params, state, plan, np.int32(start), np.int32(stop))
 
 
 _PROMPTS = {
@@ -127,7 +154,7 @@ def _tensor(name: str, job: Job, state: jax.Array) -> Any:
     if name == "latents":
         picture = state[0]
     elif name == "image":
-        picture = job.pictures[0][:, 0] if job.pictures else None
+        picture = conditions.control[0][:, 0] if conditions.control else None
     elif name == "mask" and known is not None:
         picture = known.mask
     elif conditions.channels is not None:
@@ -204,7 +231,11 @@ def output(
     if tiled:
         images, finite = _decode_tiles(c, latents, **options)
     else:
-        images, finite = programs.decode(c.networks["vae"], c.params["vae"], latents, **options)
+        n, mesh = len(latents), c.local_mesh
+        with in_mesh(mesh):
+            padded = put(mesh, latents)
+            decoded = programs.decode(c.networks["vae"], c.params["vae"], padded, **options)
+        images, finite = (own_images(mesh, x, n) for x in decoded)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -225,7 +256,8 @@ def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, An
     tile = (side[0] if isinstance(side, tuple) else side) // c.factor
 
     def decode(part: np.ndarray) -> jax.Array:
-        return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
+        with in_mesh(c.local_mesh):
+            return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
 
     images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
     return to_unit(jnp.asarray(images)), np.isfinite(images).all()

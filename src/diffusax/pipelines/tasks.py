@@ -45,8 +45,6 @@ class Job:
     """What becomes of the pictures, where the call asks for more than to decode them."""
     normalized: bool = True
     """Whether latents_mean and latents_std count in decoding, where the family knows them."""
-    pictures: tuple[Any, ...] = ()
-    """What the ControlNets see, of a run whose plan has these embedded."""
 
 
 Task = Callable[[Components, Call], Job]

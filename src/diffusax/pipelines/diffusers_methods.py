@@ -1,0 +1,94 @@
+"""What programs written for diffusers ask of a pipeline besides calls, loading and saving."""
+
+import logging
+from typing import Any
+
+import jax
+
+from diffusax.pipelines.components import Components
+
+log = logging.getLogger(__name__)
+
+
+class DiffusersMethods:
+    """Properties and methods of every pipeline, under diffusers' names."""
+
+    parts: Components
+    unet: Any
+    vae: Any
+    progress_bar_options: dict[str, Any]
+    _guidance_scale: float | None
+    _num_timesteps: int
+    _interrupt: bool
+
+    @property
+    def dtype(self) -> Any:
+        """The UNet's dtype."""
+        return self.unet.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device of the UNet's parameters."""
+        leaf = jax.tree.leaves(self.parts.params["unet"])[0]
+        return next(iter(leaf.devices()))
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels per latent."""
+        return self.parts.factor
+
+    @property
+    def guidance_scale(self) -> float | None:
+        """Of the last call; a callback may set `_guidance_scale` for the steps that follow."""
+        return self._guidance_scale
+
+    @property
+    def do_classifier_free_guidance(self) -> bool:
+        """Whether the last call was guided."""
+        return (self._guidance_scale or 0) > 1
+
+    @property
+    def num_timesteps(self) -> int:
+        """Of the last call, how often the network was asked."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether a callback has set `_interrupt`, which ends the run."""
+        return self._interrupt
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Options of the tqdm bar, such as `disable=True`."""
+        self.progress_bar_options = options
+
+    def enable_vae_tiling(self) -> None:
+        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
+        self.vae.enable_tiling()
+
+    def disable_vae_tiling(self) -> None:
+        """Decodes every picture in one piece."""
+        self.vae.disable_tiling()
+
+
+def _no_meaning(name: str) -> Any:
+    def method(self: DiffusersMethods, *args: Any, **kwargs: Any) -> None:
+        log.info("%s changes nothing in diffusax: XLA plans memory and fuses attention", name)
+
+    method.__doc__ = "Accepted, as diffusers' method of this name; XLA does without it."
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "enable_attention_slicing",
+    "disable_attention_slicing",
+    "enable_xformers_memory_efficient_attention",
+    "disable_xformers_memory_efficient_attention",
+    "enable_model_cpu_offload",
+    "enable_sequential_cpu_offload",
+    "enable_group_offload",
+    "enable_vae_slicing",
+    "disable_vae_slicing",
+    "maybe_free_model_hooks",
+):
+    setattr(DiffusersMethods, _name, _no_meaning(_name))

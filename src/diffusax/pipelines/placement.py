@@ -1,0 +1,98 @@
+"""A run's arrays on its devices: a batch is padded to fill a mesh, and split over it."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from diffusax.models import TENSOR_RULES
+from diffusax.models.network import Params
+from diffusax.pipelines.programs import Plan
+from diffusax.runtime.mesh import batch_sharding, batch_size, replicated, tree_sharding
+
+_NO_IMAGES = -1
+
+
+def mesh_of(params: Params) -> Mesh | None:
+    """The mesh of several devices that parameters lie on, if they do."""
+    sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
+    several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
+
+
+def component_mesh(mesh: Mesh, name: str) -> Mesh:
+    """The part of the mesh that a component lies on.
+
+    Denoisers lie on the whole of it. The rest works for the images of its own process, on the
+    devices of that process.
+    """
+    return mesh if name.startswith(("unet", "controlnet")) else mesh.local_mesh
+
+
+def put_params(mesh: Mesh, name: str, params: Params) -> Params:
+    """A component's parameters on the mesh; those that lie there already stay."""
+    return jax.device_put(params, tree_sharding(component_mesh(mesh, name), params, TENSOR_RULES))
+
+
+def in_mesh(mesh: Mesh | None) -> Any:
+    """The context in which programs for the mesh are traced and called."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:
+    """The plan on the devices, so that no later call moves it; padded, and split by images."""
+    if mesh is None:
+        return jax.device_put(plan)
+    return jax.tree.map(lambda x, axis: put(mesh, x, axis), plan, _image_axes(plan))
+
+
+def plan_sharding(mesh: Mesh, plan: Plan) -> Plan:
+    """Where `put_plan` puts each array of a plan."""
+    return jax.tree.map(lambda axis: _sharding(mesh, axis), _image_axes(plan))
+
+
+def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
+    """An array of this process's images along an axis, padded with the last, over the mesh."""
+    if mesh is None:
+        return x
+    x, sharding = jnp.asarray(x), _sharding(mesh, axis)
+    extra = 0 if axis == _NO_IMAGES else -x.shape[axis] % batch_size(mesh.local_mesh)
+    if extra:
+        last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
+        x = jnp.concatenate([x, last], axis)
+    if mesh is mesh.local_mesh or mesh == mesh.local_mesh:
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _from_this_process(sharding, jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return _from_this_process(sharding, x)
+
+
+def own_images(mesh: Mesh | None, x: jax.Array, n: int) -> Any:
+    """The first n images of this process, of an array b ... over the mesh."""
+    if mesh is None or x.is_fully_addressable:
+        return x if x.shape[0] == n else x[:n]
+    parts = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])[:n]
+
+
+def _from_this_process(sharding: NamedSharding, x: Any) -> jax.Array:
+    return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+
+def _sharding(mesh: Mesh, axis: int) -> NamedSharding:
+    return replicated(mesh) if axis == _NO_IMAGES else batch_sharding(mesh, axis=axis)
+
+
+def _image_axes(plan: Plan) -> Plan:
+    """Which axis of each array of a plan counts images."""
+    table = 1 if plan.table.timestep.ndim == 2 else _NO_IMAGES
+    knobs = 1 if plan.knobs.rescale.ndim == 2 else _NO_IMAGES
+    axes = jax.tree.map(lambda _: 0, plan)
+    return axes._replace(
+        table=jax.tree.map(lambda _: table, plan.table),
+        knobs=jax.tree.map(lambda _: knobs, plan.knobs),
+    )
