@@ -6,6 +6,7 @@ from diffusax.checkpoints.named import *  # noqa: F403
 from diffusax.pictures import load_image
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
+from diffusax.runtime.mesh import initialize, make_mesh
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
 
@@ -14,7 +15,9 @@ __all__ = [
     *_pipelines,
     *SCHEDULERS,
     "__version__",
+    "initialize",
     "load_image",
     "load_network",
+    "make_mesh",
     "save_network",
 ]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.runtime.mesh import start_processes
+from diffusax.runtime.mesh import initialize
 from diffusax.training import TrainConfig, read_config, train
 
 ROWS, INPUTS, OUTPUTS = 96, 64, 4096
@@ -96,7 +96,7 @@ def main(output: str, *pairs: str) -> None:
     pairs = [pair for pair in pairs if pair.split("=")[0] not in own]
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
-        start_processes()
+        initialize()
     source = HangingRows(int(own["hang_at"]) * config.batch_size) if "hang_at" in own else None
     train(Toy(source, slow="slow_save" in own), config)
 

@@ -107,8 +107,8 @@ def load_params(
 
 
 def _put(array: np.ndarray, device: Any) -> jax.Array:
-    """The array on its device, or each part on its own: devices of other processes get theirs."""
-    if isinstance(device, jax.sharding.NamedSharding) and not device.is_fully_replicated:
+    """The array on its device, or on those of this process: other processes see to theirs."""
+    if isinstance(device, jax.sharding.NamedSharding) and device.mesh.size > 1:
         return jax.make_array_from_callback(array.shape, device, lambda index: array[index])
     return jax.device_put(array, device)
 

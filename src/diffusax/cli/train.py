@@ -8,7 +8,7 @@ from typing import Any
 
 from diffusax.cli.parsing import FromFiles, choose, parse_with_files
 from diffusax.cli.text import escaped
-from diffusax.runtime.mesh import start_processes
+from diffusax.runtime.mesh import initialize
 from diffusax.training import (
     AutoencoderConfig,
     Preempted,
@@ -70,7 +70,7 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
         if not getattr(config, name):
             raise ValueError(f"--{name} must be given, or {name} in the --config file")
     if config.distributed:
-        start_processes()
+        initialize()
     try:
         train(make(config), config)
     except Preempted as stopped:

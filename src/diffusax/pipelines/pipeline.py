@@ -95,7 +95,9 @@ class DiffusionPipeline(DiffusersMethods):
                 config = self.parts.networks[encoder].config
                 limits = config.vocab_size, config.max_position_embeddings
                 self.parts.tokenizers[tokenizer].check_fits(*limits)
-        meshes = (mesh_of(params) for params in self.parts.params.values())
+        # The UNet's first: that of the others may be only this process's part of it.
+        known = sorted(self.parts.params, key=lambda name: name != "unet")
+        meshes = (mesh_of(self.parts.params[name]) for name in known)
         self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
@@ -141,8 +143,9 @@ class DiffusionPipeline(DiffusersMethods):
         if mesh is not None:
             self.parts.mesh = make_mesh(mesh)
             self.parts.forget()
-            for name, params in self.parts.params.items():
-                self.parts.params[name] = put_params(self.parts.mesh, name, params)
+            for name, network in self.parts.networks.items():
+                params = put_params(self.parts.mesh, name, network, self.parts.params[name])
+                self.parts.params[name] = params
         return self
 
     @property
@@ -330,7 +333,7 @@ class DiffusionPipeline(DiffusersMethods):
         self.parts.networks[name] = model.network
         self._models[name] = model.bound_to(self.parts.params, name)
         if (mesh := self.parts.mesh) is not None:
-            self.parts.params[name] = put_params(mesh, name, self.parts.params[name])
+            self.parts.params[name] = put_params(mesh, name, model.network, model.params)
 
     def _set_controlnets(self, value: Any) -> None:
         nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)

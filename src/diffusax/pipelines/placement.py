@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from diffusax.models import TENSOR_RULES
-from diffusax.models.network import Params
+from diffusax.models.network import Network, Params
 from diffusax.pipelines.programs import Plan
 from diffusax.runtime.mesh import batch_sharding, batch_size, replicated, tree_sharding
 
@@ -32,9 +31,10 @@ def component_mesh(mesh: Mesh, name: str) -> Mesh:
     return mesh if name.startswith(("unet", "controlnet")) else mesh.local_mesh
 
 
-def put_params(mesh: Mesh, name: str, params: Params) -> Params:
+def put_params(mesh: Mesh, name: str, network: Network, params: Params) -> Params:
     """A component's parameters on the mesh; those that lie there already stay."""
-    return jax.device_put(params, tree_sharding(component_mesh(mesh, name), params, TENSOR_RULES))
+    shardings = tree_sharding(component_mesh(mesh, name), params, network.tensor_rules)
+    return jax.device_put(params, shardings)
 
 
 def in_mesh(mesh: Mesh | None) -> Any:

@@ -27,12 +27,15 @@ Rules = Sequence[tuple[str, int]]
 the axis."""
 
 
-def start_processes() -> None:
+def initialize(heartbeat_seconds: int = 30) -> None:
     """Joins the other processes of a run; before anything else is done with JAX.
 
     JAX finds them on TPU pods and under Slurm (see `jax.distributed.initialize`); elsewhere the
     variables JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID
-    say where they are. On CPUs they talk through gloo.
+    say where they are. On CPUs they talk through gloo. Each process draws its own images.
+
+    Args:
+        heartbeat_seconds: when a process that is not heard of ends the others, with an error.
 
     Raises:
         ValueError: only some of the variables are set.
@@ -40,13 +43,14 @@ def start_processes() -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     values = [os.environ.get(name) for name in names]
+    options: dict[str, Any] = {"heartbeat_timeout_seconds": heartbeat_seconds}
     if not any(values):
-        jax.distributed.initialize()
+        jax.distributed.initialize(**options)
     elif not all(values):
         raise ValueError(f"{', '.join(names)} must be set together (got {values})")
     else:
         address, count, index = values
-        jax.distributed.initialize(address, int(str(count)), int(str(index)))
+        jax.distributed.initialize(address, int(str(count)), int(str(index)), **options)
 
 
 def make_mesh(

@@ -1,0 +1,146 @@
+"""Pipelines on many devices, in one process and in two, draw what one device draws."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from diffusax.runtime.mesh import AXES, make_mesh, param_sharding, parse_mesh
+
+HERE = Path(__file__).parent
+MIXED = "data=2,fsdp=2,tensor=2"
+CASES = [f"text {MIXED}", "text default EulerAncestralDiscreteScheduler", f"control {MIXED}"]
+MORE = [
+    *(f"text {mesh}" for mesh in ("default", "data=8", "fsdp=8", "data=4,tensor=2")),
+    *(f"{task} {MIXED}" for task in ("xl", "img2img", "inpaint", "inpaint9", "instruct")),
+]
+FLAGS = "--xla_force_host_platform_device_count="
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    from tiny import build_checkpoint, build_controlnet
+
+    root = tmp_path_factory.mktemp("mesh")
+    for kind in ("sd", "xl", "sd-inpaint", "sd-instruct"):
+        build_checkpoint(root / kind, kind, "a")
+    build_controlnet(root / "controlnet", "sd", "a")
+    return root
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.slow)])
+def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "mesh_run.py"), str(root), str(tmp_path / "out"), *cases],
+        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "out").read_text())
+    assert set(found["differences"]) == set(cases)
+    assert max(found["differences"].values()) < 1e-4, found["differences"]
+    assert found["split"]["fsdp=8"]["fsdp"] > 10
+    assert found["split"][MIXED]["tensor"] > 10
+    assert found["split"]["data=8"] == {"fsdp": 0, "tensor": 0}
+
+
+def start(root: Path, folder: Path, mesh: str, *more: str) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    script = [sys.executable, str(HERE / "processes_run.py"), str(root / "sd")]
+    return [
+        subprocess.Popen(
+            [*script, str(folder / f"{i}.npy"), mesh, str(5 + i), *more],
+            env={**os.environ, **variables, "XLA_FLAGS": f"{FLAGS}2", "JAX_PROCESS_ID": str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(2)
+    ]
+
+
+def test_two_processes_draw_their_own_images_and_neither_outlives_the_other(root, tmp_path):
+    for i in range(2):
+        script = [str(HERE / "processes_run.py"), str(root / "sd")]
+        alone = [sys.executable, *script, str(tmp_path / f"alone{i}.npy"), "alone", str(5 + i)]
+        subprocess.run(alone, check=True)
+    first, second = start(root, tmp_path, "fsdp=4", "wait")
+    limit = time.monotonic() + 120
+    while not all((tmp_path / f"{i}.npy.drawing").exists() for i in range(2)):
+        assert time.monotonic() < limit
+        assert first.poll() is None, first.communicate()[0][-3000:]
+        time.sleep(0.2)
+    for i in range(2):
+        images = [np.load(tmp_path / f"{name}{i}.npy") for name in ("", "alone")]
+        np.testing.assert_allclose(*images, atol=1e-4)
+    second.send_signal(signal.SIGKILL)
+    text, _ = first.communicate(timeout=60)
+    assert first.returncode != 0
+    assert "another task died" in text
+    second.communicate()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("data=3", "does not fit 1 devices"),
+        ("model=2", "mesh must give sizes to data, fsdp, tensor"),
+        ("data", "mesh must be sizes such as"),
+        ("data=0", "mesh must give sizes"),
+        ("data=-1,fsdp=-1", "does not fit"),
+        ("data=1,data=1", "mesh must be sizes such as"),
+    ],
+)
+def test_meshes_that_cannot_be(shape, message):
+    import jax
+
+    with pytest.raises(ValueError, match=message):
+        make_mesh(shape, devices=jax.devices()[:1])
+
+
+def test_sizes_of_a_mesh():
+    class Device:
+        def __init__(self, i):
+            self.id, self.process_index, self.platform = i, 0, "cpu"
+
+    assert parse_mesh("data=4, tensor=2") == {"data": 4, "tensor": 2}
+    devices = [Device(i) for i in range(8)]
+    for shape, sizes in (
+        (None, (8, 1, 1)),
+        ("fsdp=4", (2, 4, 1)),
+        ("fsdp=-1", (1, 8, 1)),
+        ("data=2,tensor=-1", (2, 1, 4)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 2)),
+    ):
+        assert tuple(make_mesh(shape, devices=devices).devices.shape) == sizes
+
+
+RULES = ((r"to_q\.kernel", -1), (r"to_out\.0\.kernel", -2))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "spec"),
+    [
+        ("blocks.0.to_q.kernel", (256, 512), ("fsdp", "tensor")),
+        ("blocks.0.to_out.0.kernel", (512, 256), ("tensor", "fsdp")),
+        ("blocks.0.not_to_q.kernel", (256, 512), (None, "fsdp")),
+        ("blocks.0.to_q.kernel", (256, 511), ("fsdp", None)),
+        ("conv.kernel", (3, 3, 64, 128), (None, None, None, "fsdp")),
+        ("norm.scale", (512,), ()),
+    ],
+)
+def test_where_parameters_lie(name, shape, spec):
+    mesh = AbstractMesh((1, 2, 2), AXES)
+    assert tuple(param_sharding(mesh, name, shape, RULES).spec) == spec
