@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
+from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import control_names
@@ -26,6 +27,7 @@ from diffusax.pipelines.loading import (
 )
 from diffusax.pipelines.placement import in_mesh, mesh_of, put_params
 from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
+from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import make_mesh
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
@@ -41,7 +43,7 @@ class MultiControlNetModel:
         return f"MultiControlNetModel({self.nets})"
 
 
-class DiffusionPipeline(DiffusersMethods):
+class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
@@ -72,6 +74,7 @@ class DiffusionPipeline(DiffusersMethods):
         Raises:
             ValueError: one is missing, unknown, or of the wrong type.
         """
+        enable_compilation_cache()
         names = self.component_names
         options = dict(self.family.options)
         self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)

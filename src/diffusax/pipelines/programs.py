@@ -233,7 +233,9 @@ def batch_plans(plans: list[Plan]) -> Plan:
 @functools.lru_cache(64)
 def device_table(schedule: Schedule) -> Table:
     """The schedule's table, on the device once for all calls."""
-    return jax.tree.map(jnp.asarray, schedule.table())
+    # Also where a call is only traced: the cache must hold arrays.
+    with jax.ensure_compile_time_eval():
+        return jax.tree.map(jnp.asarray, schedule.table())
 
 
 @functools.partial(jax.jit, static_argnums=1)

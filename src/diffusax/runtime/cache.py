@@ -27,7 +27,7 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
     Returns:
         The folder in use; None if there is none, for it is switched off or cannot be written.
     """
-    found = jax.config.read("jax_compilation_cache_dir")
+    found: str | None = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if found:
         return Path(found)
     chosen = os.environ.get(VARIABLE) if folder is None else str(folder)

@@ -90,6 +90,7 @@ class Program:
         found = _REQUESTS.get()
         if found is not None:
             found.append(request)
+            return self._unrecorded(request)
         if self.executables and not _is_traced(request.dynamic):
             compiled = self.executables.get(key(request))
             if compiled is not None:
@@ -100,6 +101,14 @@ class Program:
             seconds = time.perf_counter() - began
             log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
         return result
+
+    def _unrecorded(self, request: Request) -> Any:
+        """The result; programs that this one calls are parts of it."""
+        token = _REQUESTS.set(None)
+        try:
+            return self.jitted(request.static, *request.dynamic)
+        finally:
+            _REQUESTS.reset(token)
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """The call with these arguments."""
@@ -126,7 +135,7 @@ def compile_request(request: Request) -> jax.stages.Compiled:
 def key(request: Request) -> Any:
     """What two requests that the same executable serves have in common; hashable."""
     leaves, treedef = jax.tree.flatten(request.dynamic)
-    return request.static, treedef, tuple(map(_leaf_key, leaves))
+    return request.program.name, request.static, treedef, tuple(map(_leaf_key, leaves))
 
 
 def describe(request: Request) -> str:
@@ -146,11 +155,13 @@ def _leaf_key(leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
     spread = None
     if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-        # Trailing axes without a name say nothing.
-        spec = tuple(sharding.spec)
-        while spec and spec[-1] is None:
-            spec = spec[:-1]
-        spread = (spec, tuple(sharding.mesh.shape.items()))
+        # Axes of one device, and trailing ones without a name, say nothing.
+        sizes = sharding.mesh.shape
+        spec = [() if p is None else p if isinstance(p, tuple) else (p,) for p in sharding.spec]
+        spec = [tuple(name for name in names if sizes[name] > 1) for names in spec]
+        while spec and not spec[-1]:
+            spec.pop()
+        spread = (tuple(spec), tuple(sizes.items()))
     return tuple(leaf.shape), str(leaf.dtype), spread
 
 

@@ -89,6 +89,8 @@ class Cost(NamedTuple):
     """GB of arguments, parameters among them."""
     temporaries: float
     """GB besides arguments and results while it runs."""
+    code: float
+    """GB of the program itself."""
     peak: float
     """GB of all of them together, and the program's own code."""
 
@@ -117,5 +119,6 @@ def cost_of(compiled: jax.stages.Compiled) -> Cost:
         analysis.get("bytes accessed", 0) / 1e9,
         arguments,
         temporaries,
+        code,
         arguments + results + temporaries + code,
     )

@@ -1,0 +1,136 @@
+"""Executables as files, tied to the machine, the versions and the shapes they were made for."""
+
+import hashlib
+import logging
+import pickle
+import platform
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax.experimental import serialize_executable
+
+from diffusax._version import __version__
+from diffusax.files import load_json, write_json, written_whole
+from diffusax.runtime.program import PROGRAMS, digest
+
+log = logging.getLogger(__name__)
+
+_INDEX = "programs.json"
+
+
+def save_executables(folder: str | Path, wanted: Collection[str] | None = None) -> list[Path]:
+    """Writes the executables that were compiled ahead of time.
+
+    Args:
+        folder: for a file each, and an index of them.
+        wanted: digests of those to write; all by default.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: there are none.
+    """
+    folder = Path(folder)
+    found = {
+        (name, digest(key)): (key, compiled)
+        for name, program in PROGRAMS.items()
+        for key, compiled in program.executables.items()
+        if wanted is None or digest(key) in wanted
+    }
+    if not found:
+        raise ValueError("no program was compiled ahead of time; call compile first")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for (name, short), (key, compiled) in found.items():
+        payload, in_tree, out_tree = serialize_executable.serialize(compiled)
+        file = f"{name}-{short}.executable"
+        data = pickle.dumps((key, payload, in_tree, out_tree, _device_ids(compiled)))
+        with written_whole(folder / file) as partial:
+            partial.write_bytes(data)
+        files[file] = {"program": name, "sha256": hashlib.sha256(data).hexdigest()}
+    index = folder / _INDEX
+    before = load_json(index) if index.is_file() else {}
+    kept = before.get("files", {}) if before.get("environment") == environment() else {}
+    write_json(index, {"environment": environment(), "files": {**kept, **files}})
+    return [folder / file for file in files]
+
+
+def load_executables(folder: str | Path) -> int:
+    """Reads executables, so that calls of their shapes compile nothing.
+
+    Load only files that you trust: like pickles, they can run any code.
+
+    Returns:
+        How many were read. Those made by other versions, for another device, or damaged, are left
+        out, and a warning says why.
+
+    Raises:
+        ValueError: the folder holds no index of executables.
+    """
+    folder = Path(folder)
+    if not (folder / _INDEX).is_file():
+        raise ValueError(f"{folder} holds no {_INDEX}; save_compiled writes one")
+    index: dict[str, Any] = load_json(folder / _INDEX)
+    here, there = environment(), index.get("environment", {})
+    other = [f"{k} {there.get(k)}, here {v}" for k, v in here.items() if there.get(k) != v]
+    if other:
+        log.warning("%s was made for %s; nothing of it is used", folder, "; ".join(other))
+        return 0
+    count = 0
+    for file, about in index.get("files", {}).items():
+        try:
+            data = (folder / Path(file).name).read_bytes()
+            if hashlib.sha256(data).hexdigest() != about["sha256"]:
+                raise ValueError("its checksum is wrong")
+            _take(about["program"], data)
+            count += 1
+        except Exception as error:
+            log.warning("%s is not used: %s", folder / file, " ".join(str(error).split())[:200])
+    return count
+
+
+def environment() -> dict[str, Any]:
+    """What an executable depends on besides its program: versions and devices."""
+    device = jax.local_devices()[0]
+    kind = device.device_kind
+    if device.platform == "cpu":
+        kind = f"{kind} {_cpu_features()}"
+    return {
+        "diffusax": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "platform": device.platform,
+        "platform version": device.client.platform_version,
+        "device": kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+    }
+
+
+def _take(name: str, data: bytes) -> None:
+    key, payload, in_tree, out_tree, ids = pickle.loads(data)
+    devices = {device.id: device for device in jax.devices()}
+    compiled = serialize_executable.deserialize_and_load(
+        payload, in_tree, out_tree, execution_devices=[devices[i] for i in ids]
+    )
+    PROGRAMS[name].executables[key] = compiled
+
+
+def _device_ids(compiled: Any) -> list[int]:
+    sharding = jax.tree.leaves(compiled.input_shardings)
+    devices = max((s._device_assignment for s in sharding), key=len)
+    return [device.id for device in devices]
+
+
+def _cpu_features() -> str:
+    """The processor and what it can do, which XLA compiles for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(flags.encode()).hexdigest()[:12]
