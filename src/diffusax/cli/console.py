@@ -15,7 +15,9 @@ from diffusax.extras import require_extra
 COMMANDS = {
     "generate": "Draw pictures from a prompt, over a picture, under a mask or along control maps.",
     "edit": "Change a picture as an instruction says (InstructPix2Pix).",
-    "info": "Show what a checkpoint holds, and the names of the samplers.",
+    "info": "Show what a checkpoint holds, the devices, and the names of the samplers.",
+    "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
+    "export": "Write a model's programs as StableHLO, for any platform.",
     "train": "Train a denoiser or an autoencoder.",
     "cache-latents": "Encode a data set once, to train from faster.",
 }

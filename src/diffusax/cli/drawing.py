@@ -1,5 +1,6 @@
 """What the commands that draw share: options, the call, the files they write."""
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -7,6 +8,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import jax
 
 import diffusax
 from diffusax.cli.parsing import OWN
@@ -45,12 +48,19 @@ class Drawing(Options):
     """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
     vae_tiling: bool = False
     """Decode large pictures in tiles."""
+    mesh: Annotated[str | None, OWN] = None
+    """The devices to spread images and parameters over, such as data=4,tensor=2; by default every
+    one draws its share of the images."""
+    compiled: Annotated[Path | None, OWN] = None
+    """Use the programs that `diffusax compile --output` wrote to this folder."""
+    profile: Annotated[Path | None, OWN] = None
+    """Write a trace of the drawing to this folder, for TensorBoard or Perfetto."""
     output: str = "out.png"
     """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
 
     def loading(self) -> dict[str, Any]:
         """The options of `from_pretrained`."""
-        names = ("dtype", "vae_dtype", "variant", "revision")
+        names = ("dtype", "vae_dtype", "variant", "revision", "mesh")
         return {name: getattr(self, name) for name in names}
 
     def prepare(self, pipe: Any) -> Any:
@@ -59,7 +69,15 @@ class Drawing(Options):
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        if self.compiled is not None:
+            pipe.load_compiled(self.compiled)
         return pipe
+
+    def profiled(self) -> contextlib.AbstractContextManager[Any]:
+        """The context that writes the trace, if one is wanted."""
+        if self.profile is None:
+            return contextlib.nullcontext()
+        return jax.profiler.trace(str(self.profile))
 
 
 def output_file(text: str) -> Path:

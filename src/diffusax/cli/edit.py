@@ -71,19 +71,20 @@ class Edit(drawing.Drawing):
         sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
         images, texts = [], []
         for guidance, image_guidance in self._scales():
-            drawn = drawing.call(
-                pipe,
-                prompt=self.prompt,
-                image=picture,
-                negative_prompt=self.negative_prompt,
-                num_inference_steps=self.steps,
-                guidance_scale=guidance,
-                image_guidance_scale=image_guidance,
-                num_images_per_prompt=self.num_images,
-                seed=seed,
-                noise=self.noise,
-                **sizes,
-            )
+            with self.profiled():
+                drawn = drawing.call(
+                    pipe,
+                    prompt=self.prompt,
+                    image=picture,
+                    negative_prompt=self.negative_prompt,
+                    num_inference_steps=self.steps,
+                    guidance_scale=guidance,
+                    image_guidance_scale=image_guidance,
+                    num_images_per_prompt=self.num_images,
+                    seed=seed,
+                    noise=self.noise,
+                    **sizes,
+                )
             settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
             images += drawn
             texts += [drawing.describe(pipe, self, drawn[0], seed, **settings)] * len(drawn)

@@ -83,24 +83,25 @@ class Generate(drawing.Drawing):
         seed = drawing.seed_or_random(self.seed)
         pictures = _pictures(self)
         pipe = _load(self)
-        images = drawing.call(
-            pipe,
-            prompt=self.prompt,
-            negative_prompt=self.negative_prompt,
-            num_inference_steps=self.steps,
-            guidance_scale=self.guidance,
-            num_images_per_prompt=self.num_images,
-            strength=self.strength,
-            padding_mask_crop=self.mask_crop,
-            seed=seed,
-            noise=self.noise,
-            clip_skip=self.clip_skip,
-            long_prompt=self.long_prompt,
-            prompt_weighting=self.prompt_weighting,
-            **pictures,
-            **_size(self, pipe, pictures),
-            **_scales(self),
-        )
+        with self.profiled():
+            images = drawing.call(
+                pipe,
+                prompt=self.prompt,
+                negative_prompt=self.negative_prompt,
+                num_inference_steps=self.steps,
+                guidance_scale=self.guidance,
+                num_images_per_prompt=self.num_images,
+                strength=self.strength,
+                padding_mask_crop=self.mask_crop,
+                seed=seed,
+                noise=self.noise,
+                clip_skip=self.clip_skip,
+                long_prompt=self.long_prompt,
+                prompt_weighting=self.prompt_weighting,
+                **pictures,
+                **_size(self, pipe, pictures),
+                **_scales(self),
+            )
         text = drawing.describe(pipe, self, images[0], seed, **_settings(self))
         return drawing.save(output, images, [text] * len(images), seed)
 

@@ -1,9 +1,11 @@
 """`diffusax info`."""
 
+import collections
 import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import numpy as np
 from tyro.conf import Positional
 
@@ -13,6 +15,7 @@ from diffusax.checkpoints.tensors import read_entries
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.text import escaped
 from diffusax.files import load_json
+from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.samplers import SAMPLER_NAMES
 
 
@@ -20,20 +23,33 @@ from diffusax.samplers import SAMPLER_NAMES
 class Info:
     """Show what a checkpoint holds, and the names of the samplers."""
 
-    model: Positional[str]
-    """A folder in diffusers' layout, or a Hub repository id."""
+    model: Annotated[Positional[str | None], OWN] = None
+    """A folder in diffusers' layout, a Hub repository id, or "emoji"; without one, the devices and
+    samplers alone."""
     variant: Annotated[str | None, OWN] = None
     """Look at the checkpoint's variant of this name, such as fp16."""
 
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
-        folder = resolve(self.model, variant=self.variant)
+        if self.model is not None:
+            self._checkpoint(self.model)
+        print(f"devices: {', '.join(device_kinds())}")
+        print(f"compilation cache: {escaped(enable_compilation_cache() or 'off')}")
+        print(f"samplers: {', '.join(SAMPLER_NAMES)}")
+
+    def _checkpoint(self, model: str) -> None:
+        folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
         print(escaped(f"{class_name} in {folder}"))
         for name, (_, component) in sorted(components.items()):
             size = _size(folder / name, self.variant)
             print(escaped(f"  {name:14} {component:24} {size}".rstrip()))
-        print(f"samplers: {', '.join(SAMPLER_NAMES)}")
+
+
+def device_kinds() -> list[str]:
+    """How many devices there are of each kind, in words."""
+    kinds = collections.Counter((d.platform, d.device_kind) for d in jax.devices())
+    return [f"{count} {platform} ({kind})" for (platform, kind), count in kinds.items()]
 
 
 def command(args: list[str]) -> Info:

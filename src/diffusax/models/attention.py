@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from diffusax.models.matmul import materialize
-from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.mesh import BATCH_AXES, TENSOR_AXIS
 
 Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
@@ -33,7 +33,7 @@ def attention(
         return forms["whole"](q, k, v)
 
     def choose(platform: str) -> str:
-        return choose_lowering(platform, q.dtype, q.shape, k.shape)
+        return choose_lowering(platform, q.dtype, known_sizes(q.shape), known_sizes(k.shape))
 
     return by_platform(choose, forms, q, k, v)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.matmul import matmul
-from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
 Lowering = Literal["direct", "pointwise", "patches", "winograd"]
@@ -26,7 +26,7 @@ def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding
     }
 
     def choose(platform: str) -> str:
-        return choose_lowering(platform, x.shape, kernel.shape, stride, padding)
+        return choose_lowering(platform, known_sizes(x.shape), kernel.shape, stride, padding)
 
     return by_platform(choose, forms, x, kernel)
 
@@ -130,7 +130,7 @@ def _winograd_tangent(
 
 def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int) -> int:
     """Rows of tiles to take at once; as equal as possible."""
-    row_bytes = x.shape[0] * columns * 16 * kernel.shape[3] * 4
+    row_bytes = known_sizes(x.shape)[0] * columns * 16 * kernel.shape[3] * 4
     bands = math.ceil(rows / max(1, _MAX_TEMPORARY_BYTES // row_bytes))
     return math.ceil(rows / bands)
 

@@ -82,7 +82,7 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     """
     mesh = mesh or c.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
-    with in_mesh(mesh), recorded_requests() as found:
+    with recorded_requests() as found:
         jax.eval_shape(functools.partial(_whole_call, c, task, call, mesh), params)
     unique = {}
     for request in found:

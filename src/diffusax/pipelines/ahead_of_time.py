@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from diffusax.pipelines.ahead import compile_all, example_call, memory_of, requests
 from diffusax.pipelines.components import Components
@@ -14,7 +14,7 @@ class AheadOfTime:
     """Methods of every pipeline."""
 
     parts: Components
-    task: Any
+    task: ClassVar[Any]
 
     def compile(
         self,

@@ -2,7 +2,7 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,11 @@ def by_platform(
     if not others:
         return lowerings[default](*args)
     return jax.lax.platform_dependent(*args, default=lowerings[default], **others)
+
+
+def known_sizes(shape: Sequence[Any]) -> tuple[int, ...]:
+    """The shape, with 2 for sizes that an exported program leaves open, to choose lowerings by."""
+    return tuple(n if isinstance(n, int) else 2 for n in shape)
 
 
 @contextlib.contextmanager

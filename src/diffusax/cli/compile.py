@@ -1,0 +1,126 @@
+"""`diffusax compile`."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tqdm.auto import tqdm
+from tyro.conf import Positional
+
+import diffusax
+from diffusax.checkpoints import resolve
+from diffusax.cli.drawing import Dtype
+from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.text import escaped
+from diffusax.options import Count, Options
+from diffusax.pipelines import ahead
+from diffusax.pipelines.placement import in_mesh
+from diffusax.runtime.cache import enable_compilation_cache
+from diffusax.runtime.program import describe, lower
+from diffusax.runtime.topology import CHIPS, Cost, cost_of, topology_mesh
+
+_TASKS: dict[str, Any] = {
+    "text-to-image": diffusax.AutoPipelineForText2Image,
+    "image-to-image": diffusax.AutoPipelineForImage2Image,
+    "inpainting": diffusax.AutoPipelineForInpainting,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compile(Options):
+    """Compile a model's programs before they are needed, for this machine or for TPUs elsewhere.
+
+    For this machine, they go to the compilation cache, or to the folder of --output. With
+    --topology nothing is kept: the table says what each program takes on every device, and whether
+    it fits. Weights are not read then.
+    """
+
+    model: Positional[str]
+    """A folder in diffusers' layout, a Hub repository id, or "emoji"."""
+    task: Literal["text-to-image", "image-to-image", "inpainting"] = "text-to-image"
+    """What the programs will be used for."""
+    batch_sizes: tuple[Count, ...] = (1,)
+    """The numbers of images, over all devices."""
+    sizes: tuple[str, ...] = ()
+    """Heights and widths in pixels, such as 512x768; by default the size it was trained at."""
+    guidance: bool = True
+    """Compile for calls with classifier-free guidance."""
+    dtype: Dtype = "float32"
+    """Dtype of the parameters and of the computation."""
+    vae_dtype: Annotated[Dtype | None, OWN] = None
+    """Dtype of the autoencoder, where it should differ."""
+    mesh: Annotated[str | None, OWN] = None
+    """The devices to spread the work over, such as data=4,tensor=2; by default all."""
+    topology: Annotated[str | None, OWN] = None
+    """Compile for TPUs that are not here, such as v5e:2x2, and say what they need."""
+    output: Annotated[Path | None, OWN] = None
+    """Write the executables to this folder, for load_compiled and --compiled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.sizes:
+            _size(size)
+        if self.topology and self.output:
+            raise ValueError("--output cannot be given with --topology: no executable is kept")
+
+    def run(self) -> None:
+        """Compiles, and prints what came of it."""
+        if self.topology:
+            self._for_topology(self.topology)
+            return
+        folder = enable_compilation_cache()
+        pipe = _TASKS[self.task].from_pretrained(
+            self.model, dtype=self.dtype, vae_dtype=self.vae_dtype, mesh=self.mesh
+        )
+        sizes = [_size(size) for size in self.sizes] or None
+        pipe.compile(self.batch_sizes, sizes, **self._arguments())
+        if self.output:
+            print(f"{escaped(self.output)} ({len(pipe.save_compiled(self.output))} programs)")
+        else:
+            print(f"the compilation cache {escaped(folder)}" if folder else "no cache is in use")
+
+    def _for_topology(self, topology: str) -> None:
+        mesh = topology_mesh(topology, self.mesh)
+        kind = mesh.devices.flat[0].device_kind
+        chip = CHIPS.get(kind)
+        pipe = ahead.shapes_only(
+            _TASKS[self.task], resolve(self.model), dtype=self.dtype, vae_dtype=self.vae_dtype
+        )
+        found = []
+        sizes: list[Any] = [_size(size) for size in self.sizes]
+        for size in sizes or [None]:
+            for b in self.batch_sizes:
+                call = ahead.example_call(pipe, b, size, self._arguments())
+                found += ahead.requests(pipe.parts, pipe.task, call, mesh)
+        print(f"{mesh.size} of {kind}, GB on each; loops count once, so denoise is one step")
+        print(f"{'program':58} {'TFLOP':>8} {'moved':>8} {'temporary':>9} {'peak':>8}  fits")
+        for request in tqdm(found, desc="compiling", leave=False, disable=None):
+            with in_mesh(mesh):
+                compiled = lower(request, lowering_platforms=("tpu",)).compile()
+            cost = cost_of(compiled)
+            fits = "?" if chip is None else "yes" if cost.fits(chip) else f"no ({chip.memory} GB)"
+            print(_line(describe(request), cost, fits), flush=True)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"guidance_scale": 7.5 if self.guidance else 1.0}
+
+
+def command(args: list[str]) -> Compile:
+    """The options from the arguments."""
+    return parse(Compile, args, prog="diffusax compile")
+
+
+def _line(name: str, cost: Cost, fits: str) -> str:
+    return (
+        f"{name:58} {cost.tflop:8.3f} {cost.moved:8.2f} {cost.temporaries:9.2f} "
+        f"{cost.peak:8.2f}  {fits}"
+    )
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Height and width from a text such as 512x768."""
+    found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+    if not found:
+        raise ValueError(f"--sizes must be heights and widths such as 512x768 (got {text})")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,145 @@
+"""Programs as StableHLO files that run without diffusax, on any platform (jax.export)."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from diffusax.extras import require_extra
+from diffusax.files import written_whole
+from diffusax.pipelines.programs import Plan
+from diffusax.runtime.mesh import tree_name
+from diffusax.runtime.program import Request
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# Calls of the kernels of cuDNN that JAX does not promise to keep for as long as StableHLO itself.
+_CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+
+
+def export_requests(
+    found: Sequence[Request], folder: Path, platforms: Sequence[str], *, batch: int | None = None
+) -> list[Path]:
+    """Writes each program as NAME.stablehlo, and what its arguments are to programs.json.
+
+    `jax.export.deserialize(data).call(arguments)` runs one; arguments are a flat dictionary from
+    the names in programs.json to arrays. Random keys are passed as their data, 2 uint32.
+
+    Args:
+        found: see `ahead.requests`.
+        folder: for the files.
+        platforms: of `PLATFORMS`.
+        batch: the number of images that the requests are for, to leave it open: the exported
+            program then takes any. None keeps every shape as it is.
+
+    Raises:
+        ValueError: a platform is unknown, or a program cannot be exported; says why.
+        ImportError: flatbuffers is not installed; names the extra.
+    """
+    unknown = [p for p in platforms if p not in PLATFORMS]
+    if unknown or not platforms:
+        raise ValueError(f"platforms must be of {', '.join(PLATFORMS)} (got {', '.join(unknown)})")
+    require_extra("flatbuffers", "export")
+    folder.mkdir(parents=True, exist_ok=True)
+    index, files = {}, []
+    for request in found:
+        exported = _export(request, platforms, batch)
+        path = folder / f"{request.program.name}.stablehlo"
+        with written_whole(path) as partial:
+            partial.write_bytes(exported.serialize())
+        files.append(path)
+        names = sorted(_flat(request.dynamic, request.program.dynamic))
+        shapes = {name: str(aval) for name, aval in zip(names, exported.in_avals)}
+        index[path.name] = {
+            "platforms": list(platforms),
+            "arguments": shapes,
+            "results": [str(aval) for aval in exported.out_avals],
+        }
+    with written_whole(folder / "programs.json") as partial:
+        partial.write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    return [*files, folder / "programs.json"]
+
+
+def _export(request: Request, platforms: Sequence[str], batch: int | None) -> export.Exported:
+    program = request.program
+    leaves, treedef = jax.tree.flatten(request.dynamic)
+    names = _names(request.dynamic, program.dynamic)
+    keys = [_is_key(leaf) for leaf in leaves]
+
+    def run(arguments: dict[str, Any]) -> Any:
+        given = [
+            jax.random.wrap_key_data(arguments[name]) if is_key else arguments[name]
+            for name, is_key in zip(names, keys)
+        ]
+        dynamic = dict(zip(program.dynamic, jax.tree.unflatten(treedef, given)))
+        return program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
+
+    scope = export.SymbolicScope()
+    axes = dict(zip(names, _image_axes(request, batch)))
+    shapes = {
+        name: _open(
+            jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf, axes[name], scope
+        )
+        for name, leaf, is_key in zip(names, leaves, keys)
+    }
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CALLS]
+    make = export.export(jax.jit(run), platforms=list(platforms), disabled_checks=checks)
+    try:
+        return make(shapes)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{program.name} cannot be exported: {reason}") from error
+
+
+def _image_axes(request: Request, batch: int | None) -> list[int | None]:
+    """Which axis of each argument counts images, if the number is left open."""
+
+    def none(tree: Any) -> Any:
+        return jax.tree.map(lambda _: -1, tree)
+
+    axes = []
+    for name, x in zip(request.program.dynamic, request.dynamic):
+        if batch is None or name in ("params", "start", "stop"):
+            axes.append(none(x))
+        elif isinstance(x, Plan):
+            rows = none(x.table), none(x.knobs)
+            zeros = jax.tree.map(lambda _: 0, x)
+            axes.append(zeros._replace(table=rows[0], knobs=rows[1]))
+        elif name == "ids":
+            # Prompts and negative prompts follow each other; their number is another.
+            axes.append(none(x))
+        else:
+            axes.append(jax.tree.map(lambda _, n=name: 1 if n == "state" else 0, x))
+    return [None if axis < 0 else axis for axis in jax.tree.leaves(axes)]
+
+
+def _open(x: Any, axis: int | None, scope: Any) -> jax.ShapeDtypeStruct:
+    """The shape with "b" on an axis."""
+    if axis is None:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    spec = ",".join("b" if i == axis else str(n) for i, n in enumerate(x.shape))
+    return jax.ShapeDtypeStruct(export.symbolic_shape(spec, scope=scope), x.dtype)
+
+
+def _names(dynamic: Any, arguments: Sequence[str]) -> list[str]:
+    """A name for each array: its argument, and the path in it, joined by dots."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tuple(dynamic))
+    named = [(arguments[path[0].idx], tree_name(path[1:])) for path, _ in paths]
+    return [".".join(filter(None, name)) for name in named]
+
+
+def _flat(dynamic: Any, arguments: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(_names(dynamic, arguments), jax.tree.leaves(dynamic)))
+
+
+def flat_arguments(request: Request, arguments: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a call of the request's program as its exported form takes them."""
+    flat = _flat(tuple(arguments), request.program.dynamic)
+    return {name: jax.random.key_data(x) if _is_key(x) else x for name, x in flat.items()}
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
