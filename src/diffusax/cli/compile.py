@@ -20,7 +20,7 @@ from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.program import describe, lower
 from diffusax.runtime.topology import CHIPS, Cost, cost_of, topology_mesh
 
-_TASKS: dict[str, Any] = {
+TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,
     "image-to-image": diffusax.AutoPipelineForImage2Image,
     "inpainting": diffusax.AutoPipelineForInpainting,
@@ -60,7 +60,7 @@ class Compile(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         for size in self.sizes:
-            _size(size)
+            parse_size("--sizes", size)
         if self.topology and self.output:
             raise ValueError("--output cannot be given with --topology: no executable is kept")
 
@@ -70,10 +70,10 @@ class Compile(Options):
             self._for_topology(self.topology)
             return
         folder = enable_compilation_cache()
-        pipe = _TASKS[self.task].from_pretrained(
+        pipe = TASKS[self.task].from_pretrained(
             self.model, dtype=self.dtype, vae_dtype=self.vae_dtype, mesh=self.mesh
         )
-        sizes = [_size(size) for size in self.sizes] or None
+        sizes = [parse_size("--sizes", size) for size in self.sizes] or None
         pipe.compile(self.batch_sizes, sizes, **self._arguments())
         if self.output:
             print(f"{escaped(self.output)} ({len(pipe.save_compiled(self.output))} programs)")
@@ -85,10 +85,10 @@ class Compile(Options):
         kind = mesh.devices.flat[0].device_kind
         chip = CHIPS.get(kind)
         pipe = ahead.shapes_only(
-            _TASKS[self.task], resolve(self.model), dtype=self.dtype, vae_dtype=self.vae_dtype
+            TASKS[self.task], resolve(self.model), dtype=self.dtype, vae_dtype=self.vae_dtype
         )
         found = []
-        sizes: list[Any] = [_size(size) for size in self.sizes]
+        sizes: list[Any] = [parse_size("--sizes", size) for size in self.sizes]
         for size in sizes or [None]:
             for b in self.batch_sizes:
                 call = ahead.example_call(pipe, b, size, self._arguments())
@@ -118,9 +118,13 @@ def _line(name: str, cost: Cost, fits: str) -> str:
     )
 
 
-def _size(text: str) -> tuple[int, int]:
-    """Height and width from a text such as 512x768."""
+def parse_size(option: str, text: str) -> tuple[int, int]:
+    """Height and width from an option such as 512x768.
+
+    Raises:
+        ValueError: it is no such text.
+    """
     found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
     if not found:
-        raise ValueError(f"--sizes must be heights and widths such as 512x768 (got {text})")
+        raise ValueError(f"{option} must be height and width, such as 512x768 (got {text})")
     return int(found[1]), int(found[2])

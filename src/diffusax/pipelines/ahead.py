@@ -24,7 +24,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
-from diffusax.pipelines.placement import component_mesh, in_mesh, plan_sharding
+from diffusax.pipelines.placement import component_mesh, plan_sharding
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.mesh import batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import (
@@ -96,8 +96,7 @@ def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4
     bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
 
     def one(request: Request) -> None:
-        with in_mesh(mesh):
-            compile_request(request)
+        compile_request(request, mesh)
         bar.set_postfix_str(describe(request))
         bar.update()
 

@@ -1,6 +1,8 @@
 """Compiled programs kept on disk between processes, by JAX's own persistent compilation cache."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -44,6 +46,19 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
     # JAX looks for the folder once, when it compiles for the first time.
     compilation_cache.reset_cache()
     return path
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Inside, programs are neither read from the cache nor written to it."""
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def default_folder() -> Path | None:

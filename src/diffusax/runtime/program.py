@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,8 @@ class Program:
         self.dynamic = tuple(n for n in self.signature.parameters if n not in static)
         self.shape_of = shape_of
         self.executables: dict[Any, jax.stages.Compiled] = {}
+        self.compiled_here: dict[Any, tuple[Request, Mesh | None]] = {}
+        """What those executables are for that this process compiled, and the mesh."""
 
         def call(static: tuple[tuple[str, Any], ...], *dynamic: Any) -> Any:
             return function(**dict(static), **dict(zip(self.dynamic, dynamic)))
@@ -125,11 +127,20 @@ def lower(request: Request, **options: Any) -> jax.stages.Lowered:
     return traced.lower(**options)
 
 
-def compile_request(request: Request) -> jax.stages.Compiled:
+def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
     """Compiles a program for the request; calls that look like it take the executable."""
-    compiled = lower(request).compile()
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        compiled = lower(request).compile()
     request.program.executables[key(request)] = compiled
+    request.program.compiled_here[key(request)] = request, mesh
     return compiled
+
+
+def forget_executables() -> None:
+    """Lets go of all that was compiled ahead of time or loaded."""
+    for program in PROGRAMS.values():
+        program.executables.clear()
+        program.compiled_here.clear()
 
 
 def key(request: Request) -> Any:

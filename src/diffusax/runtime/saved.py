@@ -1,32 +1,34 @@
 """Executables as files, tied to the machine, the versions and the shapes they were made for."""
 
+import contextlib
 import hashlib
 import logging
 import pickle
 import platform
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import jax
 import jaxlib
+from jax import set_mesh
 from jax.experimental import serialize_executable
+from jax.sharding import Mesh
 
 from diffusax._version import __version__
 from diffusax.files import load_json, write_json, written_whole
-from diffusax.runtime.program import PROGRAMS, digest
+from diffusax.runtime.cache import without_compilation_cache
+from diffusax.runtime.program import PROGRAMS, Request, digest, key, lower
 
 log = logging.getLogger(__name__)
 
 _INDEX = "programs.json"
 
 
-def save_executables(folder: str | Path, wanted: Collection[str] | None = None) -> list[Path]:
-    """Writes the executables that were compiled ahead of time.
+def save_executables(folder: str | Path) -> list[Path]:
+    """Writes the executables that this process compiled ahead of time.
 
     Args:
         folder: for a file each, and an index of them.
-        wanted: digests of those to write; all by default.
 
     Returns:
         The files.
@@ -36,19 +38,19 @@ def save_executables(folder: str | Path, wanted: Collection[str] | None = None) 
     """
     folder = Path(folder)
     found = {
-        (name, digest(key)): (key, compiled)
+        (name, digest(request_key)): (request_key, *made)
         for name, program in PROGRAMS.items()
-        for key, compiled in program.executables.items()
-        if wanted is None or digest(key) in wanted
+        for request_key, made in program.compiled_here.items()
     }
     if not found:
         raise ValueError("no program was compiled ahead of time; call compile first")
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
-    for (name, short), (key, compiled) in found.items():
+    for (name, short), (request_key, request, mesh) in found.items():
+        compiled = _serializable(request, mesh)
         payload, in_tree, out_tree = serialize_executable.serialize(compiled)
         file = f"{name}-{short}.executable"
-        data = pickle.dumps((key, payload, in_tree, out_tree, _device_ids(compiled)))
+        data = pickle.dumps((request_key, payload, in_tree, out_tree, _device_ids(compiled)))
         with written_whole(folder / file) as partial:
             partial.write_bytes(data)
         files[file] = {"program": name, "sha256": hashlib.sha256(data).hexdigest()}
@@ -111,13 +113,27 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _serializable(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
+    """The request's executable, such that it can be written.
+
+    XLA's CPU backend writes one that came from the compilation cache without its machine code.
+    """
+    program = request.program
+    if jax.default_backend() != "cpu":
+        return program.executables[key(request)]
+    # With an option, even one that changes nothing, JAX compiles again.
+    options: dict[str, str | bool] = {"xla_embed_ir_in_executable": False}
+    with without_compilation_cache(), contextlib.nullcontext() if mesh is None else set_mesh(mesh):
+        return lower(request).compile(compiler_options=options)
+
+
 def _take(name: str, data: bytes) -> None:
-    key, payload, in_tree, out_tree, ids = pickle.loads(data)
+    request_key, payload, in_tree, out_tree, ids = pickle.loads(data)
     devices = {device.id: device for device in jax.devices()}
     compiled = serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=[devices[i] for i in ids]
     )
-    PROGRAMS[name].executables[key] = compiled
+    PROGRAMS[name].executables[request_key] = compiled
 
 
 def _device_ids(compiled: Any) -> list[int]:

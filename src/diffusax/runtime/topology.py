@@ -64,8 +64,13 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
 
 @contextlib.contextmanager
 def _without_a_host() -> Iterator[None]:
-    """Keeps libtpu from asking a cloud machine's metadata server, which is not there."""
-    variables = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    """Keeps libtpu from asking a cloud machine's metadata server, and from claiming a TPU."""
+    variables = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,0 +1,260 @@
+"""Programs compiled before the first call: used, saved, loaded, exported, lowered for elsewhere."""
+
+import json
+import logging
+import os
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
+
+import diffusax
+from diffusax.models.attention import attention
+from diffusax.pipelines import ahead
+from diffusax.pipelines.exporting import export_requests, flat_arguments
+from diffusax.pipelines.placement import in_mesh
+from diffusax.runtime import saved
+from diffusax.runtime.cache import enable_compilation_cache
+from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.program import PROGRAMS, forget_executables, lower
+
+CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    yield
+    forget_executables()
+
+
+def requests(pipe, b=1, size=None, mesh=None, **arguments):
+    call = ahead.example_call(pipe, b, size, arguments)
+    return ahead.requests(pipe.parts, pipe.task, call, mesh)
+
+
+def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
+    expected = pipe("a frog", num_images_per_prompt=2, **CALL).images
+    pipe("a frog", **CALL)
+    jax.clear_caches()
+    assert pipe.compile(batch_sizes=[1, 2]) is pipe
+    assert {name: len(p.executables) for name, p in PROGRAMS.items() if p.executables} == {
+        "encode_texts": 1,
+        "denoise": 2,
+        "decode": 2,
+    }
+    for program in PROGRAMS.values():
+        monkeypatch.setattr(program, "jitted", None)
+    again = pipe("a frog", num_images_per_prompt=2, **CALL).images
+    np.testing.assert_allclose(again, expected, atol=1e-5)
+    pipe("a boat", **CALL, guidance_scale=3.0)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"StableDiffusionPipeline: .*sharpness"):
+        pipe.compile(sharpness=3)
+
+
+def test_every_task_knows_its_programs(tiny_checkpoints):
+    path, _ = tiny_checkpoints.pipeline("sd")
+    net, _ = tiny_checkpoints.controlnet("sd")
+    tasks = {
+        "StableDiffusionImg2ImgPipeline": {"encode_image"},
+        "StableDiffusionInpaintPipeline": {"encode_image"},
+        "StableDiffusionControlNetPipeline": {"embed_control"},
+    }
+    for name, more in tasks.items():
+        given = {}
+        if "Control" in name:
+            given["controlnet"] = diffusax.ControlNetModel.from_pretrained(net)
+        pipe = getattr(diffusax, name).from_pretrained(path, **given)
+        pipe.set_progress_bar_config(disable=True)
+        found = requests(pipe, size=(64, 64))
+        names = {request.program.name for request in found}
+        assert names == {"encode_texts", "denoise", "decode", *more}
+
+
+def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path, caplog):
+    expected = pipe("a frog", **CALL).images
+    with pytest.raises(ValueError, match="no program was compiled ahead"):
+        pipe.save_compiled(tmp_path)
+    pipe.compile()
+    files = pipe.save_compiled(tmp_path)
+    assert len(files) == 3
+    forget_executables()
+    assert pipe.load_compiled(tmp_path) == 3
+    jax.clear_caches()
+    pipe.parts.scheduler.schedule(3)
+    with count_compilations() as compiled:
+        again = pipe("a frog", **CALL).images
+    np.testing.assert_array_equal(again, expected)
+    # What draws keys and noise is compiled when it is called; three large programs are not.
+    assert len(compiled) < 12
+    assert not PROGRAMS["denoise"].jitted._cache_size()
+
+    forget_executables()
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    assert pipe.load_compiled(tmp_path) == 2
+    assert "its checksum is wrong" in caplog.text
+    index = json.loads((tmp_path / "programs.json").read_text())
+    for name in saved.environment():
+        other = {**index, "environment": {**index["environment"], name: "other"}}
+        (tmp_path / "programs.json").write_text(json.dumps(other))
+        caplog.clear()
+        assert pipe.load_compiled(tmp_path) == 0
+        assert f"{name} other" in caplog.text
+    with pytest.raises(ValueError, match=r"holds no programs\.json"):
+        pipe.load_compiled(tmp_path / "nothing")
+
+
+def test_a_new_shape_is_one_line_in_the_log(pipe, caplog):
+    jax.clear_caches()
+    with caplog.at_level(logging.INFO, "diffusax.runtime.program"):
+        pipe("a frog", **CALL)
+        lines = [m for m in caplog.messages if "compiled, or read from the cache, in" in m]
+        assert [line.split(":")[0] for line in lines] == [
+            "encode_texts for ids 2x1x20 int32",
+            "denoise for state 6x1x8x8x8 float32",
+            "decode for latents 1x8x8x8 float32",
+        ]
+        caplog.clear()
+        pipe("a boat", **CALL)
+        assert not caplog.messages
+
+
+def test_memory(pipe):
+    pipe.compile()
+    report = pipe.memory()
+    sizes = {name: sum(x.nbytes for x in jax.tree.leaves(p)) for name, p in pipe.params.items()}
+    assert report["parameters"] == pytest.approx({k: v / 1e9 for k, v in sizes.items()})
+    (denoise,) = (value for name, value in report.items() if name.startswith("denoise"))
+    assert denoise["temporaries"] > 0
+
+
+def test_exported_programs_draw_the_same_for_any_number_of_images(pipe, tmp_path):
+    found = {r.program.name: r for r in requests(pipe, b=2, guidance_scale=3.0)}
+    files = export_requests(list(found.values()), tmp_path, ("cpu", "tpu", "cuda"), batch=2)
+    assert {f.name for f in files} == {*(f"{name}.stablehlo" for name in found), "programs.json"}
+    job = pipe.task(pipe.parts, ahead.example_call(pipe, 3, None, {**CALL, "guidance_scale": 3.0}))
+    state = np.zeros((6, *job.plan.latents.shape), np.float32)
+    state[0] = job.plan.latents
+    c, rows = pipe.parts, (np.int32(0), np.int32(3))
+    given = (c.denoiser_params, state, job.plan, *rows)
+    run = export.deserialize((tmp_path / "denoise.stablehlo").read_bytes())
+    assert run.platforms == ("cpu", "tpu", "cuda")
+    after = run.call(flat_arguments(found["denoise"], given))
+    expected = PROGRAMS["denoise"](
+        c.denoiser, c.denoiser_params, jax.numpy.array(state), *given[2:]
+    )
+    np.testing.assert_allclose(after, expected, atol=1e-4)
+    run = export.deserialize((tmp_path / "decode.stablehlo").read_bytes())
+    images, finite = run.call(flat_arguments(found["decode"], (c.params["vae"], after[0])))
+    assert images.shape == (3, 64, 64, 3)
+    assert finite.all()
+    np.testing.assert_allclose(
+        images, pipe("", num_images_per_prompt=3, guidance_scale=3.0, **CALL).images, atol=1e-4
+    )
+    with pytest.raises(ValueError, match="platforms must be of cpu, cuda, rocm, tpu"):
+        export_requests(list(found.values()), tmp_path, ("metal",))
+
+
+@pytest.fixture(scope="module")
+def shapes(tiny_checkpoints):
+    """A tiny checkpoint of shapes, in half precision, whose attention is long enough at 128."""
+    path, _ = tiny_checkpoints.pipeline("sd")
+    return ahead.shapes_only(diffusax.DiffusionPipeline, path, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("platform", "call"), [("cuda", "__cudnn$fmha"), ("tpu", "tpu_custom")])
+def test_programs_for_accelerators_call_their_attention(shapes, platform, call):
+    found = {r.program.name: r for r in requests(shapes, size=(128, 128))}
+    for name in ("denoise", "decode"):
+        text = lower(found[name], lowering_platforms=(platform,)).as_text()
+        assert call in text, name
+        assert "stablehlo.convolution" in text
+
+
+@pytest.mark.parametrize("d", [40, 64, 160])
+def test_the_compiler_for_tpus_takes_attention_on_a_mesh(d):
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import topology_mesh
+
+    mesh = topology_mesh("v5e:2x2", "data=2,tensor=2")
+    place = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
+    shape = jax.ShapeDtypeStruct((4, 2048, 4, d), jax.numpy.bfloat16, sharding=place)
+
+    def loss(*qkv):
+        return attention(*qkv).astype(jax.numpy.float32).sum()
+
+    for function in (attention, jax.grad(loss, (0, 1, 2))):
+        with in_mesh(mesh):
+            compiled = jax.jit(function).lower(shape, shape, shape).compile()
+        assert "tpu_custom_call" in compiled.as_text()
+        # Each device has its share, and asks no other for anything.
+        assert "all-gather" not in compiled.as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=1", "data=2,tensor=2", "data=1,fsdp=4"])
+def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import CHIPS, cost_of, topology_mesh
+
+    devices = topology_mesh("v5e:2x2", mesh)
+    assert devices.devices.flat[0].device_kind in CHIPS
+    for request in requests(shapes, b=4, size=(128, 128), mesh=devices):
+        with in_mesh(devices):
+            compiled = lower(request, lowering_platforms=("tpu",)).compile()
+        cost = cost_of(compiled)
+        assert cost.fits(CHIPS["TPU v5 lite"])
+        assert cost.peak > cost.arguments > 0
+        if request.program.name != "encode_texts":
+            assert "tpu_custom_call" in compiled.as_text()
+
+
+def test_topologies_that_cannot_be():
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import topology_mesh
+
+    with pytest.raises(ValueError, match="topology 'v9' is not one that libtpu knows"):
+        topology_mesh("v9")
+    with pytest.raises(ValueError, match="does not fit 4 devices"):
+        topology_mesh("v5e:2x2", "tensor=3")
+
+
+@pytest.fixture
+def no_cache_yet(monkeypatch):
+    before = jax.config.jax_compilation_cache_dir
+    names = ("jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
+    values = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield monkeypatch
+    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in values.items():
+        jax.config.update(name, value)
+
+
+def test_the_compilation_cache(no_cache_yet, tmp_path):
+    no_cache_yet.setenv("XDG_CACHE_HOME", str(tmp_path))
+    no_cache_yet.setenv("DIFFUSAX_COMPILATION_CACHE", "off")
+    assert enable_compilation_cache() is None
+    assert jax.config.jax_compilation_cache_dir is None
+    no_cache_yet.delenv("DIFFUSAX_COMPILATION_CACHE")
+    (tmp_path / "file").touch()
+    assert enable_compilation_cache(tmp_path / "file" / "below") is None
+    expected = tmp_path / "diffusax" / "programs"
+    assert enable_compilation_cache() == expected
+    assert jax.config.jax_compilation_cache_dir == str(expected)
+    # What JAX was told before stays.
+    assert enable_compilation_cache(tmp_path / "other") == expected
+    no_cache_yet.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.jit(lambda x: x * os.getpid())(np.float32(2)).block_until_ready()
+    assert any(expected.iterdir())
