@@ -258,9 +258,8 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
             row = jnp.minimum(first + state.counter, len(state.timesteps) - 1)
             index, slots = row * (self.depth + 1) + late, state.memory
         before = jnp.concatenate([sample.astype(jnp.float32)[None], slots])
-        draw = (lambda i: jnp.zeros_like(before[0])) if noise is None else (lambda i: noise)
-        table = _rows(self.sampler, n, self.depth)
-        after = run(lambda x, t, i: model_output, before, table, index, index + 1, draw)
+        noise = jnp.zeros_like(before[0]) if noise is None else noise
+        after = _take(self.sampler, n, self.depth, before, model_output, noise, index)
         if self.depth:
             state = state.replace(memory=after[1:], counter=state.counter + 1, first=first)
         output = FlaxSchedulerOutput(prev_sample=after[0].astype(sample.dtype), state=state)
@@ -277,6 +276,15 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         highest = float(self._training_sigmas()[-1])
         leading = self.sampler.to_config()["timestep_spacing"] == "leading"
         return float(np.hypot(highest, 1)) if leading else highest
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _take(
+    sampler: Scheduler, n: int, depth: int, before: Any, output: Any, noise: Any, index: Any
+) -> jax.Array:
+    """The sampler's state, 6 ..., after one of the rows of `_rows`."""
+    table = _rows(sampler, n, depth)
+    return run(lambda x, t, i: output, before, table, index, index + 1, lambda i: noise)
 
 
 @functools.lru_cache(64)
