@@ -10,6 +10,7 @@ import numpy as np
 from diffusax.interop.flax.models import FlaxModelMixin
 from diffusax.interop.flax.outputs import FlaxCLIPTextOutput
 from diffusax.models import CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.clip import check_token_ids
 from diffusax.models.network import Params
 from diffusax.samplers.options import Options
 from diffusax.text.prompts import tokenize_prompts
@@ -65,7 +66,13 @@ class FlaxCLIPTextModel(FlaxModelMixin):
 
         attention_mask, position_ids, dropout_rng, train and output_attentions change nothing:
         Stable Diffusion's encoders attend to all 77 tokens in order, and have no dropout.
+
+        Raises:
+            ValueError: there are no parameters, or an id, in a NumPy array, is not in the
+                vocabulary.
         """
+        if isinstance(input_ids, np.ndarray):
+            check_token_ids(self.network.config, input_ids)
         bound = self if params is None else self.bind({"params": params})
         result = bound._run("__call__", input_ids)
         output = FlaxCLIPTextOutput(
