@@ -146,7 +146,7 @@ def test_training_computes_in_the_models_dtype_and_keeps_its_parameters(sd):
 
 
 def test_parameters_are_cast_whole_or_by_mask(unet):
-    model, params = unet
+    model, params = unet[0], {name: unet[1][name] for name in ("conv_in", "conv_norm_out")}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(model.to_bf16(params))} == {"bfloat16"}
     mask = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
     mixed = model.to_fp16(params, mask)
@@ -223,8 +223,7 @@ def test_flax_checkpoints_are_read(sd, tmp_path):
     load = flax.FlaxStableDiffusionPipeline.from_pretrained
     _, params = load(folder, safety_checker=None, feature_extractor=None)
     _, expected = load(sd[0], from_pt=True, safety_checker=None)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), params, expected)
-    assert jax.tree.all(same)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
     with pytest.raises(ValueError, match=r"diffusion_flax_model\.msgpack is not a safetensors"):
         load(folder, from_pt=True)
     (folder / "unet" / "diffusion_flax_model.msgpack").write_bytes(b"version https://git-lfs")

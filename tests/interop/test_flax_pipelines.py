@@ -14,20 +14,15 @@ from PIL import Image
 
 from diffusax.interop import flax
 from diffusax.interop.flax import pipeline as base
+from diffusax.runtime.compilations import count_compilations
 
 SIGNATURES = Path(__file__).with_name("flax_signatures.json")
 TOLERANCE = 1e-4
 PROMPTS = ["a red apple, on a table", "Two DOGS running!"]
 NEGATIVES = ["blurry", "a very ugly hat"]
 NONE = {"safety_checker": None, "feature_extractor": None}
-DDIM = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "clip_sample": False,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-}
+LEVELS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+DDIM = {**LEVELS, "clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
 
 
 def picture(seed):
@@ -104,7 +99,7 @@ def test_noise_and_scale_are_the_callers(tiny_checkpoints):
 
 def test_extra_large_is_that_of_pytorch(tiny_checkpoints):
     reference, ours, params = pair(tiny_checkpoints, "StableDiffusionXLPipeline", "xl")
-    for output, negative in (("np", None), ("latent", NEGATIVES)):
+    for output, negative, jit in (("np", None, True), ("latent", NEGATIVES, False)):
         expected = reference(
             PROMPTS,
             negative_prompt=negative,
@@ -115,17 +110,32 @@ def test_extra_large_is_that_of_pytorch(tiny_checkpoints):
         ).images
         ids = ours.prepare_inputs(PROMPTS)
         assert ids.shape == (2, 2, 77)
+        arrays = (ids, params, jax.random.PRNGKey(0), noise())
+        if jit:
+            arrays = jax.tree.map(lambda x: jnp.asarray(x)[None], arrays)
         actual = ours(
-            ids,
-            params,
-            jax.random.PRNGKey(0),
+            *arrays[:3],
             4,
             5.0,
-            latents=noise(),
+            latents=arrays[3],
             neg_prompt_ids=None if negative is None else ours.prepare_inputs(negative),
             output_type=output,
+            jit=jit,
         )[0]
-        check(np.asarray(expected), np.asarray(actual))
+        check(np.asarray(expected), np.asarray(actual[0] if jit else actual))
+
+
+def test_pipelines_share_programs_and_a_new_scheduler_counts(tiny_checkpoints):
+    _, first, params = pair(tiny_checkpoints, "StableDiffusionPipeline", "sd")
+    _, second, _ = pair(tiny_checkpoints, "StableDiffusionPipeline", "sd")
+    given = (first.prepare_inputs(PROMPTS), params, jax.random.PRNGKey(0), 4)
+    one = first(*given, latents=noise()).images
+    with count_compilations() as compiled:
+        same = second(*given, latents=noise()).images
+    assert not compiled
+    np.testing.assert_array_equal(one, same)
+    second.scheduler = flax.FlaxDPMSolverMultistepScheduler(**LEVELS)
+    assert np.abs(second(*given, latents=noise()).images - one).max() > 0.01
 
 
 def test_image_to_image_is_that_of_pytorch(tiny_checkpoints):
@@ -299,8 +309,7 @@ def test_components_and_checkpoints_go_round(tiny_checkpoints, tmp_path, caplog)
     assert type(saved) is diffusers.StableDiffusionXLPipeline
     assert type(saved.scheduler) is diffusers.EulerDiscreteScheduler
     _, again = flax.FlaxStableDiffusionXLPipeline.from_pretrained(tmp_path)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), again["unet"], params["unet"])
-    assert jax.tree.all(same)
+    jax.tree.map(np.testing.assert_array_equal, again["unet"], params["unet"])
 
 
 def test_a_pipeline_says_what_it_cannot_load(tiny_checkpoints, tmp_path, caplog):

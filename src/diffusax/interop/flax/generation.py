@@ -1,5 +1,6 @@
 """A Flax pipeline's call as diffusax's programs: encode the prompts, run the rows, decode."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.interop.flax.models import channels_last
+from diffusax.interop.flax.models import FlaxModelMixin, channels_last
 from diffusax.models.latents import to_unit
 from diffusax.pipelines import programs
 from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
@@ -151,19 +152,35 @@ def call(pipe: Any, jit: bool, arrays: dict[str, Any], static: dict[str, Any]) -
         if name in arrays and jnp.ndim(arrays[name]) == 0:
             arrays[name] = jnp.full((devices, 1) if jit else (1,), arrays[name], jnp.float32)
     run = _generate_on_devices if jit else _generate
-    return run(pipe, arrays, tuple(static.items()))
+    return run(_Program(_key(pipe), tuple(static.items()), pipe), arrays)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _generate(pipe: Any, arrays: dict[str, Any], static: tuple[tuple[str, Any], ...]) -> jax.Array:
-    return pipe._generate(**arrays, **dict(static))
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """What is compiled: pipelines of equal networks and samplers share it."""
+
+    key: tuple[Any, ...]
+    static: tuple[tuple[str, Any], ...]
+    pipe: Any = dataclasses.field(compare=False)
+
+    def __call__(self, arrays: dict[str, Any]) -> jax.Array:
+        return self.pipe._generate(**arrays, **dict(self.static))
 
 
-@functools.partial(jax.pmap, in_axes=(None, 0, None), static_broadcasted_argnums=(0, 2))
-def _generate_on_devices(
-    pipe: Any, arrays: dict[str, Any], static: tuple[tuple[str, Any], ...]
-) -> jax.Array:
-    return pipe._generate(**arrays, **dict(static))
+@functools.partial(jax.jit, static_argnums=0)
+def _generate(program: _Program, arrays: dict[str, Any]) -> jax.Array:
+    return program(arrays)
+
+
+@functools.partial(jax.pmap, in_axes=(None, 0), static_broadcasted_argnums=0)
+def _generate_on_devices(program: _Program, arrays: dict[str, Any]) -> jax.Array:
+    return program(arrays)
+
+
+def _key(pipe: Any) -> tuple[Any, ...]:
+    parts = pipe.components.values()
+    models = [(part.network, part.dtype) for part in parts if isinstance(part, FlaxModelMixin)]
+    return type(pipe), pipe.dtype, type(pipe.scheduler), pipe.scheduler.sampler, *models
 
 
 def check_size(height: int, width: int, multiple: int) -> None:

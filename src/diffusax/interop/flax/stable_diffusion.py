@@ -74,6 +74,8 @@ class StableDiffusion(FlaxDiffusionPipeline):
     def _called(
         self, jit: bool, return_dict: bool, arrays: dict[str, Any], static: dict[str, Any]
     ) -> Any:
+        if arrays["neg_prompt_ids"] is None:
+            arrays["neg_prompt_ids"] = empty_ids(self.tokenizer, arrays["prompt_ids"])
         images = jax.device_get(generation.call(self, jit, arrays, static))
         output = FlaxStableDiffusionPipelineOutput(images=images)
         return output if return_dict else output.to_tuple()
