@@ -67,9 +67,7 @@ def text_to_image(flax, folder):
             ids, replicate(params), keys(), 6, neg_prompt_ids=negative, jit=True
         ).images
     ids = pipeline.prepare_inputs(PROMPTS[:1])
-    drawn["sd one device"] = pipeline(
-        ids, params, jax.random.PRNGKey(3), 4, 64, 64, 4.0
-    ).images
+    drawn["sd one device"] = pipeline(ids, params, jax.random.PRNGKey(3), 4, 64, 64, 4.0).images
     latents = jax.random.normal(jax.random.PRNGKey(9), (1, 4, 8, 8))
     drawn["sd latents"] = pipeline(
         ids, params, jax.random.PRNGKey(3), num_inference_steps=4, latents=latents
@@ -88,9 +86,7 @@ def extra_large(flax, folder):
     drawn["xl negative"] = pipeline(
         ids, replicated, keys(), 5, neg_prompt_ids=negative, guidance_scale=5.0, jit=True
     ).images
-    drawn["xl latent"] = pipeline(
-        ids, replicated, keys(), 3, output_type="latent", jit=True
-    ).images
+    drawn["xl latent"] = pipeline(ids, replicated, keys(), 3, output_type="latent", jit=True).images
     scale = jnp.full((jax.device_count(), 1), 5.0)
     compiled = (
         jax.pmap(pipeline._generate, static_broadcasted_argnums=[3, 4, 5, 9])
@@ -121,9 +117,7 @@ def from_pictures(flax, folder, inpainting):
         drawn[f"img2img {name}"] = pipeline(
             shard(ids), shard(processed), replicate(params), keys(), 0.7, 8, 64, 64, jit=True
         ).images
-    pipeline, params = load(
-        flax, "FlaxStableDiffusionInpaintPipeline", inpainting, **UNCHECKED
-    )
+    pipeline, params = load(flax, "FlaxStableDiffusionInpaintPipeline", inpainting, **UNCHECKED)
     masks = [picture(i + 9).convert("L") for i in range(4)]
     ids, masked, mask = pipeline.prepare_inputs(PROMPTS, images, masks)
     drawn["inpaint"] = pipeline(
@@ -158,7 +152,7 @@ def controlled(flax, folder, controlnet_folder):
 
 
 def steps(flax):
-    """Each scheduler's samples in a loop of the caller's own, from the start and from the middle."""
+    """Each scheduler's samples in a loop of one's own, from the start and from the middle."""
     drawn = {}
     prediction = jax.random.normal(jax.random.PRNGKey(0), (12, 1, 3, 8, 8))
     options = {**SCHEDULERS, "third order": {"solver_order": 3}}
@@ -171,9 +165,7 @@ def steps(flax):
             sample, samples = prediction[-1], []
             for i, t in enumerate(np.asarray(state.timesteps)[begin:]):
                 sample = scheduler.scale_model_input(state, sample, t)
-                sample, state = scheduler.step(
-                    state, prediction[i], t, sample, return_dict=False
-                )
+                sample, state = scheduler.step(state, prediction[i], t, sample, return_dict=False)
                 samples.append(sample)
             drawn[f"steps {name} from {begin}"] = np.stack(samples)
     return drawn

@@ -116,9 +116,7 @@ def test_text_encoders_are_those_of_pytorch(tiny_checkpoints):
     expected = reference.text_encoder(torch_of(ids), output_hidden_states=True)
     output = model(ids, params=model.params, output_hidden_states=True)
     np.testing.assert_allclose(output[0], expected[0], atol=1e-4)
-    np.testing.assert_allclose(
-        output["hidden_states"][-2], expected.hidden_states[-2], atol=1e-4
-    )
+    np.testing.assert_allclose(output["hidden_states"][-2], expected.hidden_states[-2], atol=1e-4)
     np.testing.assert_allclose(output.pooler_output, expected.pooler_output, atol=1e-4)
     second, params = flax.FlaxCLIPTextModelWithProjection.from_pretrained(
         folder, subfolder="text_encoder_2", _do_init=False

@@ -30,9 +30,7 @@ def encode_prompts(
     both = jnp.concatenate([jnp.asarray(ids), jnp.asarray(negative_ids)])
     weights = encoder.narrowed(params["text_encoder"])
     (context,) = STABLE_DIFFUSION.encode((encoder.network,), (weights,), (both[:, None],))
-    (context,) = programs.arrange(
-        ((context[:b],), (context[b:],)), order=branches, repeats=1
-    )
+    (context,) = programs.arrange(((context[:b],), (context[b:],)), order=branches, repeats=1)
     return context
 
 
@@ -40,11 +38,12 @@ def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> tuple[jax.Array, jax
     """The context b s d and pooled output b p of SDXL, for prompts b 2 t."""
     names = ("text_encoder", "text_encoder_2")
     encoders = tuple(getattr(pipe, name) for name in names)
-    return STABLE_DIFFUSION_XL.encode(
+    context, pooled = STABLE_DIFFUSION_XL.encode(
         tuple(encoder.network for encoder in encoders),
         tuple(encoder.narrowed(params[name]) for encoder, name in zip(encoders, names)),
         (ids[:, :1], ids[:, 1:]),
     )
+    return context, pooled
 
 
 def initial_noise(
@@ -130,7 +129,7 @@ def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:
     return to_unit(pixels)
 
 
-def per_image(value: Any, b: int, name: str) -> jax.Array:
+def per_image(value: Any, b: int, name: str) -> Any:
     """A number, or one for each image, as b.
 
     Raises:
@@ -199,5 +198,3 @@ def _row_keys(key: jax.Array, b: int) -> jax.Array:
 
 def _count_residuals(network: Any) -> int:
     return len(network.shapes["controlnet_down_blocks"]) + 1
-
-

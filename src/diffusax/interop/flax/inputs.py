@@ -39,7 +39,9 @@ def listed(images: Any, name: str) -> list[Image.Image]:
     if isinstance(images, Image.Image):
         return [images]
     if not isinstance(images, list):
-        raise ValueError(f"{name} has to be of type `PIL.Image.Image` or list but is {type(images)}")
+        raise ValueError(
+            f"{name} has to be of type `PIL.Image.Image` or list but is {type(images)}"
+        )
     return images
 
 

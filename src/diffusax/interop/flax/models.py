@@ -298,7 +298,9 @@ class FlaxAutoencoderKL(FlaxModelMixin):
 
     network_class = AutoencoderKL
 
-    def encode(self, sample: jax.Array, deterministic: bool = True, return_dict: bool = True) -> Any:
+    def encode(
+        self, sample: jax.Array, deterministic: bool = True, return_dict: bool = True
+    ) -> Any:
         """Pictures b 3 H W in [-1, 1] to the distribution of their latents, b h w z."""
         mean, logvar = self._run("encode", channels_last(sample))
         output = FlaxAutoencoderKLOutput(

@@ -97,7 +97,7 @@ class FlaxDiffusionPipeline:
             kwargs.pop(name, None)
         folder = fetch(pretrained_model_name_or_path, from_pt=from_pt, **hub)
         named, listed, _ = read_model_index(folder)
-        made = cls if cls is not FlaxDiffusionPipeline else _class_named(named, folder)
+        made: Any = cls if cls is not FlaxDiffusionPipeline else _class_named(named, folder)
         wanted = [n for n in inspect.signature(made).parameters if n != "dtype"]
         if unknown := kwargs.keys() - set(wanted):
             raise ValueError(

@@ -28,8 +28,7 @@ from diffusax.samplers.rows import SLOTS
 _FILE = "scheduler_config.json"
 
 
-@flax.struct.dataclass
-class CommonSchedulerState:
+class CommonSchedulerState(flax.struct.PyTreeNode):
     """The noise levels of training: alphas, betas and alphas_cumprod, one for each timestep."""
 
     alphas: Any
@@ -37,8 +36,7 @@ class CommonSchedulerState:
     alphas_cumprod: Any
 
 
-@flax.struct.dataclass
-class SchedulerState:
+class SchedulerState(flax.struct.PyTreeNode):
     """What a scheduler's user carries from step to step.
 
     common: the noise levels of training. init_noise_sigma: the deviation of the initial sample.
@@ -185,7 +183,9 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         memory = jnp.zeros((SLOTS - 1, *shape), jnp.float32)
         return state.replace(memory=memory, counter=jnp.int32(0), first=jnp.int32(0))
 
-    def schedule(self, num_inference_steps: int, begin: int = 0, end: int | None = None) -> Schedule:
+    def schedule(
+        self, num_inference_steps: int, begin: int = 0, end: int | None = None
+    ) -> Schedule:
         """diffusax's run of so many steps, or its rows from begin to end."""
         return self.sampler.schedule(num_inference_steps, begin=begin, end=end)
 

@@ -53,7 +53,9 @@ class FlaxDDIMScheduler(FlaxTableScheduler):
                 too smooth.
         """
         if eta:
-            raise ValueError(f"eta must be 0 (got {eta}); use FlaxDDPMScheduler for a random sampler")
+            raise ValueError(
+                f"eta must be 0 (got {eta}); use FlaxDDPMScheduler for a random sampler"
+            )
         return self._step(state, model_output, timestep, sample, return_dict)
 
 

@@ -13,8 +13,7 @@ from diffusax.interop.flax.outputs import FlaxKarrasVeOutput, FlaxSdeVeOutput
 from diffusax.interop.flax.scheduler import FlaxSchedulerMixin
 
 
-@flax.struct.dataclass
-class KarrasVeSchedulerState:
+class KarrasVeSchedulerState(flax.struct.PyTreeNode):
     """timesteps: n-1 ... 0. schedule: the squared sigmas that belong to them."""
 
     num_inference_steps: int | None = flax.struct.field(pytree_node=False, default=None)
@@ -103,8 +102,7 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
         return output if return_dict else output.to_tuple()
 
 
-@flax.struct.dataclass
-class ScoreSdeVeSchedulerState:
+class ScoreSdeVeSchedulerState(flax.struct.PyTreeNode):
     """timesteps: from 1 down to sampling_eps. discrete_sigmas: ascending. sigmas: by timestep."""
 
     timesteps: Any = None
