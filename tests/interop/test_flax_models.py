@@ -1,8 +1,11 @@
 """diffusers' Flax networks beside PyTorch's, their parameters, and Flax's own files."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import diffusers
 import jax
@@ -12,6 +15,7 @@ import pytest
 import torch
 from flax.serialization import to_bytes
 from flax.traverse_util import unflatten_dict
+from hub_server import serve
 from safetensors.numpy import load_file
 
 from diffusax.interop import flax
@@ -209,7 +213,9 @@ def flax_file(folder, joined):
     (folder / names[joined]).write_bytes(to_bytes(unflatten_dict(flat)))
 
 
-def test_flax_checkpoints_are_read(sd, tmp_path):
+@pytest.fixture
+def flax_folder(sd, tmp_path):
+    """A checkpoint as diffusers' Flax pipeline saved it."""
     folder = shutil.copytree(sd[0], tmp_path / "flax")
     for name in ("unet", "vae", "text_encoder"):
         flax_file(folder / name, joined=name != "text_encoder")
@@ -218,7 +224,11 @@ def test_flax_checkpoints_are_read(sd, tmp_path):
     for name in ("unet", "vae", "text_encoder", "scheduler"):
         index[name][1] = f"Flax{index[name][1]}"
     path.write_text(json.dumps(index))
-    load = flax.FlaxStableDiffusionPipeline.from_pretrained
+    return folder
+
+
+def test_flax_checkpoints_are_read(sd, flax_folder):
+    folder, load = flax_folder, flax.FlaxStableDiffusionPipeline.from_pretrained
     _, params = load(folder, safety_checker=None, feature_extractor=None)
     _, expected = load(sd[0], from_pt=True, safety_checker=None)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -236,3 +246,35 @@ def test_flax_checkpoints_are_read(sd, tmp_path):
 def test_another_class_than_the_folders_is_an_error(sd):
     with pytest.raises(ValueError, match="holds a AutoencoderKL, not a UNet2DConditionModel"):
         flax.FlaxUNet2DConditionModel.from_pretrained(sd[0], subfolder="vae")
+
+
+LOAD = """
+import jax
+from diffusax.interop import flax
+for options in ({}, {"from_pt": True}):
+    _, params = flax.FlaxStableDiffusionPipeline.from_pretrained("someone/both", **options)
+_, params = flax.FlaxUNet2DConditionModel.from_pretrained("someone/torch", subfolder="unet")
+_, state = flax.FlaxPNDMScheduler.from_pretrained("someone/torch", subfolder="scheduler")
+"""
+
+
+def test_repositories_give_flax_weights_or_safetensors(sd, flax_folder, tmp_path):
+    def files(folder):
+        found = (path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+    torch_files = files(sd[0])
+    checker = {"safety_checker/flax_model.msgpack": b"large"}
+    both = {**torch_files, **files(flax_folder), **checker}
+    both["model_index.json"] = torch_files["model_index.json"]
+    with serve({"models/someone/both": both, "models/someone/torch": torch_files}) as served:
+        url, requested = served
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
+        done = subprocess.run([sys.executable, "-c", LOAD], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights = [name for name in requested if name.endswith((".msgpack", ".safetensors"))]
+    stem = "diffusion_pytorch_model.safetensors"
+    first = {"unet/diffusion_flax_model.msgpack", "vae/diffusion_flax_model.msgpack"}
+    assert set(weights[:3]) == {*first, "text_encoder/flax_model.msgpack"}
+    assert set(weights[3:6]) == {f"unet/{stem}", f"vae/{stem}", "text_encoder/model.safetensors"}
+    assert weights[6:] == [f"unet/{stem}"]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax.core import freeze
 from PIL import Image
 
 from diffusax.interop import flax
@@ -323,6 +324,29 @@ def test_a_pipeline_says_what_it_cannot_load(tiny_checkpoints, tmp_path, caplog)
         flax.FlaxStableDiffusionControlNetPipeline.from_pretrained(folder)
     with pytest.raises(ValueError, match="asks for UniPCMultistepScheduler, which diffusers never"):
         base._load(folder / "scheduler", "UniPCMultistepScheduler", False, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("", "sd"), ("Img2Img", "sd"), ("Inpaint", "sd-inpaint"), ("InstructPix2Pix", "sd-instruct")],
+)
+def test_half_precision_and_frozen_parameters_are_taken(tiny_checkpoints, name, kind):
+    folder, _ = tiny_checkpoints.pipeline(kind)
+    cls = getattr(flax, f"FlaxStableDiffusion{name}Pipeline")
+    ours, params = cls.from_pretrained(folder, dtype=jnp.bfloat16, **NONE)
+    state = params.pop("scheduler")
+    params = freeze({**ours.unet.to_bf16(params), "scheduler": state})
+    pictures = [picture(0)] * {"": 0, "Inpaint": 2}.get(name, 1)
+    inputs = ours.prepare_inputs(*[["a"], *pictures]) if pictures else [ours.prepare_inputs("a")]
+    ids, *images = inputs if name else (inputs[0],)
+    images = images[::-1]
+    rest = {"": (3, 64, 64), "Img2Img": (1, 3, 64, 64), "Inpaint": (3, 64, 64)}.get(name, (3,))
+    drawn = jax.eval_shape(
+        lambda params, key: ours._generate(ids, *images, params, key, *rest),
+        params,
+        jax.random.key(0),
+    )
+    assert (drawn.shape, drawn.dtype) == ((1, 64, 64, 3), jnp.float32)
 
 
 def generator():

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 
 from diffusax.checkpoints import save_network
 from diffusax.config import config_from_dict, config_to_dict
@@ -163,6 +164,8 @@ class FlaxModelMixin:
             raise ValueError(
                 f"{type(self).__name__} holds no parameters; call apply({{'params': params}}, ...)"
             )
+        if isinstance(params, FrozenDict):
+            params = params.unfreeze()
         widest = max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         return cast_params(params, self.dtype) if widest > self.dtype.itemsize else params
 

@@ -51,7 +51,9 @@ def fetch(
     prefix = f"{subfolder}/" if subfolder else "*"
     names = [f"{prefix}{name}" for name in (*_CONFIGS, *WEIGHTS)]
     with hub_errors(text, hub.get("revision")):
-        root = huggingface_hub.snapshot_download(text, allow_patterns=names, **hub)
+        root = huggingface_hub.snapshot_download(
+            text, allow_patterns=names, ignore_patterns=["safety_checker/*"], **hub
+        )
     folder = Path(root) / (subfolder or "")
     if any(path for name in WEIGHTS for path in folder.glob(f"**/{name}")):
         return folder
