@@ -33,7 +33,7 @@ PROMPTS = [
 def stable_diffusion(folder):
     """The guide "JAX/Flax" of diffusers' documentation."""
     pipeline, params = FlaxStableDiffusionPipeline.from_pretrained(
-        folder, revision="bf16", dtype=jnp.bfloat16, safety_checker=None
+        folder, revision="main", dtype=jnp.float32, safety_checker=None
     )
     ids = pipeline.prepare_inputs(PROMPTS)
     assert ids.shape == (8, 77)

@@ -110,7 +110,7 @@ class FlaxDiffusionPipeline:
         params: dict[str, Any] = {}
         for name in wanted:
             if name in kwargs or name in _UNUSED:
-                parts[name] = kwargs.get(name) if name not in _UNUSED or name in kwargs else None
+                parts[name] = kwargs.get(name)
             elif name not in listed:
                 raise ValueError(f"{folder / 'model_index.json'} has no {name}; give {name}=")
             else:
