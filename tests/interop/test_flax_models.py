@@ -145,6 +145,10 @@ def test_training_computes_in_the_models_dtype_and_keeps_its_parameters(sd):
 
     gradients = jax.eval_shape(jax.grad(loss), params)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(gradients)} == {"float32"}
+    wide = flax.FlaxUNet2DConditionModel.from_config(unet.config)
+    narrow = unet.to_bf16(params)
+    output = jax.eval_shape(lambda p: wide.apply({"params": p}, X, 5, CONTEXT), narrow)
+    assert (wide.dtype, output.sample.dtype) == (jnp.float32, jnp.bfloat16)
 
 
 def test_parameters_are_cast_whole_or_by_mask(unet):

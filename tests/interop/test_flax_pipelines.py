@@ -13,6 +13,7 @@ import torch
 from flax.core import freeze
 from PIL import Image
 
+import diffusax
 from diffusax.interop import flax
 from diffusax.interop.flax import pipeline as base
 from diffusax.runtime.compilations import count_compilations
@@ -307,6 +308,7 @@ def test_components_and_checkpoints_go_round(tiny_checkpoints, tmp_path, caplog)
     saved = diffusers.DiffusionPipeline.from_pretrained(tmp_path)
     assert type(saved) is diffusers.StableDiffusionXLPipeline
     assert type(saved.scheduler) is diffusers.EulerDiscreteScheduler
+    assert diffusax.DiffusionPipeline.from_pretrained(tmp_path).scheduler == ours.scheduler.sampler
     _, again = flax.FlaxStableDiffusionXLPipeline.from_pretrained(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again["unet"], params["unet"])
 

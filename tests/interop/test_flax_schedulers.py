@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from diffusers.schedulers.deprecated import KarrasVeScheduler
 
 from diffusax.interop import flax
 
@@ -170,6 +171,11 @@ def test_options_go_from_one_to_another_and_to_disk(tmp_path):
     scheduler.save_pretrained(tmp_path / "saved")
     again, _ = flax.FlaxDPMSolverMultistepScheduler.from_pretrained(tmp_path / "saved")
     assert dict(again.config) == dict(scheduler.config)
+    saved = diffusers.DPMSolverMultistepScheduler.from_pretrained(tmp_path / "saved")
+    assert saved.config.final_sigmas_type == "sigma_min"
+    flax.FlaxKarrasVeScheduler(s_churn=3).save_pretrained(tmp_path / "karras")
+    karras, _ = flax.FlaxKarrasVeScheduler.from_pretrained(tmp_path / "karras")
+    assert karras.config.s_churn == 3
     other = flax.FlaxDDIMScheduler.from_config(scheduler.config, clip_sample=False)
     assert (other.config.beta_schedule, other.config.clip_sample) == ("scaled_linear", False)
 
@@ -204,6 +210,24 @@ def test_karras_ve_reaches_the_sample_that_is_predicted():
             ).prev_sample
         sample = result
     np.testing.assert_allclose(sample, target, atol=1e-3)
+
+
+def test_karras_ve_is_that_of_pytorch_but_for_the_noise():
+    reference, ours = KarrasVeScheduler(), flax.FlaxKarrasVeScheduler()
+    reference.set_timesteps(12)
+    state = ours.set_timesteps(ours.create_state(), 12)
+    np.testing.assert_allclose(state.schedule, reference.schedule, rtol=1e-4)
+    first, second, x = predictions(3)
+    tensors = [torch.tensor(array) for array in (first, second, x)]
+    expected = reference.step(tensors[0], 3.0, 2.0, tensors[2])
+    actual = ours.step(state, first, 3.0, 2.0, x)
+    np.testing.assert_allclose(actual.prev_sample, expected.prev_sample, atol=1e-5)
+    given = (expected.prev_sample, expected.derivative)
+    corrected = reference.step_correct(tensors[1], 3.0, 2.0, tensors[2], *given)
+    ours_corrected = ours.step_correct(
+        state, second, 3.0, 2.0, x, actual.prev_sample, actual.derivative
+    )
+    np.testing.assert_allclose(ours_corrected[0], corrected.prev_sample, atol=1e-5)
 
 
 def test_score_sde_ve_is_that_of_pytorch_but_for_the_noise(monkeypatch):

@@ -115,11 +115,13 @@ class FlaxSchedulerMixin:
         return (scheduler, state, {}) if return_unused_kwargs else (scheduler, state)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes scheduler_config.json."""
+        """Writes scheduler_config.json, as of PyTorch's class that computes the same."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        values = {name: _plain(value) for name, value in self.config.items()}
-        write_json(folder / _FILE, values)
+        write_json(folder / _FILE, self._saved())
+
+    def _saved(self) -> dict[str, Any]:
+        return {**self.config, "_class_name": type(self).__name__.removeprefix("Flax")}
 
 
 class FlaxTableScheduler(FlaxSchedulerMixin):
@@ -138,6 +140,9 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
 
     def _sampler(self) -> Scheduler:
         raise TypeError(f"{type(self).__name__} is not a scheduler; use one of its subclasses")
+
+    def _saved(self) -> dict[str, Any]:
+        return self.sampler.to_config()
 
     def _levels(self) -> dict[str, Any]:
         """The options that say what the model was trained at."""
@@ -333,7 +338,3 @@ def _load(source: str | Path, subfolder: str | None, hub: dict[str, Any]) -> dic
     with hub_errors(str(source), hub.get("revision")):
         path = huggingface_hub.hf_hub_download(str(source), name, **options)
     return load_json(Path(path))
-
-
-def _plain(value: Any) -> Any:
-    return np.asarray(value).tolist() if hasattr(value, "shape") else value
