@@ -1,0 +1,200 @@
+"""A Flax pipeline's call as diffusax's programs: encode the prompts, run the rows, decode."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.interop.flax.models import FlaxModelMixin, channels_last
+from diffusax.models.latents import to_unit
+from diffusax.pipelines import programs
+from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
+from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
+from diffusax.pipelines.programs import Knobs, Plan
+from diffusax.samplers import Schedule, init_state
+
+Params = Mapping[str, Any]
+
+
+def encode_prompts(
+    pipe: Any, params: Params, ids: jax.Array, negative_ids: jax.Array, branches: tuple[Any, ...]
+) -> jax.Array:
+    """The context of Stable Diffusion, b k s d, for prompts b t.
+
+    branches: for each of k whether it has the prompt (0) or the negative prompt (1).
+    """
+    encoder, b = pipe.text_encoder, ids.shape[0]
+    both = jnp.concatenate([jnp.asarray(ids), jnp.asarray(negative_ids)])
+    weights = encoder.narrowed(params["text_encoder"])
+    (context,) = STABLE_DIFFUSION.encode((encoder.network,), (weights,), (both[:, None],))
+    (context,) = programs.arrange(((context[:b],), (context[b:],)), order=branches, repeats=1)
+    return context
+
+
+def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The context b s d and pooled output b p of SDXL, for prompts b 2 t."""
+    names = ("text_encoder", "text_encoder_2")
+    encoders = tuple(getattr(pipe, name) for name in names)
+    context, pooled = STABLE_DIFFUSION_XL.encode(
+        tuple(encoder.network for encoder in encoders),
+        tuple(encoder.narrowed(params[name]) for encoder, name in zip(encoders, names)),
+        (ids[:, :1], ids[:, 1:]),
+    )
+    return context, pooled
+
+
+def initial_noise(
+    pipe: Any, key: jax.Array, size: tuple[int, int, int], given: Any, dtype: Any = jnp.float32
+) -> jax.Array:
+    """Noise b h w c: what was given, b c h w, or drawn from the key in that shape.
+
+    size: pictures, and their height and width in pixels.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    b, height, width = size
+    factor = pipe.vae_scale_factor
+    shape = (b, pipe.vae.config.latent_channels, height // factor, width // factor)
+    if given is None:
+        given = jax.random.normal(key, shape, dtype)
+    elif tuple(given.shape) != shape:
+        raise ValueError(f"Unexpected latents shape, got {given.shape}, expected {shape}")
+    return channels_last(given).astype(jnp.float32)
+
+
+def encode_pictures(
+    pipe: Any, params: Params, pictures: jax.Array, key: jax.Array | None, *, scale: bool = True
+) -> jax.Array:
+    """Pictures b 3 H W in [-1, 1] to latents b h w z.
+
+    key: of a draw from their distribution; None takes the most likely ones.
+    """
+    network, weights = pipe.vae.network, pipe.vae.narrowed(params["vae"])
+    height, width = (side // pipe.vae_scale_factor for side in pictures.shape[-2:])
+    shape = (len(pictures), height, width, network.config.latent_channels)
+    noise = None if key is None else jax.random.normal(key, shape)
+    dtype = jax.tree.leaves(weights)[0].dtype
+    pixels = channels_last(pictures).astype(dtype)
+    return programs.encode_image(network, weights, pixels, noise, scale=scale)
+
+
+def denoise(
+    pipe: Any,
+    params: Params,
+    schedule: Schedule,
+    latents: jax.Array,
+    conditions: Conditions,
+    weights: jax.Array,
+    key: jax.Array,
+    control: Any = None,
+) -> jax.Array:
+    """All rows of the schedule, b h w c.
+
+    Args:
+        pipe: with its networks.
+        params: by component.
+        schedule: the run.
+        latents: b h w c, what it starts from.
+        conditions: see `Conditions`.
+        weights: b k-1, of guidance.
+        key: of the noise that rows draw.
+        control: b, what a ControlNet's residuals count for; None without one.
+    """
+    controlnets = () if control is None else (pipe.controlnet,)
+    names = ("unet", "controlnet")[: 1 + len(controlnets)]
+    models = (pipe.unet, *controlnets)
+    denoiser = UNetDenoiser(pipe.unet.network, tuple(net.network for net in controlnets))
+    narrowed = {name: model.narrowed(params[name]) for name, model in zip(names, models)}
+    n, b = len(schedule), latents.shape[0]
+    if control is not None:
+        k, r = weights.shape[-1] + 1, _count_residuals(pipe.controlnet.network)
+        control = jnp.broadcast_to(control.reshape(b, 1, 1, 1), (n, b, 1, k, r))
+    knobs = Knobs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
+    table = jax.tree.map(lambda column: column[:n], schedule.table())
+    plan = Plan(latents, conditions, table, knobs, _row_keys(key, b))
+    state = programs.denoise_rows(denoiser, narrowed, init_state(latents), plan, 0, n)
+    return state[0]
+
+
+def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:
+    """Latents b h w c to pictures b H W 3 in [0, 1], float32."""
+    weights = pipe.vae.narrowed(params["vae"])
+    pixels = programs.decode_pixels(
+        pipe.vae.network, weights, latents, upcast=False, normalize=False
+    )
+    return to_unit(pixels)
+
+
+def per_image(value: Any, b: int, name: str) -> Any:
+    """A number, or one for each image, as b.
+
+    Raises:
+        ValueError: it has another number of entries.
+    """
+    value = jnp.asarray(value, jnp.float32).reshape(-1)
+    if value.size not in (1, b):
+        raise ValueError(f"{name} must be one number or one per image, {b} (got {value.size})")
+    return jnp.broadcast_to(value, (b,))
+
+
+def call(pipe: Any, jit: bool, arrays: dict[str, Any], static: dict[str, Any]) -> jax.Array:
+    """The pipeline's `_generate`, on all devices where `jit` says so, else on one.
+
+    arrays: leaves have the axis of the devices first where `jit` is set; numbers are for all.
+    """
+    devices = arrays["prompt_ids"].shape[0]
+    for name in ("guidance_scale", "image_guidance_scale", "controlnet_conditioning_scale"):
+        if name in arrays and jnp.ndim(arrays[name]) == 0:
+            arrays[name] = jnp.full((devices, 1) if jit else (1,), arrays[name], jnp.float32)
+    run = _generate_on_devices if jit else _generate
+    return run(_Program(_key(pipe), tuple(static.items()), pipe), arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """What is compiled: pipelines of equal networks and samplers share it."""
+
+    key: tuple[Any, ...]
+    static: tuple[tuple[str, Any], ...]
+    pipe: Any = dataclasses.field(compare=False)
+
+    def __call__(self, arrays: dict[str, Any]) -> jax.Array:
+        return self.pipe._generate(**arrays, **dict(self.static))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _generate(program: _Program, arrays: dict[str, Any]) -> jax.Array:
+    return program(arrays)
+
+
+@functools.partial(jax.pmap, in_axes=(None, 0), static_broadcasted_argnums=0)
+def _generate_on_devices(program: _Program, arrays: dict[str, Any]) -> jax.Array:
+    return program(arrays)
+
+
+def _key(pipe: Any) -> tuple[Any, ...]:
+    parts = pipe.components.values()
+    models = [(part.network, part.dtype) for part in parts if isinstance(part, FlaxModelMixin)]
+    return type(pipe), pipe.dtype, type(pipe.scheduler), pipe.scheduler.sampler, *models
+
+
+def check_size(height: int, width: int, multiple: int) -> None:
+    """Raises a ValueError unless the sides of a picture are whole blocks of pixels."""
+    if height % multiple or width % multiple:
+        raise ValueError(
+            f"`height` and `width` have to be divisible by {multiple} but are {height} and {width}."
+        )
+
+
+def _row_keys(key: jax.Array, b: int) -> jax.Array:
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    return jax.random.split(key, b)
+
+
+def _count_residuals(network: Any) -> int:
+    return len(network.shapes["controlnet_down_blocks"]) + 1

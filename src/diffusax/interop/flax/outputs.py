@@ -1,0 +1,155 @@
+"""What the Flax classes return: dataclasses that are also read by position and by key."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+class Output:
+    """A dataclass's fields, also by position or by key among those that are not None."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """As in diffusers: `output[0]`, `output[:2]` or `output["sample"]`."""
+        return getattr(self, index) if isinstance(index, str) else self.to_tuple()[index]
+
+    def __iter__(self) -> Any:
+        """The names of the fields that are there, as those of a dict."""
+        return iter(self.keys())
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the fields that are there."""
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The fields that are there."""
+        return tuple(getattr(self, name) for name in self.keys())
+
+
+@dataclasses.dataclass
+class FlaxStableDiffusionPipelineOutput(Output):
+    """images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1]. nsfw_content_detected: False."""
+
+    images: Any
+    nsfw_content_detected: Any = False
+
+
+@dataclasses.dataclass
+class FlaxStableDiffusionXLPipelineOutput(Output):
+    """images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1], or latents (..., n, c, h, w)."""
+
+    images: Any
+
+
+@flax.struct.dataclass
+class FlaxUNet2DConditionOutput(Output):
+    """sample: b c h w, the prediction."""
+
+    sample: Any
+
+
+@flax.struct.dataclass
+class FlaxControlNetOutput(Output):
+    """The scaled residuals, each b h w c: channels last, as the Flax UNet takes them."""
+
+    down_block_res_samples: Any
+    mid_block_res_sample: Any
+
+
+@flax.struct.dataclass
+class FlaxDecoderOutput(Output):
+    """sample: b 3 H W, around [-1, 1]."""
+
+    sample: Any
+
+
+@flax.struct.dataclass
+class FlaxAutoencoderKLOutput(Output):
+    """latent_dist: what the autoencoder says of the latents."""
+
+    latent_dist: Any
+
+
+@flax.struct.dataclass
+class FlaxCLIPTextOutput(Output):
+    """As transformers' FlaxCLIPTextModel gives them.
+
+    text_embeds: b p, of the model with a projection alone, which gives no pooler_output.
+    """
+
+    text_embeds: Any = None
+    last_hidden_state: Any = None
+    pooler_output: Any = None
+    hidden_states: Any = None
+
+
+@flax.struct.dataclass
+class FlaxSchedulerOutput(Output):
+    """prev_sample: the sample after the step. state: the scheduler's after it."""
+
+    prev_sample: Any
+    state: Any
+
+
+@flax.struct.dataclass
+class FlaxKarrasVeOutput(Output):
+    """prev_sample and derivative: of the sample's shape. state: the scheduler's."""
+
+    prev_sample: Any
+    derivative: Any
+    state: Any
+
+
+@flax.struct.dataclass
+class FlaxSdeVeOutput(Output):
+    """prev_sample, and prev_sample_mean before its noise. state: the scheduler's."""
+
+    state: Any
+    prev_sample: Any
+    prev_sample_mean: Any = None
+
+
+@flax.struct.dataclass
+class FlaxDiagonalGaussianDistribution:
+    """A normal distribution of latents, b h w z."""
+
+    mean: Any
+    logvar: Any
+    deterministic: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @property
+    def std(self) -> Any:
+        """The standard deviation, zero where deterministic."""
+        return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(0.5 * self.logvar)
+
+    @property
+    def var(self) -> Any:
+        """The variance, zero where deterministic."""
+        return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(self.logvar)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A draw, b h w z."""
+        return self.mean + self.std * jax.random.normal(key, self.mean.shape)
+
+    def mode(self) -> jax.Array:
+        """The most likely latents, b h w z."""
+        return self.mean
+
+    def kl(self, other: "FlaxDiagonalGaussianDistribution | None" = None) -> jax.Array:
+        """The Kullback-Leibler divergence from `other`, by default from the unit normal: b."""
+        if self.deterministic:
+            return jnp.zeros(1)
+        mean, logvar = (0.0, 0.0) if other is None else (other.mean, other.logvar)
+        var = jnp.exp(jnp.asarray(logvar))
+        terms = jnp.square(self.mean - mean) / var + self.var / var - 1 - self.logvar + logvar
+        return 0.5 * terms.sum((1, 2, 3))
+
+    def nll(self, sample: jax.Array, axis: Any = (1, 2, 3)) -> jax.Array:
+        """The negative log-likelihood of a sample, summed over `axis`."""
+        if self.deterministic:
+            return jnp.zeros(1)
+        terms = jnp.log(2 * jnp.pi) + self.logvar + jnp.square(sample - self.mean) / self.var
+        return 0.5 * terms.sum(tuple(axis))

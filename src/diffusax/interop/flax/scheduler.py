@@ -1,0 +1,340 @@
+"""diffusers' Flax schedulers: a state that the caller carries, over diffusax's samplers.
+
+A sampler here is a table of coefficients with a row for each evaluation (`diffusax.samplers`); a
+step is one row of it. What the old classes computed otherwise than PyTorch's of the same name is
+kept where it was a choice, see the classes' `_sampler`.
+"""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import flax.struct
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.checkpoints.hub import EMBEDDED, hub_errors
+from diffusax.files import load_json, write_json
+from diffusax.interop.flax.models import LOADING
+from diffusax.interop.flax.outputs import FlaxSchedulerOutput
+from diffusax.samplers import Schedule, Scheduler, Table, run
+from diffusax.samplers.options import Options
+from diffusax.samplers.rows import SLOTS
+
+_FILE = "scheduler_config.json"
+
+
+class CommonSchedulerState(flax.struct.PyTreeNode):
+    """The noise levels of training: alphas, betas and alphas_cumprod, one for each timestep."""
+
+    alphas: Any
+    betas: Any
+    alphas_cumprod: Any
+
+
+class SchedulerState(flax.struct.PyTreeNode):
+    """What a scheduler's user carries from step to step.
+
+    common: the noise levels of training. init_noise_sigma: the deviation of the initial sample.
+    timesteps: those of the run. sigmas: the noise levels of the samplers on sigma, n+1. memory: 5
+    ..., earlier predictions, and counter and first, the steps taken and the row of the first, of
+    samplers that use these.
+    """
+
+    common: CommonSchedulerState
+    init_noise_sigma: Any
+    timesteps: Any
+    sigmas: Any = None
+    num_inference_steps: int | None = flax.struct.field(pytree_node=False, default=None)
+    memory: Any = None
+    counter: Any = None
+    first: Any = None
+
+
+class FlaxSchedulerMixin:
+    """A scheduler without state, and the door through which one is loaded and saved.
+
+    Attributes:
+        config: the options, by key and by attribute.
+        dtype: of the state's arrays.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(cls.__init__).parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+
+    _defaults: ClassVar[dict[str, Any]] = {}
+
+    def _configure(self, options: Mapping[str, Any]) -> None:
+        values = {name: options[name] for name in self._defaults if name != "dtype"}
+        self.config = Options({"_class_name": type(self).__name__, **values})
+        self.dtype = jnp.dtype(options.get("dtype", jnp.float32))
+
+    @property
+    def has_state(self) -> bool:
+        """True: every Flax scheduler's state is carried by its user."""
+        return True
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], **overrides: Any) -> Self:
+        """The scheduler with those options of a config that it has, whosever config it is."""
+        known = {name: value for name, value in config.items() if name in cls._defaults}
+        return cls(**{**known, **overrides})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        subfolder: str | None = None,
+        return_unused_kwargs: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The scheduler of a folder or Hub repository, and its state.
+
+        Args:
+            pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
+            subfolder: usually "scheduler".
+            return_unused_kwargs: whether to return those, too; there never are any.
+            **kwargs: revision, token, local_files_only, cache_dir, and options that replace the
+                config's.
+
+        Raises:
+            ValueError: there is no such file, or an option's value is not supported.
+        """
+        hub = {name: kwargs.pop(name) for name in LOADING & kwargs.keys()}
+        scheduler = cls.from_config(_load(pretrained_model_name_or_path, subfolder, hub), **kwargs)
+        state = scheduler.create_state()  # type: ignore[attr-defined]
+        return (scheduler, state, {}) if return_unused_kwargs else (scheduler, state)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Writes scheduler_config.json, as of PyTorch's class that computes the same."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / _FILE, self._saved())
+
+    def _saved(self) -> dict[str, Any]:
+        return {**self.config, "_class_name": type(self).__name__.removeprefix("Flax")}
+
+
+class FlaxTableScheduler(FlaxSchedulerMixin):
+    """A scheduler whose steps are the rows of a diffusax sampler."""
+
+    # Rows after which a run that begins late is as one that began early: a sampler's memory.
+    depth: ClassVar[int] = 0
+    # Whether x is the sample plus sigma times noise; else noise replaces some of the sample.
+    on_sigmas: ClassVar[bool] = False
+
+    sampler: Scheduler
+
+    def _configure(self, options: Mapping[str, Any]) -> None:
+        super()._configure({name: options[name] for name in self._defaults})
+        self.sampler = self._sampler()
+
+    def _sampler(self) -> Scheduler:
+        raise TypeError(f"{type(self).__name__} is not a scheduler; use one of its subclasses")
+
+    def _saved(self) -> dict[str, Any]:
+        return self.sampler.to_config()
+
+    def _levels(self) -> dict[str, Any]:
+        """The options that say what the model was trained at."""
+        betas = self.config.trained_betas
+        names = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
+        given = {name: self.config[name] for name in (*names, "prediction_type")}
+        return {**given, "trained_betas": None if betas is None else np.asarray(betas).tolist()}
+
+    def __len__(self) -> int:
+        return self.config.num_train_timesteps
+
+    def create_state(self, common: CommonSchedulerState | None = None) -> SchedulerState:
+        """The state before `set_timesteps`; `common` instead of the options' noise levels."""
+        if common is None:
+            cumprod = self.sampler.alphas_cumprod
+            alphas = cumprod / np.concatenate([[1.0], cumprod[:-1]])
+            leaves = (alphas, 1 - alphas, cumprod)
+            common = CommonSchedulerState(*(jnp.asarray(x, self.dtype) for x in leaves))
+        timesteps = jnp.arange(self.config.num_train_timesteps)[::-1]
+        scale = jnp.asarray(self._training_sigma(), self.dtype)
+        sigmas = self._training_sigmas() if self.on_sigmas else None
+        return SchedulerState(common, scale, timesteps, sigmas)
+
+    def set_timesteps(
+        self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
+    ) -> SchedulerState:
+        """The state at the start of a run of samples of this shape.
+
+        Raises:
+            ValueError: too few or too many steps, or options that allow no such run.
+        """
+        schedule = self.schedule(num_inference_steps)
+        timesteps = jnp.asarray(schedule.timesteps)
+        if (schedule.timesteps == schedule.timesteps.round()).all():
+            timesteps = timesteps.astype(jnp.int32)
+        state = state.replace(timesteps=timesteps, num_inference_steps=num_inference_steps)
+        if self.on_sigmas:
+            sigmas = schedule.levels[:, 1] / schedule.levels[:, 0]
+            scale = jnp.asarray(schedule.init_noise_sigma, self.dtype)
+            state = state.replace(sigmas=jnp.asarray(sigmas, self.dtype), init_noise_sigma=scale)
+        if not self.depth:
+            return state
+        memory = jnp.zeros((SLOTS - 1, *shape), jnp.float32)
+        return state.replace(memory=memory, counter=jnp.int32(0), first=jnp.int32(0))
+
+    def schedule(
+        self, num_inference_steps: int, begin: int = 0, end: int | None = None
+    ) -> Schedule:
+        """diffusax's run of so many steps, or its rows from begin to end."""
+        return self.sampler.schedule(num_inference_steps, begin=begin, end=end)
+
+    def scale_model_input(
+        self, state: SchedulerState, sample: jax.Array, timestep: Any = None
+    ) -> jax.Array:
+        """The sample as the model is to see it."""
+        if not self.on_sigmas:
+            return sample
+        scales = jnp.asarray([row.in_scale for row in self.schedule(_steps(state)).rows])
+        return sample * scales[_nearest(state.timesteps, timestep)].astype(sample.dtype)
+
+    def step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        return_dict: bool = True,
+    ) -> Any:
+        """The sample at the next timestep of the run.
+
+        Args:
+            state: from `set_timesteps` or the step before.
+            model_output: of the sample's shape.
+            timestep: the sample's, one of `state.timesteps`; a run may begin at any of them.
+            sample: of any shape.
+            return_dict: whether to return FlaxSchedulerOutput instead of a tuple.
+
+        Raises:
+            ValueError: `set_timesteps` was not called.
+        """
+        return self._step(state, model_output, timestep, sample, return_dict)
+
+    def add_noise(
+        self, state: SchedulerState, original_samples: jax.Array, noise: jax.Array, timesteps: Any
+    ) -> jax.Array:
+        """Samples as noisy as training's are at these timesteps, one for each sample."""
+        signal, level = self._level(state, timesteps, original_samples.ndim)
+        return signal * original_samples + level * noise
+
+    def get_velocity(
+        self, state: SchedulerState, sample: jax.Array, noise: jax.Array, timesteps: Any
+    ) -> jax.Array:
+        """What a model with v-prediction is trained on (Salimans and Ho 2022)."""
+        signal, level = _variance_preserving(state, timesteps, sample.ndim)
+        return signal * noise - level * sample
+
+    def _level(self, state: SchedulerState, timesteps: Any, ndim: int) -> tuple[Any, Any]:
+        signal, level = _variance_preserving(state, timesteps, ndim)
+        return (1.0, level / signal) if self.on_sigmas else (signal, level)
+
+    def _step(
+        self,
+        state: SchedulerState,
+        model_output: jax.Array,
+        timestep: Any,
+        sample: jax.Array,
+        return_dict: bool,
+        noise: Any = None,
+    ) -> Any:
+        n = _steps(state)
+        nearest = _nearest(state.timesteps, timestep)
+        slots = jnp.zeros((SLOTS - 1, *sample.shape), jnp.float32)
+        index = nearest
+        if self.depth:
+            # The first step of a run says where it begins; timesteps may repeat later.
+            first = jnp.where(state.counter == 0, nearest, state.first)
+            late = jnp.minimum(state.counter, self.depth)
+            row = jnp.minimum(first + state.counter, len(state.timesteps) - 1)
+            index, slots = row * (self.depth + 1) + late, state.memory
+        before = jnp.concatenate([sample.astype(jnp.float32)[None], slots])
+        noise = jnp.zeros_like(before[0]) if noise is None else noise
+        after = _take(self.sampler, n, self.depth, before, model_output, noise, index)
+        if self.depth:
+            state = state.replace(memory=after[1:], counter=state.counter + 1, first=first)
+        output = FlaxSchedulerOutput(prev_sample=after[0].astype(sample.dtype), state=state)
+        return output if return_dict else output.to_tuple()
+
+    def _training_sigmas(self) -> jax.Array:
+        cumprod = self.sampler.alphas_cumprod
+        return jnp.asarray(np.sqrt((1 - cumprod) / cumprod), self.dtype)
+
+    def _training_sigma(self) -> float:
+        """The deviation of the initial sample, as far as it is known without a run."""
+        if not self.on_sigmas:
+            return 1.0
+        highest = float(self._training_sigmas()[-1])
+        leading = self.sampler.to_config()["timestep_spacing"] == "leading"
+        return float(np.hypot(highest, 1)) if leading else highest
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _take(
+    sampler: Scheduler, n: int, depth: int, before: Any, output: Any, noise: Any, index: Any
+) -> jax.Array:
+    """The sampler's state, 6 ..., after one of the rows of `_rows`."""
+    table = _rows(sampler, n, depth)
+    return run(lambda x, t, i: output, before, table, index, index + 1, lambda i: noise)
+
+
+@functools.lru_cache(64)
+def _rows(sampler: Scheduler, n: int, depth: int) -> Table:
+    """The rows of a run; for each as many as there are ways to have come there.
+
+    Row i (depth + 1) + j is row i of a run that began at row i - j, or earlier if j is depth.
+    """
+    whole = sampler.schedule(n)
+    rows = []
+    for i in range(len(whole)):
+        for j in range(depth):
+            begin = max(i - j, 0)
+            rows.append(sampler.schedule(n, begin=begin).rows[i - begin])
+        rows.append(whole.rows[i])
+    table = Schedule(tuple(rows), whole.init_noise_sigma).table()
+    return jax.tree.map(lambda column: column[: len(rows)], table)
+
+
+def _steps(state: SchedulerState) -> int:
+    if state.num_inference_steps is None:
+        raise ValueError("the state has no run yet; call set_timesteps(state, num_inference_steps)")
+    return state.num_inference_steps
+
+
+def _nearest(timesteps: Any, timestep: Any) -> jax.Array:
+    # Old loops cut fractional timesteps to integers.
+    return jnp.abs(timesteps - timestep).argmin()
+
+
+def _variance_preserving(state: SchedulerState, timesteps: Any, ndim: int) -> tuple[Any, Any]:
+    alphas = state.common.alphas_cumprod
+    places = jnp.asarray(timesteps, jnp.float32)
+    alpha = jnp.interp(places, jnp.arange(len(alphas)), alphas)
+    alpha = alpha.reshape(-1, *[1] * (ndim - 1))
+    return jnp.sqrt(alpha), jnp.sqrt(1 - alpha)
+
+
+def _load(source: str | Path, subfolder: str | None, hub: dict[str, Any]) -> dict[str, Any]:
+    name = f"{subfolder}/{_FILE}" if subfolder else _FILE
+    folder = EMBEDDED.get(str(source), Path(source))
+    if folder.is_dir():
+        return load_json(folder / name)
+    names = ("revision", "token", "local_files_only", "cache_dir")
+    options = {k: hub[k] for k in names if hub.get(k) is not None}
+    with hub_errors(str(source), hub.get("revision")):
+        path = huggingface_hub.hf_hub_download(str(source), name, **options)
+    return load_json(Path(path))

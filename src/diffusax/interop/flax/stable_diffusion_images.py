@@ -1,0 +1,272 @@
+"""Stable Diffusion's Flax pipelines that start from a picture; see `stable_diffusion`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from diffusax.interop.flax import generation
+from diffusax.interop.flax.generation import Params
+from diffusax.interop.flax.inputs import masks, pictures
+from diffusax.interop.flax.stable_diffusion import StableDiffusion
+from diffusax.interop.flax.text import prompt_ids
+from diffusax.models.latents import from_unit
+from diffusax.pipelines import guidance, programs
+from diffusax.pipelines.denoisers import Conditions
+
+
+class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
+    """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
+
+    def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
+        """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
+        return prompt_ids(self.tokenizer, prompt), from_unit(pictures(image, 32))
+
+    def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
+        """The first row of the run."""
+        kept = min(int(num_inference_steps * strength), num_inference_steps)
+        return max(num_inference_steps - kept, 0)
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        image: Any,
+        params: Params,
+        prng_seed: jax.Array,
+        strength: float = 0.8,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        noise: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        jit: bool = False,
+    ) -> Any:
+        """Pictures b h w 3 in [0, 1].
+
+        image: b 3 height width in [-1, 1]. strength: the share of the run that is made.
+        """
+        arrays = {
+            "prompt_ids": prompt_ids,
+            "image": image,
+            "params": params,
+            "prng_seed": prng_seed,
+            "guidance_scale": guidance_scale,
+            "noise": noise,
+            "neg_prompt_ids": neg_prompt_ids,
+        }
+        static = {
+            "start_timestep": self.get_timestep_start(num_inference_steps, strength),
+            "num_inference_steps": num_inference_steps,
+            **self._size(height, width),
+        }
+        return self._called(jit, return_dict, arrays, static)
+
+    def _generate(
+        self,
+        prompt_ids: Any,
+        image: jax.Array,
+        params: Params,
+        prng_seed: jax.Array,
+        start_timestep: int,
+        num_inference_steps: int,
+        height: int,
+        width: int,
+        guidance_scale: Any = 7.5,
+        noise: Any = None,
+        neg_prompt_ids: Any = None,
+    ) -> jax.Array:
+        generation.check_size(height, width, 8)
+        if image.shape[-2:] != (height, width):
+            raise ValueError(
+                f"image is {image.shape[-2]} by {image.shape[-1]}, but `height` and `width` are "
+                f"{height} and {width}; resize it or pass its own"
+            )
+        b = prompt_ids.shape[0]
+        eps = generation.initial_noise(self, prng_seed, (b, height, width), noise)
+        # The key that drew the noise draws the latents too, as in diffusers.
+        clean = generation.encode_pictures(self, params, image, prng_seed)
+        schedule = self.scheduler.schedule(
+            num_inference_steps, begin=start_timestep, end=num_inference_steps
+        )
+        signal, level = schedule.levels[0].tolist()
+        scale = generation.per_image(guidance_scale, b, "guidance_scale")
+        x = generation.denoise(
+            self,
+            params,
+            schedule,
+            programs.begin(eps, level, clean, signal),
+            Conditions(self._context(params, prompt_ids, neg_prompt_ids)),
+            jnp.stack(guidance.classifier_free(scale), -1),
+            prng_seed,
+        )
+        return generation.decode(self, params, x)
+
+
+class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
+    """Pictures drawn anew where a mask is white, by a UNet that is given mask and picture."""
+
+    def prepare_inputs(
+        self, prompt: str | list[str], image: Any, mask: Any
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """The prompts' token ids b t, masked pictures b 3 h w in [-1, 1] and masks b 1 h w.
+
+        Pictures and masks are PIL images. The call wants the masks before the masked pictures.
+        """
+        drawn, mask = from_unit(pictures(image, 32)), masks(mask, 32)
+        return prompt_ids(self.tokenizer, prompt), drawn * (mask < 0.5), mask
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        mask: Any,
+        masked_image: Any,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        jit: bool = False,
+    ) -> Any:
+        """Pictures b height width 3 in [0, 1].
+
+        mask, masked_image: from `prepare_inputs`; brought to the size by resizing.
+        """
+        size = self._size(height, width)
+        arrays = {
+            "prompt_ids": prompt_ids,
+            "mask": _resized(mask, size, "nearest"),
+            "masked_image": _resized(masked_image, size, "bicubic"),
+            "params": params,
+            "prng_seed": prng_seed,
+            "guidance_scale": guidance_scale,
+            "latents": latents,
+            "neg_prompt_ids": neg_prompt_ids,
+        }
+        static = {"num_inference_steps": num_inference_steps, **size}
+        return self._called(jit, return_dict, arrays, static)
+
+    def _generate(
+        self,
+        prompt_ids: Any,
+        mask: jax.Array,
+        masked_image: jax.Array,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int,
+        height: int,
+        width: int,
+        guidance_scale: Any = 7.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+    ) -> jax.Array:
+        generation.check_size(height, width, 8)
+        self._check_channels()
+        b, dtype = prompt_ids.shape[0], self.dtype or jnp.float32
+        x = generation.initial_noise(self, prng_seed, (b, height, width), latents, dtype)
+        key, mask_key = jax.random.split(prng_seed)
+        masked = generation.encode_pictures(self, params, masked_image, mask_key)
+        small = jax.image.resize(mask, (*mask.shape[:2], *masked.shape[1:3]), "nearest")
+        channels = programs.join_channels(generation.channels_last(small), masked)
+        scale = generation.per_image(guidance_scale, b, "guidance_scale")
+        x = generation.denoise(
+            self,
+            params,
+            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
+            x * params["scheduler"].init_noise_sigma,
+            Conditions(self._context(params, prompt_ids, neg_prompt_ids), channels),
+            jnp.stack(guidance.classifier_free(scale), -1),
+            key,
+        )
+        return generation.decode(self, params, x)
+
+    def _check_channels(self) -> None:
+        wanted = 2 * self.vae.config.latent_channels + 1
+        if self.unet.config.in_channels != wanted:
+            raise ValueError(
+                f"the UNet must have {wanted} in_channels for inpainting (got "
+                f"{self.unet.config.in_channels}); load an inpainting checkpoint"
+            )
+
+
+class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
+    """Pictures edited as the prompt says (Brooks et al. 2023, InstructPix2Pix).
+
+    diffusers never had this class; its arguments are in the manner of its others.
+    """
+
+    def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
+        """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
+        return prompt_ids(self.tokenizer, prompt), from_unit(pictures(image, 32))
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        image: Any,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int = 100,
+        guidance_scale: Any = 7.5,
+        image_guidance_scale: Any = 1.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        jit: bool = False,
+    ) -> Any:
+        """Pictures b h w 3 in [0, 1].
+
+        image: b 3 h w in [-1, 1]; the pictures have its size. image_guidance_scale: how closely
+        they keep to it, a number or one per picture.
+        """
+        arrays = {
+            "prompt_ids": prompt_ids,
+            "image": image,
+            "params": params,
+            "prng_seed": prng_seed,
+            "guidance_scale": guidance_scale,
+            "image_guidance_scale": image_guidance_scale,
+            "latents": latents,
+            "neg_prompt_ids": neg_prompt_ids,
+        }
+        static = {"num_inference_steps": num_inference_steps}
+        return self._called(jit, return_dict, arrays, static)
+
+    def _generate(
+        self,
+        prompt_ids: Any,
+        image: jax.Array,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int = 100,
+        guidance_scale: Any = 7.5,
+        image_guidance_scale: Any = 1.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+    ) -> jax.Array:
+        b, (height, width) = prompt_ids.shape[0], image.shape[-2:]
+        generation.check_size(height, width, 8)
+        x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
+        clean = generation.encode_pictures(self, params, image, None, scale=False)
+        (channels,) = programs.arrange(((clean,),), order=(0, 0, None), repeats=1)
+        context = self._context(params, prompt_ids, neg_prompt_ids, (0, 1, 1))
+        text = generation.per_image(guidance_scale, b, "guidance_scale")
+        kept = generation.per_image(image_guidance_scale, b, "image_guidance_scale")
+        x = generation.denoise(
+            self,
+            params,
+            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
+            x * params["scheduler"].init_noise_sigma,
+            Conditions(context, channels),
+            jnp.stack(guidance.instruct(text, kept), -1),
+            prng_seed,
+        )
+        return generation.decode(self, params, x)
+
+
+def _resized(x: Any, size: dict[str, int], method: str) -> jax.Array:
+    return jax.image.resize(x, (*x.shape[:-2], *size.values()), method)

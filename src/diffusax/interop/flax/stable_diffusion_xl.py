@@ -1,0 +1,125 @@
+"""Stable Diffusion XL as diffusers' Flax pipeline; see `stable_diffusion`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.interop.flax import generation
+from diffusax.interop.flax.generation import Params
+from diffusax.interop.flax.models import channels_first
+from diffusax.interop.flax.outputs import FlaxStableDiffusionXLPipelineOutput
+from diffusax.interop.flax.stable_diffusion import StableDiffusion
+from diffusax.interop.flax.text import prompt_ids
+from diffusax.pipelines import guidance, programs
+from diffusax.pipelines.denoisers import Conditions
+
+
+class FlaxStableDiffusionXLPipeline(StableDiffusion):
+    """Pictures for prompts, with SDXL."""
+
+    def __init__(
+        self,
+        text_encoder: Any,
+        text_encoder_2: Any,
+        vae: Any,
+        tokenizer: Any,
+        tokenizer_2: Any,
+        unet: Any,
+        scheduler: Any,
+        dtype: Any = jnp.float32,
+    ):
+        """The components, without parameters."""
+        self.dtype = dtype
+        self.register_modules(
+            vae=vae,
+            text_encoder=text_encoder,
+            text_encoder_2=text_encoder_2,
+            tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2,
+            unet=unet,
+            scheduler=scheduler,
+        )
+
+    def prepare_inputs(self, prompt: str | list[str]) -> jax.Array:
+        """The prompts' token ids for both text encoders, b 2 t."""
+        both = (self.tokenizer, self.tokenizer_2)  # type: ignore[attr-defined]
+        return jnp.stack([prompt_ids(tokenizer, prompt) for tokenizer in both], axis=1)
+
+    def __call__(
+        self,
+        prompt_ids: Any,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        guidance_scale: Any = 7.5,
+        height: int | None = None,
+        width: int | None = None,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_dict: bool = True,
+        output_type: str | None = None,
+        jit: bool = False,
+    ) -> Any:
+        """Pictures b h w 3 in [0, 1]; with output_type="latent", latents b c h w.
+
+        prompt_ids, neg_prompt_ids: b 2 t. Without the latter, zeros stand for the embeddings.
+        """
+        arrays = {
+            "prompt_ids": prompt_ids,
+            "params": params,
+            "prng_seed": prng_seed,
+            "guidance_scale": guidance_scale,
+            "latents": latents,
+            "neg_prompt_ids": neg_prompt_ids,
+        }
+        static = {
+            "num_inference_steps": num_inference_steps,
+            **self._size(height, width),
+            "return_latents": output_type == "latent",
+        }
+        images = generation.call(self, jit, arrays, static)
+        output = FlaxStableDiffusionXLPipelineOutput(images=images)
+        return output if return_dict else output.to_tuple()
+
+    def get_embeddings(self, prompt_ids: Any, params: Params) -> tuple[jax.Array, jax.Array]:
+        """The context b t d and the pooled output b p of prompts, b 2 t."""
+        return generation.encode_xl(self, params, prompt_ids)
+
+    def _generate(
+        self,
+        prompt_ids: Any,
+        params: Params,
+        prng_seed: jax.Array,
+        num_inference_steps: int = 50,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: Any = 7.5,
+        latents: Any = None,
+        neg_prompt_ids: Any = None,
+        return_latents: bool = False,
+    ) -> jax.Array:
+        b, size = prompt_ids.shape[0], self._size(height, width)
+        generation.check_size(**size, multiple=8)
+        branches: tuple[Any, ...] = (self.get_embeddings(prompt_ids, params),)
+        if neg_prompt_ids is not None:
+            branches += (self.get_embeddings(neg_prompt_ids, params),)
+        order = (0, None if neg_prompt_ids is None else 1)
+        context, pooled = programs.arrange(branches, order=order, repeats=1)
+        rows, columns = size.values()
+        ids = np.array([rows, columns, 0, 0, rows, columns], np.float32)
+        added = {"text_embeds": pooled, "time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
+        schedule = self.scheduler.schedule(num_inference_steps, end=num_inference_steps)
+        x = generation.initial_noise(self, prng_seed, (b, rows, columns), latents)
+        scale = generation.per_image(guidance_scale, b, "guidance_scale")
+        x = generation.denoise(
+            self,
+            params,
+            schedule,
+            x * schedule.init_noise_sigma,
+            Conditions(context, added=added),
+            jnp.stack(guidance.classifier_free(scale), -1),
+            prng_seed,
+        )
+        return channels_first(x) if return_latents else generation.decode(self, params, x)

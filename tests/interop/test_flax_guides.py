@@ -1,0 +1,22 @@
+"""The programs of diffusers' guides to its Flax classes run, but for the import, on 8 devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).with_name("flax_guides_run.py")
+
+
+@pytest.mark.parametrize("kind", ["sd", "xl"])
+def test_the_guide_runs(kind, tiny_checkpoints):
+    folder, _ = tiny_checkpoints.pipeline(kind)
+    done = subprocess.run(
+        [sys.executable, str(RUN), kind, str(folder)],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
