@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from diffusax._version import __version__
 from diffusax.cli.parsing import choose
-from diffusax.cli.text import escaped
+from diffusax.printable import escaped
 from diffusax.extras import require_extra
 
 COMMANDS = {

@@ -2,16 +2,15 @@
 
 import dataclasses
 import inspect
-import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import diffusax
 from diffusax.cli.parsing import OWN
-from diffusax.cli.text import escaped
+from diffusax.printable import escaped
 from diffusax.options import Options, Seed
+from diffusax.parameters import parameters_text
 from diffusax.pictures import contact_sheet, png_parameters
 from diffusax.pipelines.arguments import Scale, Steps
 from diffusax.samplers import scheduler_from_name
@@ -109,9 +108,6 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
         seed: of the run.
         settings: of this command alone, by name; None are left out.
     """
-    lines = [command.prompt]
-    if command.negative_prompt:
-        lines.append(f"Negative prompt: {command.negative_prompt}")
     steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
     shared = {
         "Steps": command.steps or steps,
@@ -122,9 +118,7 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
         "Model": Path(command.model).name,
         "RNG": command.noise,
     }
-    version = {"Version": f"diffusax {diffusax.__version__}"}
-    lines.append(", ".join(_settings({**shared, **settings, **version})))
-    return "\n".join(lines)
+    return parameters_text(command.prompt, command.negative_prompt, {**shared, **settings})
 
 
 def save(
@@ -157,11 +151,3 @@ def save(
     print(f"{escaped(output)} ({count} image{'' if count == 1 else 's'}, seed {seed})")
     return files
 
-
-def _settings(settings: Mapping[str, Any]) -> list[str]:
-    texts = {name: escaped(value) for name, value in settings.items() if value is not None}
-    # As webui quotes what would end the setting.
-    return [
-        f"{name}: {json.dumps(text) if {*text} & {',', ':'} else text}"
-        for name, text in texts.items()
-    ]

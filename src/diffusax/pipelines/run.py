@@ -243,7 +243,7 @@ def output(
 def decode_images(
     c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
 ) -> tuple[Any, Any]:
-    """Latents b h w c to pictures b H W 3 in [0, 1] and whether they are finite.
+    """Latents b h w c to pictures b H W 3 in [0, 1] and whether each is finite, b.
 
     normalized: see `Job.normalized`.
     """
@@ -258,7 +258,7 @@ def decode_images(
         return programs.decode_pixels(network, params, part, **options)
 
     images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
-    return jnp.asarray(np.clip(images / 2 + 0.5, 0, 1)), np.isfinite(images).all()
+    return jnp.asarray(np.clip(images / 2 + 0.5, 0, 1)), np.isfinite(images).all((1, 2, 3))
 
 
 def _not_finite(c: Components, what: str) -> str:
