@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from diffusax.cli.parsing import OWN
-from diffusax.printable import escaped
 from diffusax.options import Options, Seed
 from diffusax.parameters import parameters_text
 from diffusax.pictures import contact_sheet, png_parameters
 from diffusax.pipelines.arguments import Scale, Steps
+from diffusax.printable import escaped
 from diffusax.samplers import scheduler_from_name
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -28,8 +28,6 @@ class Drawing(Options):
     """Number of sampler steps; the pipeline's own by default."""
     guidance: Annotated[Scale | None, OWN] = None
     """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
-    seed: Annotated[Seed | None, OWN] = None
-    """Random seed, another one each time by default. Picture i of a seed is always the same."""
     sampler: Annotated[str | None, OWN] = None
     """Name of a sampler, such as dpm++2m or euler_a; the checkpoint's own by default."""
     dtype: Dtype = "float32"
@@ -40,12 +38,8 @@ class Drawing(Options):
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
     """Load this branch, tag or commit of a Hub repository."""
-    noise: Literal["jax", "torch"] = "jax"
-    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
     vae_tiling: bool = False
     """Decode large pictures in tiles."""
-    output: str = "out.png"
-    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
 
     def loading(self) -> dict[str, Any]:
         """The options of `from_pretrained`."""
@@ -59,6 +53,18 @@ class Drawing(Options):
         if self.vae_tiling:
             pipe.enable_vae_tiling()
         return pipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToFile(Drawing):
+    """The options of commands that write one picture, or a few beside each other."""
+
+    seed: Annotated[Seed | None, OWN] = None
+    """Random seed, another one each time by default. Picture i of a seed is always the same."""
+    noise: Literal["jax", "torch"] = "jax"
+    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
+    output: str = "out.png"
+    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
 
 
 def output_file(text: str) -> Path:
@@ -150,4 +156,3 @@ def save(
     count = len(images) - (len(images) > 1)
     print(f"{escaped(output)} ({count} image{'' if count == 1 else 's'}, seed {seed})")
     return files
-

@@ -2,5 +2,6 @@
 
 from diffusax.offline.requests import Settings
 from diffusax.offline.run import Stopped, Summary, generate
+from diffusax.offline.with_ray import generate_with_ray
 
-__all__ = ["Settings", "Stopped", "Summary", "generate"]
+__all__ = ["Settings", "Stopped", "Summary", "generate", "generate_with_ray"]

@@ -56,7 +56,9 @@ class Folder:
             before = load_json(file)
         names = [name for name in {**manifest, **before} if manifest.get(name) != before.get(name)]
         if names:
-            changes = [f"{n} was {_short(before.get(n))}, now {_short(manifest.get(n))}" for n in names]
+            changes = [
+                f"{n} was {_short(before.get(n))}, now {_short(manifest.get(n))}" for n in names
+            ]
             raise ValueError(
                 f"{self.path} holds a run that differs: {'; '.join(changes)}; give the same as then "
                 "to go on with it, or another output folder"
@@ -76,6 +78,17 @@ class Folder:
                     with _locked(other.with_suffix(""), 0):
                         pass
             yield
+
+    @contextlib.contextmanager
+    def alone_with(self, shard: int) -> Iterator[None]:
+        """Waits until nobody else draws the shard."""
+        with _locked(self.path / "locks" / f"shard-{shard:06}", -1):
+            yield
+
+    @property
+    def stop_file(self) -> Path:
+        """Where it is, the processes that draw for another one stop after their batch."""
+        return self.path / "work" / "stop"
 
     def is_done(self, shard: int) -> bool:
         """Whether a shard is finished."""
@@ -178,5 +191,3 @@ def _locked(path: Path, seconds: float) -> Iterator[None]:
 def _short(value: Any) -> str:
     text = "not given" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from diffusax.extras import require_extra
 from diffusax.offline.durable import sync_folder, write_durably
 
-Item = tuple[Mapping[str, Any], bytes]
+Info = Mapping[str, Any]
+Item = tuple[Info, bytes]
 """What is noted of a picture, and its PNG file."""
 
 
@@ -27,7 +28,7 @@ class Format(Protocol):
     def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
         """Writes the pictures of a batch into the shard's working folder."""
 
-    def join(self, work: Path, pieces: int, infos: Sequence[Mapping[str, Any]], shard: Path) -> None:
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
         """Makes the shard, which appears only when whole, of the working folder."""
 
 
@@ -52,7 +53,7 @@ class Images:
         files = [folder / f"{info['key']}.png" for info, _ in items]
         list(pool.map(write_durably, files, [data for _, data in items]))
 
-    def join(self, work: Path, pieces: int, infos: Sequence[Mapping[str, Any]], shard: Path) -> None:
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
         folder = work / "shard"
         folder.mkdir(exist_ok=True)
         rows = [{"file_name": f"{info['key']}.png", **info} for info in infos]
@@ -71,7 +72,7 @@ class WebDataset:
         blocks = [block for info, data in items for block in _members(info, data)]
         write_durably(work / f"{number:06}.part", b"".join(blocks))
 
-    def join(self, work: Path, pieces: int, infos: Sequence[Mapping[str, Any]], shard: Path) -> None:
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
         def blocks() -> Iterator[bytes]:
             for number in range(pieces):
                 yield (work / f"{number:06}.part").read_bytes()
@@ -99,7 +100,7 @@ class Parquet:
         self._parquet.write_table(table, sink, compression="none")
         write_durably(work / f"{number:06}.part", sink.getvalue().to_pybytes())
 
-    def join(self, work: Path, pieces: int, infos: Sequence[Mapping[str, Any]], shard: Path) -> None:
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
         sink = self._arrow.BufferOutputStream()
         with self._parquet.ParquetWriter(sink, self._schema(), compression="none") as writer:
             for number in range(pieces):

@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 def ahead(pool: Executor, work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:
-    """What `work` makes of the items, in order, begun up to `depth` items before they are asked for.
+    """What `work` makes of the items, in order, begun up to `depth` items before it is asked for.
 
     With a depth of 0 each is made in the caller's own thread when it is asked for.
     """

@@ -56,7 +56,8 @@ class Prompts(Protocol):
     def parts(self, size: int, wanted: Wanted) -> Iterator[Part]:
         """The parts of `size` lines whose number is wanted, in order, each with its number."""
 
-    def row(self, line: Line) -> Mapping[str, Any] | None:
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
         """What a line says, by column; None for an empty line.
 
         Raises:
@@ -73,6 +74,7 @@ def open_prompts(source: str | Path | Sequence[str | Mapping[str, Any]]) -> Prom
     if not isinstance(source, str | Path):
         return Listed(list(source))
     path = Path(source)
+    kinds: dict[str, Callable[[Path], Prompts]]
     kinds = {".txt": TextFile, ".jsonl": JsonFile, ".parquet": ParquetFile}
     if path.suffix.lower() not in kinds:
         raise ValueError(f"the prompts must be a {', '.join(kinds)} file (got {path})")
@@ -103,7 +105,8 @@ class Listed:
                 rows = enumerate(self._rows[start : start + size], start + 1)
                 yield start // size, [Line(number, value) for number, value in rows]
 
-    def row(self, line: Line) -> Mapping[str, Any] | None:
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
         if isinstance(line.value, str):
             return {"prompt": line.value}
         if not isinstance(line.value, Mapping):
@@ -128,25 +131,18 @@ class TextFile:
                 if wanted(part):
                     yield part, lines
 
-    def row(self, line: Line) -> Mapping[str, Any] | None:
-        text = self._text(line)
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
+        text = _text(line)
         return {"prompt": text} if text else None
-
-    def _text(self, line: Line) -> str:
-        if len(line.value) > MAX_LINE_BYTES:
-            raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
-        try:
-            text = line.value.decode("utf-8-sig" if line.number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"it is not UTF-8 text ({error.reason})") from None
-        return text.strip()
 
 
 class JsonFile(TextFile):
     """One JSON object a line."""
 
-    def row(self, line: Line) -> Mapping[str, Any] | None:
-        text = self._text(line)
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
+        text = _text(line)
         if not text:
             return None
         try:
@@ -184,7 +180,8 @@ class ParquetFile:
                 yield (line.number - 1) // size, held
                 held = []
 
-    def row(self, line: Line) -> Mapping[str, Any] | None:
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
         return line.value
 
     def _lines(self, size: int, wanted: Wanted) -> Iterator[Line]:
@@ -216,6 +213,16 @@ class ParquetFile:
             raise ValueError(
                 f"{self._path} is not a whole Parquet file ({_first_line(error)})"
             ) from None
+
+
+def _text(line: Line) -> str:
+    if len(line.value) > MAX_LINE_BYTES:
+        raise ValueError(f"it is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        text = line.value.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text ({error.reason})") from None
+    return text.strip()
 
 
 def _first_line(error: Exception) -> str:

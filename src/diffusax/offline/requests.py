@@ -1,4 +1,4 @@
-"""From a line's row to the pictures to draw: what the line says, what the run says, the defaults."""
+"""From a line's row to the pictures to draw: what the line says, the run, or the pipeline."""
 
 import dataclasses
 import functools
@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.options import Options, Seed
 from diffusax.offline.prompts import COLUMNS
+from diffusax.options import Options, Seed
 from diffusax.pipelines.arguments import Call, Count, Pixels, Scale, Steps, check_call
 from diffusax.pipelines.batches import Picture, check_picture
 from diffusax.pipelines.tasks import text_to_image
-from diffusax.samplers import scheduler_from_name
+from diffusax.samplers import Scheduler, scheduler_from_name
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Call))
@@ -40,16 +40,16 @@ class Settings(Options):
     """A line that has no seed gets one made of this and its number."""
     negative_prompt: str | None = None
     """What to steer away from."""
-    height: Pixels | None = None
-    """In pixels, as `width`; the model's own by default."""
-    width: Pixels | None = None
-    """In pixels."""
+    steps: Steps | None = None
+    """Number of sampler steps; the pipeline's own by default."""
+    guidance: Scale | None = None
+    """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
     sampler: str | None = None
     """Name of a sampler; the checkpoint's own by default."""
-    num_inference_steps: Steps | None = None
-    """Of the sampler; the pipeline's own by default."""
-    guidance_scale: Scale | None = None
-    """Classifier-free guidance, where 1 is off; the pipeline's own by default."""
+    height: Pixels | None = None
+    """Height in pixels; by default the model's own."""
+    width: Pixels | None = None
+    """Width in pixels; by default the model's own."""
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     """How many of the text encoder's last layers to leave out."""
     long_prompt: bool = False
@@ -96,12 +96,16 @@ class Requests:
             )
         self._pipe, self.settings = pipe, settings
         self._scheduler = functools.lru_cache(
-            lambda name: pipe.scheduler if name is None else scheduler_from_name(name, pipe.scheduler)
+            lambda name: pipe.scheduler
+            if name is None
+            else scheduler_from_name(name, pipe.scheduler)
         )
         parameters = inspect.signature(type(pipe).__call__).parameters
         own = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         own |= {n: value for n, value in pipe.call_defaults.items() if n in parameters}
-        own |= {n: v for n, v in vars(settings).items() if v is not None}
+        own |= _arguments({n: v for n, v in vars(settings).items() if n in COLUMNS})
+        for name in ("clip_skip", "long_prompt", "prompt_weighting"):
+            own[name] = getattr(settings, name)
         self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS and v is not None}
         # What is wrong for every line is one error, not a million.
         self._pictures({"prompt": ""}, number=1)
@@ -134,6 +138,10 @@ class Requests:
             raise ValueError("negative_prompt must be a text (got a list)")
         numbers = range(self.settings.num_images)
         return [check_picture(self._pipe.parts, call, scheduler, number) for number in numbers]
+
+    def _named_scheduler(self, name: str | None) -> Scheduler:
+        own = self._pipe.scheduler
+        return own if name is None else scheduler_from_name(name, own)
 
     def _info(self, key: str, line: int, picture: Picture, sampler: str | None) -> dict[str, Any]:
         call, (height, width) = picture.call, picture.kind[:2]

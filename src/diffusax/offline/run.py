@@ -1,37 +1,20 @@
-"""Drawing the pictures of many prompts, batch after batch, and writing them as they are done."""
+"""A run over many prompts in this process."""
 
-import collections
-import contextlib
 import dataclasses
-import io
 import json
-import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from PIL import Image
 from tqdm.auto import tqdm
 
 from diffusax._version import __version__
-from diffusax.offline.folder import Folder, Shard
-from diffusax.offline.formats import Item, open_format
-from diffusax.offline.overlap import ahead
-from diffusax.offline.prompts import Line, Part, Prompts, open_prompts
-from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
-from diffusax.parameters import parameters_text
-from diffusax.pictures import png_parameters, to_pil
-from diffusax.pipelines.batches import draw_batch, plan_batch
+from diffusax.offline.folder import Folder
+from diffusax.offline.prompts import Prompts, open_prompts
+from diffusax.offline.requests import Settings
+from diffusax.offline.stages import Drawing, Order
 from diffusax.runtime.signals import StopRequest, receiving, signal_name
-
-log = logging.getLogger(__name__)
-
-_ENCODERS = 8
-"""At most so many PNG files are made at the same time."""
 
 
 class Stopped(Exception):
@@ -57,25 +40,6 @@ class Summary:
     drawn: int
     errors: int
     finished: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A batch to draw, and the last of a shard: none, for the shard to be finished."""
-
-    opened: "OpenShard"
-    number: int
-    batch: list[Request]
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenShard:
-    """A shard whose lines have been read. left_out: how many pictures they do not give."""
-
-    shard: Shard
-    batches: list[list[Request]]
-    errors: list[dict[str, Any]]
-    left_out: int
 
 
 def generate(
@@ -113,197 +77,70 @@ def generate(
             process.
     """
     settings = settings or Settings()
-    rows, requests = open_prompts(prompts), Requests(pipe, settings)
+    rows = open_prompts(prompts)
     index, count = checked_shard(shard or (jax.process_index(), jax.process_count()))
-    folder = Folder(Path(out), open_format(settings.format))
-    folder.claim(manifest(pipe, rows, settings, source))
+    order = make_order(rows, out, settings, source, lookahead)
     stop = StopRequest("the batches that were begun are finished")
+    drawing = Drawing(pipe, order, stop)
+    folder = order.folder
+    folder.claim(manifest(pipeline_facts(pipe), rows, settings, source))
     with folder.part(index, count), receiving(stop):
         folder.clean()
-        total = -(-rows.count // settings.lines_per_shard)
-        todo = {k for k in range(index, total, count) if not folder.is_done(k)}
-        parts = rows.parts(settings.lines_per_shard, todo.__contains__)
-        name = str((source or {}).get("model", type(pipe).__name__))
-        drawing = Drawing(pipe, requests, folder, rows, stop, lookahead, Path(name).name)
-        bar = _bar(rows, settings, range(index, total, count), todo, progress)
-        with bar:
+        shards = range(index, count_shards(rows, settings), count)
+        todo = {k for k in shards if not folder.is_done(k)}
+        with progress_bar(rows, settings, shards, todo, progress) as bar:
+            parts = rows.parts(settings.lines_per_shard, todo.__contains__)
             drawn = sum(drawing.run(parts, bar.update))
-        errors = folder.gather_errors()
+        return summary(folder, rows, settings, drawn, stop)
+
+
+def make_order(
+    rows: Prompts,
+    out: str | Path,
+    settings: Settings,
+    source: Mapping[str, Any] | None,
+    lookahead: int,
+) -> Order:
+    """What every process that draws is told."""
+    model = Path(str((source or {}).get("model", "unknown"))).name
+    return Order(Path(out), settings, rows.name, rows.row, model, lookahead)
+
+
+def summary(
+    folder: Folder, rows: Prompts, settings: Settings, drawn: int, stop: StopRequest
+) -> Summary:
+    """The end of a run. drawn: pictures.
+
+    Raises:
+        Stopped: it was asked to stop.
+    """
+    errors = folder.gather_errors()
     if stop.number is not None:
         raise Stopped(stop.number, folder.path)
-    return Summary(drawn, errors, all(map(folder.is_done, range(total))))
+    return Summary(drawn, errors, all(map(folder.is_done, range(count_shards(rows, settings)))))
 
 
-class Drawing:
-    """The stages that a batch passes: its lines are read, it is drawn, its files are written.
-
-    Reading and writing are done in threads of their own, while the device draws other batches. Only
-    the caller's thread hands work to the device.
-    """
-
-    def __init__(
-        self,
-        pipe: Any,
-        requests: Requests,
-        folder: Folder,
-        rows: Prompts,
-        stop: StopRequest,
-        lookahead: int,
-        model: str,
-    ):
-        self._pipe, self._requests, self._folder, self._rows = pipe, requests, folder, rows
-        self._stop, self._lookahead, self._model = stop, lookahead, model
-        self._size = requests.settings.batch_size
-        self._unknown: set[str] = set()
-
-    def run(self, parts: Iterator[Part], advance: Any) -> Iterator[int]:
-        """Draws the shards of these parts; the number of pictures that each batch has added.
-
-        advance: told how many of the pictures asked for are settled, drawn or not.
-        """
-        encoders = min(_ENCODERS, os.cpu_count() or 1)
-        with contextlib.ExitStack() as stack:
-            reader, writer, pool = (
-                stack.enter_context(ThreadPoolExecutor(n, name))
-                for n, name in ((1, "read"), (1, "write"), (encoders, "png"))
-            )
-            opened = ahead(reader, self._open, parts, min(self._lookahead, 1))
-            drawn = map(self._draw, self._tasks(opened, advance))
-
-            def write(result: tuple[Task, Any, Any]) -> tuple[int, int]:
-                return self._write(*result, pool)
-
-            for settled, added in ahead(writer, write, drawn, self._lookahead):
-                advance(settled)
-                yield added
-
-    def _open(self, part: Part) -> OpenShard:
-        number, lines = part
-        requests, errors, left_out = self._read(lines)
-        batches = list(make_batches(requests, self._size))
-        shard = self._folder.shard(number)
-        shard.begin()
-        return OpenShard(shard, batches, errors, left_out)
-
-    def _read(self, lines: list[Line]) -> tuple[list[Request], list[dict[str, Any]], int]:
-        """The requests of the lines, the errors, and how many pictures there will not be."""
-        found: dict[str, list[Request]] = {}
-        errors, left_out = [], 0
-        for line in lines:
-            try:
-                row = self._rows.row(line)
-                if row is not None:
-                    self._name_unknown(row)
-                    requests = self._requests.of_row(row, line.number)
-                    if requests[0].key in found:
-                        raise ValueError(f"the id {row.get('id')!r} is that of a line before")
-                    found[requests[0].key] = requests
-                    continue
-            except ValueError as error:
-                errors.append(self._error(line.number, str(error)))
-            left_out += self._requests.settings.num_images
-        return [request for requests in found.values() for request in requests], errors, left_out
-
-    def _name_unknown(self, row: Mapping[str, Any]) -> None:
-        for name in unknown_columns(row):
-            if name not in self._unknown:
-                self._unknown.add(name)
-                log.warning("%s: the column %r is not read", self._rows.name, name)
-
-    def _tasks(self, opened: Iterator[OpenShard], advance: Any) -> Iterator[Task]:
-        for one in opened:
-            advance(one.left_out)
-            for number, batch in enumerate(one.batches):
-                if one.shard.has_batch(number):
-                    advance(len(batch))
-                    continue
-                yield Task(one, number, batch)
-                if self._stop.number is not None:
-                    return
-            yield Task(one, len(one.batches), [])
-
-    def _draw(self, task: Task) -> tuple[Task, Any, Any]:
-        if not task.batch:
-            return task, None, None
-        c, pictures = self._pipe.parts, [request.picture for request in task.batch]
-        # One program serves all batches; the pictures of padding are dropped.
-        pictures += pictures[-1:] * (self._size - len(pictures))
-        return task, *draw_batch(c, plan_batch(c, pictures), tiled=self._pipe.vae.tiling)
-
-    def _write(self, task: Task, images: Any, finite: Any, pool: Executor) -> tuple[int, int]:
-        """Writes a batch, or the shard; how many pictures are settled by that, and drawn."""
-        opened, batch = task.opened, task.batch
-        if not batch:
-            opened.shard.finish(task.number, opened.errors)
-            return 0, 0
-        pictures = to_pil(np.asarray(images)[: len(batch)])
-        whole = np.asarray(finite)[: len(batch)]
-        good = [(request, picture) for request, picture, ok in zip(batch, pictures, whole) if ok]
-        items: list[Item] = list(pool.map(self._encode, good))
-        errors = [
-            self._error(request.info["line"], self._not_finite(), key=request.key)
-            for request, ok in zip(batch, whole)
-            if not ok
-        ]
-        opened.shard.add_batch(task.number, items, errors, pool)
-        return len(batch), len(items)
-
-    def _encode(self, drawn: tuple[Request, Image.Image]) -> Item:
-        request, picture = drawn
-        file = io.BytesIO()
-        text = png_text(request.info, self._model, self._requests.settings)
-        picture.save(file, "png", pnginfo=png_parameters(text))
-        return request.info, file.getvalue()
-
-    def _error(self, line: int, reason: str, **more: Any) -> dict[str, Any]:
-        log.warning("%s line %d is left out: %s", self._rows.name, line, reason)
-        return {"file": self._rows.name, "line": line, "error": reason, **more}
-
-    def _not_finite(self) -> str:
-        vae = self._pipe.vae.dtype
-        return (
-            f"the picture is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
-            "float32"
-        )
-
-
-def make_batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
-    """Requests of one kind together, those of as many rows beside each other."""
-    kinds = collections.defaultdict(list)
-    for request in requests:
-        kinds[request.picture.kind].append(request)
-    for alike in kinds.values():
-        # All pictures of a batch wait for the one with the most rows.
-        alike.sort(key=lambda request: len(request.picture.schedule))
-        yield from (alike[i : i + size] for i in range(0, len(alike), size))
-
-
-def png_text(info: Mapping[str, Any], model: str, settings: Settings) -> str:
-    """What a PNG file says of how it was drawn."""
-    shown = {
-        "Steps": info["num_inference_steps"],
-        "Sampler": info["sampler"],
-        "CFG scale": info["guidance_scale"],
-        "Seed": info["seed"],
-        "Size": f"{info['width']}x{info['height']}",
-        "Model": model,
-        "RNG": "jax",
-        "Clip skip": settings.clip_skip,
-        "Image number": info["number"] or None,
+def pipeline_facts(pipe: Any) -> dict[str, Any]:
+    """What decides the pictures of a pipeline, besides its parameters."""
+    return {
+        "pipeline": type(pipe).__name__,
+        "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items()},
+        "scheduler": dict(pipe.scheduler.config),
+        "vae_tiling": pipe.vae.tiling,
     }
-    return parameters_text(info["prompt"], info["negative_prompt"], shown)
 
 
 def manifest(
-    pipe: Any, prompts: Prompts, settings: Settings, source: Mapping[str, Any] | None
+    facts: Mapping[str, Any],
+    prompts: Prompts,
+    settings: Settings,
+    source: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What decides the pictures of a run."""
+    """What decides the pictures of a run. facts: of the pipeline."""
     found = {
         "diffusax": __version__,
-        "pipeline": type(pipe).__name__,
         **(source or {}),
-        "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items()},
-        "scheduler": dict(pipe.scheduler.config),
+        **facts,
         "lines of prompts": prompts.count,
         "sha256 of prompts": prompts.digest,
         **vars(settings),
@@ -326,17 +163,21 @@ def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
     return index, count
 
 
-def _bar(
-    prompts: Prompts, settings: Settings, shards: Sequence[int], todo: set[int], progress: bool
+def count_shards(prompts: Prompts, settings: Settings) -> int:
+    """How many shards there are in all."""
+    return -(-prompts.count // settings.lines_per_shard)
+
+
+def progress_bar(
+    prompts: Prompts, settings: Settings, shards: Sequence[int], todo: set[int], shown: bool
 ) -> Any:
     """A progress bar over the pictures of these shards; those not to do are done."""
+    done = sum(count_pictures(prompts, settings, k) for k in shards if k not in todo)
+    total = sum(count_pictures(prompts, settings, k) for k in shards)
+    return tqdm(total=total, initial=done, unit="image", desc="pictures", disable=not shown)
+
+
+def count_pictures(prompts: Prompts, settings: Settings, shard: int) -> int:
+    """How many pictures the lines of a shard ask for."""
     size = settings.lines_per_shard
-
-    def pictures(numbers: Any) -> int:
-        lines = sum(min((k + 1) * size, prompts.count) - k * size for k in numbers)
-        return lines * settings.num_images
-
-    done = pictures(k for k in shards if k not in todo)
-    return tqdm(
-        total=pictures(shards), initial=done, unit="image", desc="pictures", disable=not progress
-    )
+    return (min((shard + 1) * size, prompts.count) - shard * size) * settings.num_images

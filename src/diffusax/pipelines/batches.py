@@ -74,13 +74,15 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
 def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
     """The plan of pictures of one kind."""
     first, calls = pictures[0], [picture.call for picture in pictures]
+    texts: dict[str, list[Any]] = {
+        name: [getattr(call, name) or "" for call in calls]
+        for name in ("prompt", "negative_prompt")
+    }
     schedules = tuple(picture.schedule for picture in pictures)
     height, width, _, zeros, _ = first.kind
-    together = dataclasses.replace(
-        first.call,
-        prompt=[call.prompt for call in calls],
-        negative_prompt=None if zeros else [call.negative_prompt or "" for call in calls],
-    )
+    if zeros:
+        del texts["negative_prompt"]
+    together = dataclasses.replace(first.call, **texts)
     seeds = np.array([call.seed for call in calls], np.uint32)
     numbers = np.array([picture.number for picture in pictures], np.uint32)
     noise = JaxNoise(image_keys(seeds, numbers))
@@ -136,7 +138,7 @@ def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
     columns = []
     for picture in pictures:
         call = picture.call
-        weights = guidance.classifier_free(call.guidance_scale) if _guided(c, call) else ()
+        weights = guidance.classifier_free(call.guidance_scale or 1.0) if _guided(c, call) else ()
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)

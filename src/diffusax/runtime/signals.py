@@ -18,7 +18,7 @@ class StopRequest:
     _since = 0.0
 
     def __init__(self, answer: str):
-        """answer: what is done about it, for the terminal; may be set anew while the run goes on."""
+        """answer: what is done about it, for the terminal; may change while the run goes on."""
         self.answer = answer
 
     def receive(self, number: int, _frame: object) -> None:
