@@ -60,8 +60,8 @@ class Folder:
                 f"{n} was {_short(before.get(n))}, now {_short(manifest.get(n))}" for n in names
             ]
             raise ValueError(
-                f"{self.path} holds a run that differs: {'; '.join(changes)}; give the same as then "
-                "to go on with it, or another output folder"
+                f"{self.path} holds a run that differs: {'; '.join(changes)}; give the "
+                "same as then to go on with it, or another output folder"
             )
 
     @contextlib.contextmanager

@@ -172,10 +172,10 @@ class Drawing:
         if not batch:
             opened.shard.finish(task.number, opened.errors)
             return 0, 0
-        pictures = to_pil(np.asarray(images)[: len(batch)])
         whole = np.asarray(finite)[: len(batch)]
-        good = [(request, picture) for request, picture, ok in zip(batch, pictures, whole) if ok]
-        items: list[Item] = list(pool.map(self._encode, good))
+        pictures = to_pil(np.asarray(images)[: len(batch)][whole])
+        good = [request for request, ok in zip(batch, whole) if ok]
+        items: list[Item] = list(pool.map(self._encode, good, pictures))
         errors = [
             self._error(request.info["line"], self._not_finite(), key=request.key)
             for request, ok in zip(batch, whole)
@@ -184,8 +184,7 @@ class Drawing:
         opened.shard.add_batch(task.number, items, errors, pool)
         return len(batch), len(items)
 
-    def _encode(self, drawn: tuple[Request, Image.Image]) -> Item:
-        request, picture = drawn
+    def _encode(self, request: Request, picture: Image.Image) -> Item:
         file = io.BytesIO()
         text = png_text(request.info, self._order)
         picture.save(file, "png", pnginfo=png_parameters(text))

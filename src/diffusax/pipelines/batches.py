@@ -74,15 +74,13 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
 def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
     """The plan of pictures of one kind."""
     first, calls = pictures[0], [picture.call for picture in pictures]
-    texts: dict[str, list[Any]] = {
-        name: [getattr(call, name) or "" for call in calls]
-        for name in ("prompt", "negative_prompt")
-    }
     schedules = tuple(picture.schedule for picture in pictures)
     height, width, _, zeros, _ = first.kind
-    if zeros:
-        del texts["negative_prompt"]
-    together = dataclasses.replace(first.call, **texts)
+    prompts: list[Any] = [call.prompt for call in calls]
+    negative: list[Any] = [call.negative_prompt or "" for call in calls]
+    together = dataclasses.replace(
+        first.call, prompt=prompts, negative_prompt=None if zeros else negative
+    )
     seeds = np.array([call.seed for call in calls], np.uint32)
     numbers = np.array([picture.number for picture in pictures], np.uint32)
     noise = JaxNoise(image_keys(seeds, numbers))

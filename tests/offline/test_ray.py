@@ -1,0 +1,116 @@
+"""Runs in two worker processes of a Ray cluster on this machine, one of which is killed."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from offline.runs import errors, files, pictures, settled, shards
+from tiny import build_stable_diffusion
+
+import diffusax
+from diffusax import offline
+
+ray = pytest.importorskip("ray")
+
+ROWS = [{"prompt": f"number {n}", "sampler": ("euler", "heun")[n % 2]} for n in range(24)]
+ROWS[5] = {"prompt": 5}
+SETTINGS = offline.Settings(batch_size=2, images_per_shard=4, steps=2)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers that start anew for each test module."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    build_stable_diffusion(folder, unet={"sample_size": 8})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(model, tmp_path_factory):
+    """What one process writes."""
+    out = tmp_path_factory.mktemp("one")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model)
+    offline.generate(pipe, ROWS, out, SETTINGS, progress=False)
+    return out
+
+
+def loader(model, workers):
+    """Gives the pipeline, and notes the process that asked for it."""
+
+    # Inside a function, so that it goes to the workers by value: this file is not theirs to import.
+    def load():
+        pipe = diffusax.DiffusionPipeline.from_pretrained(model)
+        pipe.set_progress_bar_config(disable=True)
+        (workers / str(os.getpid())).touch()
+        return pipe
+
+    workers.mkdir()
+    return load
+
+
+def test_a_killed_worker_is_replaced_and_each_picture_is_drawn_once(
+    cluster, model, expected, tmp_path
+):
+    out, workers = tmp_path / "out", tmp_path / "workers"
+    killed = []
+
+    def kill_one():
+        while settled(out) < 1 or len(list(workers.iterdir())) < 2:
+            time.sleep(0.01)
+        # The one that has begun last: the other's first shard was for the manifest.
+        latest = max(workers.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        killed.append(int(latest.name))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    load = loader(model, workers)
+    killer.start()
+    done = offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+    killer.join()
+    assert done.finished
+    assert done.errors == 1
+    assert not Path(f"/proc/{killed[0]}").exists()
+    assert len(list(workers.iterdir())) == 3
+    assert files(out) == files(expected)
+    assert sorted(info["line"] for info, _ in pictures(out)) == [*range(1, 6), *range(7, 25)]
+    assert [error["line"] for error in errors(out)] == [6]
+
+
+def test_what_cannot_be_is_the_drivers_error(cluster, model, expected, tmp_path):
+    load = loader(model, tmp_path / "workers")
+    with pytest.raises(ValueError, match="height must be divisible by") as raised:
+        offline.generate_with_ray(load, ROWS, tmp_path, offline.Settings(height=33))
+    assert "Traceback" not in str(raised.value)
+    with pytest.raises(ValueError, match="steps was 2, now 3"):
+        offline.generate_with_ray(load, ROWS, expected, offline.Settings(steps=3))
+    assert not shards(tmp_path)
+
+
+def test_a_signal_stops_the_workers_after_their_batch(cluster, model, expected, tmp_path):
+    out = tmp_path / "out"
+
+    def interrupt():
+        while settled(out) < 1:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    load = loader(model, tmp_path / "workers")
+    with pytest.raises(offline.Stopped, match="stopped by SIGTERM"):
+        offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+    killer.join()
+    assert len(shards(out)) < len(shards(expected))
+    done = offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+    assert done.finished
+    assert files(out) == files(expected)
