@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from PIL import Image
 
 
 def start(prompts, out, *args):
-    """A run as a process."""
+    """A run as a process; what one compiles, however quickly, serves the next."""
     command = [sys.executable, "-m", "diffusax", "generate", "--prompts", prompts, "--out", out]
     return subprocess.Popen(
         [*map(str, command), *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
     )
 
 

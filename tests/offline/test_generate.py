@@ -23,8 +23,8 @@ ROWS = [
     {"prompt": "a dog", "sampler": "heun", "steps": 3, "seed": 5, "guidance": 3.0},
     {"prompt": "a fox", "sampler": "euler_a", "num_inference_steps": 4, "guidance_scale": 1.5},
     {"prompt": "an owl", "negative_prompt": "blue", "seed": 7, "id": "owl_1"},
-    {"prompt": "a bee", "guidance": 1.0},
-    {"prompt": "an ant", "height": 32, "width": 40, "id": 12},
+    {"prompt": "a bee", "guidance": 1.0, "height": 32, "width": 40},
+    {"prompt": "an ant", "id": 12},
     {"prompt": "", "sampler": "dpm++2m_karras"},
 ]
 

@@ -1,5 +1,6 @@
-"""Runs in two worker processes of a Ray cluster on this machine, one of which is killed."""
+"""Runs in two worker processes of a Ray cluster on this machine, which are killed."""
 
+import json
 import os
 import signal
 import threading
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from offline.runs import errors, files, pictures, settled, shards
+from offline.runs import errors, files, finish, pictures, settled, shards, start
 from tiny import build_stable_diffusion
 
 import diffusax
@@ -15,9 +16,9 @@ from diffusax import offline
 
 ray = pytest.importorskip("ray")
 
-ROWS = [{"prompt": f"number {n}", "sampler": ("euler", "heun")[n % 2]} for n in range(24)]
-ROWS[5] = {"prompt": 5}
 SETTINGS = offline.Settings(batch_size=2, images_per_shard=4, steps=2)
+OF = {"workers": 2, "progress": False, "source": {"model": "tiny"}}
+OPTIONS = ["--batch-size", 2, "--images-per-shard", 4, "--steps", 2]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +37,20 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(model, tmp_path_factory):
+def prompts(tmp_path_factory):
+    """24 lines, of which one is bad."""
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"number {n}", "sampler": ("euler", "heun")[n % 2]} for n in range(24)]
+    rows[5] = {"prompt": 5}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def expected(model, prompts, tmp_path_factory):
     """What one process writes."""
     out = tmp_path_factory.mktemp("one")
-    pipe = diffusax.DiffusionPipeline.from_pretrained(model)
-    offline.generate(pipe, ROWS, out, SETTINGS, progress=False)
+    finish(start(prompts, out, "--model", model, *OPTIONS))
     return out
 
 
@@ -58,45 +68,45 @@ def loader(model, workers):
     return load
 
 
-def test_a_killed_worker_is_replaced_and_each_picture_is_drawn_once(
-    cluster, model, expected, tmp_path
+@pytest.mark.parametrize("victims", [1, 2])
+def test_killed_workers_are_replaced_and_each_picture_is_drawn_once(
+    cluster, model, prompts, expected, tmp_path, victims
 ):
     out, workers = tmp_path / "out", tmp_path / "workers"
     killed = []
 
-    def kill_one():
+    def kill_some():
         while settled(out) < 1 or len(list(workers.iterdir())) < 2:
             time.sleep(0.01)
-        # The one that has begun last: the other's first shard was for the manifest.
-        latest = max(workers.iterdir(), key=lambda file: file.stat().st_mtime_ns)
-        killed.append(int(latest.name))
-        os.kill(killed[0], signal.SIGKILL)
+        killed.extend(int(file.name) for file in list(workers.iterdir())[:victims])
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_one)
+    killer = threading.Thread(target=kill_some)
     load = loader(model, workers)
     killer.start()
-    done = offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+    done = offline.generate_with_ray(load, prompts, out, SETTINGS, **OF)
     killer.join()
     assert done.finished
     assert done.errors == 1
-    assert not Path(f"/proc/{killed[0]}").exists()
-    assert len(list(workers.iterdir())) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in killed)
+    assert victims == 1 or len(list(workers.iterdir())) > 2
     assert files(out) == files(expected)
     assert sorted(info["line"] for info, _ in pictures(out)) == [*range(1, 6), *range(7, 25)]
     assert [error["line"] for error in errors(out)] == [6]
 
 
-def test_what_cannot_be_is_the_drivers_error(cluster, model, expected, tmp_path):
+def test_what_cannot_be_is_the_drivers_error(cluster, model, prompts, expected, tmp_path):
     load = loader(model, tmp_path / "workers")
     with pytest.raises(ValueError, match="height must be divisible by") as raised:
-        offline.generate_with_ray(load, ROWS, tmp_path, offline.Settings(height=33))
+        offline.generate_with_ray(load, prompts, tmp_path, offline.Settings(height=33))
     assert "Traceback" not in str(raised.value)
     with pytest.raises(ValueError, match="steps was 2, now 3"):
-        offline.generate_with_ray(load, ROWS, expected, offline.Settings(steps=3))
+        offline.generate_with_ray(load, prompts, expected, offline.Settings(steps=3))
     assert not shards(tmp_path)
 
 
-def test_a_signal_stops_the_workers_after_their_batch(cluster, model, expected, tmp_path):
+def test_a_signal_stops_the_workers_after_their_batch(cluster, model, prompts, expected, tmp_path):
     out = tmp_path / "out"
 
     def interrupt():
@@ -108,9 +118,9 @@ def test_a_signal_stops_the_workers_after_their_batch(cluster, model, expected, 
     killer.start()
     load = loader(model, tmp_path / "workers")
     with pytest.raises(offline.Stopped, match="stopped by SIGTERM"):
-        offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+        offline.generate_with_ray(load, prompts, out, SETTINGS, **OF)
     killer.join()
     assert len(shards(out)) < len(shards(expected))
-    done = offline.generate_with_ray(load, ROWS, out, SETTINGS, workers=2, progress=False)
+    done = offline.generate_with_ray(load, prompts, out, SETTINGS, **OF)
     assert done.finished
     assert files(out) == files(expected)

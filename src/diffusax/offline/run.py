@@ -102,8 +102,9 @@ def make_order(
     lookahead: int,
 ) -> Order:
     """What every process that draws is told."""
-    model = Path(str((source or {}).get("model", "unknown"))).name
-    return Order(Path(out), settings, rows.name, rows.row, model, lookahead)
+    model = (source or {}).get("model")
+    name = None if model is None else Path(str(model)).name
+    return Order(Path(out), settings, rows.name, rows.row, name, lookahead)
 
 
 def summary(

@@ -44,7 +44,7 @@ class Order:
     settings: Settings
     name: str
     read: Callable[[Line], Mapping[str, Any] | None]
-    model: str
+    model: str | None
     lookahead: int
 
     @property
