@@ -14,7 +14,8 @@ from PIL import Image
 
 import diffusax
 from diffusax import offline
-from diffusax.offline.requests import line_seed
+from diffusax.offline.requests import Requests, line_seed
+from diffusax.offline.stages import make_batches
 from diffusax.pipelines import programs
 
 SETTINGS = {"batch_size": 3, "steps": 2, "images_per_shard": 4}
@@ -56,6 +57,7 @@ def whole(pipe, tmp_path_factory):
 def test_each_line_is_the_picture_that_the_pipeline_draws(pipe, whole):
     found = {info["line"]: (info, pixels(data)) for info, data in pictures(whole)}
     assert sorted(found) == list(range(1, 8))
+    assert len({info["seed"] for info, _ in found.values()}) == 7
     own = pipe.scheduler
     for number, row in enumerate(ROWS, 1):
         info, picture = found[number]
@@ -90,6 +92,13 @@ def test_other_samplers_steps_and_guidance_compile_nothing(pipe, whole, tmp_path
     assert (
         files(tmp_path / "alone")["000000/000000001.png"] == files(tmp_path)["000000/000000001.png"]
     )
+
+
+def test_runs_of_as_many_steps_share_batches(pipe):
+    requests = Requests(pipe, settings())
+    rows = [{"prompt": "a", "steps": steps} for steps in (2, 9, 3, 9, 2)]
+    made = make_batches([requests.of_row(row, n)[0] for n, row in enumerate(rows, 1)], 2)
+    assert [[r.info["line"] for r in batch] for batch in made] == [[1, 5], [3, 2], [4]]
 
 
 def test_a_picture_does_not_depend_on_the_lines_around_it(pipe, tmp_path):

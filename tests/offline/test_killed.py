@@ -1,5 +1,6 @@
 """Runs that are killed, or told to stop, and started again."""
 
+import json
 import random
 import signal
 
@@ -117,7 +118,11 @@ def test_a_signal_finishes_what_was_begun(tmp_path, model, prompts, undisturbed,
     assert "Traceback" not in text
     assert len(shards(tmp_path)) < len(shards(undisturbed("images")))
     assert not list(tmp_path.rglob("*.partial"))
-    finish(start(prompts, tmp_path, *OPTIONS, *model))
+    written = len(pictures(tmp_path)) + sum(
+        len(json.loads(batch.read_text())["pictures"]) for batch in tmp_path.glob("work/*/*.json")
+    )
+    said = finish(start(prompts, tmp_path, *OPTIONS, *model))
+    assert f"({52 - written} drawn, 8 lines left out: see errors.jsonl)" in said
     check_each_once(tmp_path, undisturbed("images"), 60)
 
 

@@ -97,9 +97,11 @@ class GenerateMany(Drawing, offline.Settings):
         return pipe
 
     def _draw(self) -> offline.Summary:
+        # Before anything large is loaded.
+        prompts = offline.open_prompts(self.prompts)
         return offline.generate(
             self.load(),
-            self.prompts,
+            prompts,
             self.out,
             self.settings(),
             shard=_part(self.shard),

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -46,6 +46,7 @@ Part = tuple[int, list[Line]]
 Wanted = Callable[[int], bool]
 
 
+@runtime_checkable
 class Prompts(Protocol):
     """Where prompts come from. name: for messages. count: of lines. digest: of all they say."""
 
@@ -65,14 +66,18 @@ class Prompts(Protocol):
         """
 
 
-def open_prompts(source: str | Path | Sequence[str | Mapping[str, Any]]) -> Prompts:
+Source = str | Path | Sequence[str | Mapping[str, Any]] | Prompts
+"""What prompts are taken from: a file, a list, or what `open_prompts` has made of one of them."""
+
+
+def open_prompts(source: Source) -> Prompts:
     """The prompts of a file or of a list of texts and dictionaries.
 
     Raises:
         ValueError: there is no such file, it is of another kind, or it cannot be read.
     """
     if not isinstance(source, str | Path):
-        return Listed(list(source))
+        return source if isinstance(source, Prompts) else Listed(list(source))
     path = Path(source)
     kinds: dict[str, Callable[[Path], Prompts]]
     kinds = {".txt": TextFile, ".jsonl": JsonFile, ".parquet": ParquetFile}

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from diffusax._version import __version__
 from diffusax.offline.folder import Folder
-from diffusax.offline.prompts import Prompts, open_prompts
+from diffusax.offline.prompts import Prompts, Source, open_prompts
 from diffusax.offline.requests import Settings
 from diffusax.offline.stages import Drawing, Order
 from diffusax.runtime.signals import StopRequest, receiving, signal_name
@@ -44,7 +44,7 @@ class Summary:
 
 def generate(
     pipe: Any,
-    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    prompts: Source,
     out: str | Path,
     settings: Settings | None = None,
     *,

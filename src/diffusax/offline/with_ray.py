@@ -7,12 +7,12 @@ shard to another one, which goes on after the last finished batch.
 
 import functools
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from diffusax.extras import require_extra
-from diffusax.offline.prompts import Part, open_prompts
+from diffusax.offline.prompts import Part, Source, open_prompts
 from diffusax.offline.requests import Settings
 from diffusax.offline.run import (
     Summary,
@@ -33,7 +33,7 @@ _RETRIES = 5
 
 def generate_with_ray(
     load: Callable[[], Any],
-    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    prompts: Source,
     out: str | Path,
     settings: Settings | None = None,
     *,
