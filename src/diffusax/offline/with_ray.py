@@ -101,7 +101,7 @@ def _results(
     running: dict[Any, int] = {}
     more = True
     while more or running:
-        if stop.number is not None and more:
+        if stop.number is not None:
             file.touch()
             more = False
         while more and len(running) < workers:
