@@ -36,13 +36,15 @@ def compare(pipe, prompts: list[str], steps: int, batch_size: int, repeats: int)
     """Images per second, in turns."""
     settings = offline.Settings(steps=steps, batch_size=batch_size, images_per_shard=len(prompts))
 
-    def run(lookahead: int) -> None:
-        with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(lookahead: int) -> None:
+            out = tempfile.mkdtemp(dir=folder)
             options = {"progress": False, "lookahead": lookahead}
-            done = offline.generate(pipe, prompts, Path(out) / "run", settings, **options)
+            done = offline.generate(pipe, prompts, Path(out), settings, **options)
             assert done.drawn == len(prompts)
 
-    medians = interleaved_medians({"with": lambda: run(2), "without": lambda: run(0)}, repeats)
+        medians = interleaved_medians({"with": lambda: run(2), "without": lambda: run(0)}, repeats)
     speeds = {name: len(prompts) / seconds for name, seconds in medians.items()}
     print(
         f"{steps} steps, batch {batch_size}, {len(prompts)} images: {speeds['with']:.1f} images/s "

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import threading
 
 import jax
 import numpy as np
@@ -358,6 +359,45 @@ def test_pipelines_that_need_a_picture_are_refused(pipe, tmp_path):
     other = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
     with pytest.raises(ValueError, match="StableDiffusionImg2ImgPipeline does not"):
         run(other, ROWS, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["images", "webdataset", "parquet"])
+def test_a_full_disk_ends_the_run_and_another_one_goes_on(pipe, tmp_path, monkeypatch, name):
+    run(pipe, ROWS, tmp_path / "whole", format=name)
+    write, left = offline.formats.write_durably, [3 if name == "images" else 1]
+
+    def full(path, data):
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        write(path, data)
+
+    monkeypatch.setattr(offline.formats, "write_durably", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(pipe, ROWS, tmp_path / "out", format=name)
+    monkeypatch.setattr(offline.formats, "write_durably", write)
+    assert run(pipe, ROWS, tmp_path / "out", format=name).drawn < 7
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def test_the_next_batch_is_drawn_while_the_files_of_one_are_made(pipe, tmp_path, monkeypatch):
+    draw, encode = offline.stages.draw_batch, offline.stages.Drawing._encode
+    second, drawn = threading.Event(), []
+
+    def drawing(*args, **options):
+        drawn.append(args)
+        if len(drawn) == 2:
+            second.set()
+        return draw(*args, **options)
+
+    def encoding(self, request, picture):
+        assert second.wait(20)
+        return encode(self, request, picture)
+
+    monkeypatch.setattr(offline.stages, "draw_batch", drawing)
+    monkeypatch.setattr(offline.stages.Drawing, "_encode", encoding)
+    assert run(pipe, ["a cat"] * 6, tmp_path, images_per_shard=6).drawn == 6
+    assert len(drawn) == 2
 
 
 def test_without_looking_ahead_the_files_are_the_same(pipe, whole, tmp_path):
