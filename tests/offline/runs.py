@@ -15,15 +15,18 @@ import pyarrow.parquet
 from PIL import Image
 
 
-def start(prompts, out, *args):
-    """A run as a process; what one compiles, however quickly, serves the next."""
+def start(prompts, out, *args, **variables):
+    """A run as a process; what one compiles, however quickly, serves the next.
+
+    variables: of its environment.
+    """
     command = [sys.executable, "-m", "diffusax", "generate", "--prompts", prompts, "--out", out]
     return subprocess.Popen(
         [*map(str, command), *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+        env={**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **variables},
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 
 import pytest
 from offline.runs import (
@@ -142,6 +143,24 @@ def test_processes_draw_their_parts_at_the_same_time(tmp_path, model, prompts, u
     parts = [start(prompts, tmp_path, *OPTIONS, *model, "--shard", f"{i}/2") for i in range(2)]
     for process in parts:
         finish(process)
+    check_each_once(tmp_path, undisturbed("images"), 60)
+
+
+def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, undisturbed):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}"}
+    variables["JAX_NUM_PROCESSES"] = "2"
+    options = [*OPTIONS, *model, "--distributed"]
+    first, second = (
+        start(prompts, tmp_path, *options, **variables, JAX_PROCESS_ID=str(i)) for i in range(2)
+    )
+    # The first one coordinates; it takes the shards with even numbers.
+    assert wait_for(first, lambda: any(tmp_path.glob("work/*[02468]/*.json")))
+    kill(first)
+    assert "drawn" in finish(second)
+    assert {shard.name for shard in shards(tmp_path)} >= {"000001", "000003", "000005", "000007"}
+    finish(start(prompts, tmp_path, *OPTIONS, *model))
     check_each_once(tmp_path, undisturbed("images"), 60)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, configure
 
@@ -68,10 +69,9 @@ class GenerateMany(Drawing, offline.Settings):
 
     def run(self) -> None:
         """Draws the pictures and says how many."""
-        if self.distributed:
-            start_processes()
+        part = _jax_part() if self.distributed else _part(self.shard)
         try:
-            done = self._draw_with_ray() if self.engine == "ray" else self._draw()
+            done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
         except offline.Stopped as stopped:
             print(f"diffusax: {escaped(stopped)}", file=sys.stderr)
             sys.exit(stopped.exit_code)
@@ -96,7 +96,7 @@ class GenerateMany(Drawing, offline.Settings):
             pipe.enable_vae_tiling()
         return pipe
 
-    def _draw(self) -> offline.Summary:
+    def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
         # Before anything large is loaded.
         prompts = offline.open_prompts(self.prompts)
         return offline.generate(
@@ -104,7 +104,7 @@ class GenerateMany(Drawing, offline.Settings):
             prompts,
             self.out,
             self.settings(),
-            shard=_part(self.shard),
+            shard=part,
             source=self.source(),
         )
 
@@ -125,6 +125,18 @@ def command(args: list[str]) -> GenerateMany:
     if "--help" in args or "-h" in args:
         args = ["--help"]
     return parse(GenerateMany, args, prog="diffusax generate")
+
+
+def _jax_part() -> tuple[int, int]:
+    """Which of how many JAX processes this is.
+
+    They part again: nothing is computed together, and none shall wait for the others at its end, or
+    end with one of them.
+    """
+    start_processes()
+    part = jax.process_index(), jax.process_count()
+    jax.distributed.shutdown()
+    return part
 
 
 def _part(text: str | None) -> tuple[int, int] | None:

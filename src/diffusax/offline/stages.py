@@ -144,9 +144,7 @@ class Drawing:
                 self._unknown.add(name)
                 log.warning("%s: the column %r is not read", self._order.name, name)
 
-    def _tasks(
-        self, opened: Iterator[OpenShard], advance: Callable[[int], object]
-    ) -> Iterator[Task]:
+    def _tasks(self, opened: Iterator[OpenShard], advance: Advance) -> Iterator[Task]:
         for one in opened:
             advance(one.left_out)
             for number, batch in enumerate(one.batches):
