@@ -14,6 +14,20 @@ import numpy as np
 import pyarrow.parquet
 from PIL import Image
 
+from diffusax import offline
+
+SETTINGS = {"batch_size": 3, "steps": 2, "images_per_shard": 4}
+
+
+def settings(**given):
+    """Those of runs in this process."""
+    return offline.Settings(**{**SETTINGS, **given})
+
+
+def run(pipe, rows, out, shard=None, **given):
+    """A run in this process."""
+    return offline.generate(pipe, rows, out, settings(**given), shard=shard, progress=False)
+
 
 def start(prompts, out, *args, **variables):
     """A run as a process; what one compiles, however quickly, serves the next.

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from offline.runs import errors, files, pictures, pixels, shards
+from offline.runs import errors, files, pictures, pixels, run, settings, shards
 from PIL import Image
 
 import diffusax
@@ -19,7 +19,6 @@ from diffusax.offline.requests import Requests, line_seed
 from diffusax.offline.stages import make_batches
 from diffusax.pipelines import programs
 
-SETTINGS = {"batch_size": 3, "steps": 2, "images_per_shard": 4}
 ROWS = [
     {"prompt": "a cat"},
     {"prompt": "a dog", "sampler": "heun", "steps": 3, "seed": 5, "guidance": 3.0},
@@ -29,14 +28,6 @@ ROWS = [
     {"prompt": "an ant", "id": 12},
     {"prompt": "", "sampler": "dpm++2m_karras"},
 ]
-
-
-def settings(**given):
-    return offline.Settings(**{**SETTINGS, **given})
-
-
-def run(pipe, rows, out, shard=None, **given):
-    return offline.generate(pipe, rows, out, settings(**given), shard=shard, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +289,8 @@ def test_shards_without_pictures_are_finished_too(pipe, tmp_path):
 
 
 def test_a_run_that_is_finished_draws_nothing(pipe, whole):
+    noted = json.loads((whole / "manifest.json").read_text())
+    assert (noted["pipeline"], noted["lines of prompts"]) == ("StableDiffusionPipeline", 7)
     before = files(whole)
     assert run(pipe, ROWS, whole) == offline.Summary(drawn=0, errors=0, finished=True)
     assert files(whole) == before
@@ -403,9 +396,3 @@ def test_the_next_batch_is_drawn_while_the_files_of_one_are_made(pipe, tmp_path,
 def test_without_looking_ahead_the_files_are_the_same(pipe, whole, tmp_path):
     offline.generate(pipe, ROWS, tmp_path, settings(), progress=False, lookahead=0)
     assert files(tmp_path) == files(whole)
-
-
-def test_the_manifest_says_what_the_run_is_of(whole):
-    noted = json.loads((whole / "manifest.json").read_text())
-    assert noted["pipeline"] == "StableDiffusionPipeline"
-    assert (noted["lines of prompts"], noted["batch_size"], noted["steps"]) == (7, 3, 2)
