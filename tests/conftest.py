@@ -9,6 +9,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+# Tiny networks are compiled often and run shortly, so compiling quickly is worth more.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Where libtpu is installed, JAX would look for a TPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")

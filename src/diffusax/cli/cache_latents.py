@@ -4,8 +4,8 @@ import dataclasses
 import functools
 
 from diffusax.cli.parsing import FromFiles, parse_with_files
-from diffusax.cli.text import escaped
 from diffusax.cli.train import plain
+from diffusax.printable import escaped
 from diffusax.training import CacheConfig, cache_latents, read_config
 
 

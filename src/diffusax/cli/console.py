@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from diffusax._version import __version__
 from diffusax.cli.parsing import choose
-from diffusax.cli.text import escaped
 from diffusax.extras import require_extra
+from diffusax.printable import escaped
 
 COMMANDS = {
     "generate": "Draw pictures from a prompt, over a picture, under a mask or along control maps.",

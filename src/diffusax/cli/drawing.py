@@ -3,20 +3,19 @@
 import contextlib
 import dataclasses
 import inspect
-import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 
-import diffusax
 from diffusax.cli.parsing import OWN
-from diffusax.cli.text import escaped
 from diffusax.options import Options, Seed
+from diffusax.parameters import parameters_text
 from diffusax.pictures import contact_sheet, png_parameters
 from diffusax.pipelines.arguments import Scale, Steps
+from diffusax.printable import escaped
 from diffusax.samplers import scheduler_from_name
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -32,8 +31,6 @@ class Drawing(Options):
     """Number of sampler steps; the pipeline's own by default."""
     guidance: Annotated[Scale | None, OWN] = None
     """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
-    seed: Annotated[Seed | None, OWN] = None
-    """Random seed, another one each time by default. Picture i of a seed is always the same."""
     sampler: Annotated[str | None, OWN] = None
     """Name of a sampler, such as dpm++2m or euler_a; the checkpoint's own by default."""
     dtype: Dtype = "float32"
@@ -44,8 +41,6 @@ class Drawing(Options):
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
     """Load this branch, tag or commit of a Hub repository."""
-    noise: Literal["jax", "torch"] = "jax"
-    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
     vae_tiling: bool = False
     """Decode large pictures in tiles."""
     mesh: Annotated[str | None, OWN] = None
@@ -55,8 +50,6 @@ class Drawing(Options):
     """Use the programs that `diffusax compile --output` wrote to this folder."""
     profile: Annotated[Path | None, OWN] = None
     """Write a trace of the drawing to this folder, for TensorBoard or Perfetto."""
-    output: str = "out.png"
-    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
 
     def loading(self) -> dict[str, Any]:
         """The options of `from_pretrained`."""
@@ -78,6 +71,18 @@ class Drawing(Options):
         if self.profile is None:
             return contextlib.nullcontext()
         return jax.profiler.trace(str(self.profile))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToFile(Drawing):
+    """The options of commands that write one picture, or a few beside each other."""
+
+    seed: Annotated[Seed | None, OWN] = None
+    """Random seed, another one each time by default. Picture i of a seed is always the same."""
+    noise: Literal["jax", "torch"] = "jax"
+    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
+    output: str = "out.png"
+    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
 
 
 def output_file(text: str) -> Path:
@@ -127,9 +132,6 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
         seed: of the run.
         settings: of this command alone, by name; None are left out.
     """
-    lines = [command.prompt]
-    if command.negative_prompt:
-        lines.append(f"Negative prompt: {command.negative_prompt}")
     steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
     shared = {
         "Steps": command.steps or steps,
@@ -140,9 +142,7 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
         "Model": Path(command.model).name,
         "RNG": command.noise,
     }
-    version = {"Version": f"diffusax {diffusax.__version__}"}
-    lines.append(", ".join(_settings({**shared, **settings, **version})))
-    return "\n".join(lines)
+    return parameters_text(command.prompt, command.negative_prompt, {**shared, **settings})
 
 
 def save(
@@ -174,12 +174,3 @@ def save(
     count = len(images) - (len(images) > 1)
     print(f"{escaped(output)} ({count} image{'' if count == 1 else 's'}, seed {seed})")
     return files
-
-
-def _settings(settings: Mapping[str, Any]) -> list[str]:
-    texts = {name: escaped(value) for name, value in settings.items() if value is not None}
-    # As webui quotes what would end the setting.
-    return [
-        f"{name}: {json.dumps(text) if {*text} & {',', ':'} else text}"
-        for name, text in texts.items()
-    ]

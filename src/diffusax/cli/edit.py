@@ -25,7 +25,7 @@ MULTIPLE = 64
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Edit(drawing.Drawing):
+class Edit(drawing.ToFile):
     """Change a picture as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
 
     image: Positional[Path]

@@ -10,10 +10,10 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.cli.text import escaped
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
 from diffusax.pipelines.exporting import export_requests
+from diffusax.printable import escaped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

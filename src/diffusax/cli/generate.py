@@ -17,8 +17,12 @@ from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate(drawing.Drawing):
-    """Draw pictures from a prompt, over a picture, under a mask or along control maps."""
+class Generate(drawing.ToFile):
+    """Draw pictures from a prompt, over a picture, under a mask or along control maps.
+
+    With --prompts FILE --out FOLDER, draw the pictures of all lines of a file: see the options of
+    that with diffusax generate --prompts --help.
+    """
 
     prompt: Positional[str]
     """What to draw."""
@@ -106,8 +110,12 @@ class Generate(drawing.Drawing):
         return drawing.save(output, images, [text] * len(images), seed)
 
 
-def command(args: list[str]) -> Generate:
-    """The options from the arguments."""
+def command(args: list[str]) -> Any:
+    """The options from the arguments: for one prompt, or for a file of many."""
+    if any(arg.split("=")[0] == "--prompts" for arg in args):
+        from diffusax.cli import generate_many
+
+        return generate_many.command(args)
     return parse(Generate, args, prog="diffusax generate")
 
 

@@ -13,8 +13,8 @@ from diffusax.checkpoints import read_model_index, resolve
 from diffusax.checkpoints.files import weight_files
 from diffusax.checkpoints.tensors import read_entries
 from diffusax.cli.parsing import OWN, parse
-from diffusax.cli.text import escaped
 from diffusax.files import load_json
+from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.samplers import SAMPLER_NAMES
 

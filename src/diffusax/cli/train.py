@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diffusax.cli.parsing import FromFiles, choose, parse_with_files
-from diffusax.cli.text import escaped
+from diffusax.printable import escaped
 from diffusax.runtime.mesh import initialize
 from diffusax.training import (
     AutoencoderConfig,

@@ -67,7 +67,7 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
         raise ValueError(f"seed has {len(seed)} entries for {n} images; give one or {n}")
     seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
-        keys = _image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
+        keys = image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
         return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
     for value in seeds:
         if not 0 <= value < _JAX_LIMIT:
@@ -76,11 +76,11 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
                 "takes larger ones"
             )
     if isinstance(seed, list):
-        return JaxNoise(_image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
-    return JaxNoise(_image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
+        return JaxNoise(image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
+    return JaxNoise(image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
 
 
 @jax.jit
-def _image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
+def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
@@ -36,7 +35,6 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
     Raises:
         ValueError: a callback returned what cannot be.
     """
-    denoiser, params = pipe.parts.denoiser, pipe.parts.denoiser_params
     mesh, n, (images, *shape) = pipe.parts.mesh, len(job.schedule), job.plan.latents.shape
     # Once, not at every piece.
     source, placed = job.plan, _placed(pipe.parts, job.plan)
@@ -46,7 +44,7 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
     hand_in = isinstance(job.noise, TorchNoise) and bool(draws.any())
     bar = tqdm(total=n, **{"leave": True, **pipe.progress_bar_options, "desc": "compiling"})
     if bar.disable and callback is None and not hand_in:
-        state = _denoise(mesh, denoiser, params, state, placed, 0, n)
+        state = denoise_plan(pipe.parts, state, placed, 0, n)
         return own_images(mesh, programs.final_latents(state), images)
     row, size = 0, 1
     with bar:
@@ -59,7 +57,7 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
             if isinstance(job.noise, TorchNoise) and hand_in:
                 noise = job.noise.row(tuple(shape), draws=bool(draws[row]))
                 plan = plan._replace(noise=put(mesh, noise))
-            state = _denoise(mesh, denoiser, params, state, plan, row, stop)
+            state = denoise_plan(pipe.parts, state, plan, row, stop)
             if callback is not None:
                 own = state if mesh is None else state[:, :images]
                 changed, stopped = call_back(pipe, job, call, row, own)
@@ -92,11 +90,11 @@ def _placed(c: Components, plan: Plan, before: Plan | None = None) -> Plan:
     return placed._replace(conditions=conditions._replace(control=hints))
 
 
-def _denoise(
-    mesh: Mesh | None, denoiser: Any, params: Any, state: Any, plan: Plan, start: int, stop: int
-) -> jax.Array:
-    with in_mesh(mesh):
-        return programs.denoise(denoiser, params, state, plan, np.int32(start), np.int32(stop))
+def denoise_plan(c: Components, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
+    """Rows start..stop of a plan that lies on the devices; the sampler's state, 6 b h w c."""
+    rows = np.int32(start), np.int32(stop)
+    with in_mesh(c.mesh):
+        return programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)
 
 
 _PROMPTS = {
@@ -227,15 +225,7 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
-    if tiled:
-        images, finite = _decode_tiles(c, latents, **options)
-    else:
-        n, mesh = len(latents), c.local_mesh
-        with in_mesh(mesh):
-            padded = put(mesh, latents)
-            decoded = programs.decode(c.networks["vae"], c.params["vae"], padded, **options)
-        images, finite = (own_images(mesh, x, n) for x in decoded)
+    images, finite = decode_images(c, latents, tiled=tiled, normalized=normalized)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -250,6 +240,24 @@ def output(
     return np.asarray(images)
 
 
+def decode_images(
+    c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
+) -> tuple[Any, Any]:
+    """Latents b h w c to pictures b H W 3 in [0, 1], and whether each is finite, b.
+
+    normalized: see `Job.normalized`.
+    """
+    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
+    if tiled:
+        return _decode_tiles(c, latents, **options)
+    n, mesh = len(latents), c.local_mesh
+    with in_mesh(mesh):
+        padded = put(mesh, latents)
+        decoded = programs.decode(c.networks["vae"], c.params["vae"], padded, **options)
+    images, finite = (own_images(mesh, x, n) for x in decoded)
+    return images, finite
+
+
 def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, Any]:
     """As `programs.decode`, in overlapping tiles where the pictures are large."""
     side = getattr(c.vae_config, "sample_size", 512)
@@ -260,7 +268,7 @@ def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, An
             return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
 
     images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
-    return to_unit(jnp.asarray(images)), np.isfinite(images).all()
+    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))
 
 
 def _not_finite(c: Components, what: str) -> str:

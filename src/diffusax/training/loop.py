@@ -66,7 +66,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
                     run.save()
                     raise Preempted(stop.number or signal.SIGTERM, run.step)
             run.save()
-            stop.exporting = True
+            stop.answer = "the result is written, then the run ends"
             export(recipe, config, steps=run.step, **run.results())
         finally:
             run.close()

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: SIGTERM and Ctrl-C."""
+"""What training does about signals that ask it to stop."""
 
 import contextlib
 import os
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental import multihost_utils
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_SAME_REQUEST_SECONDS = 1.0
+from diffusax.runtime.signals import STOP_SIGNALS, StopRequest, receiving, signal_name
 
 
 class Preempted(Exception):
@@ -21,19 +20,17 @@ class Preempted(Exception):
         """number: of the signal. step: that the saved state has reached."""
         self.exit_code = 128 + number
         """As of a process that the signal ended."""
-        super().__init__(f"stopped by {_name(number)}; saved at step {step}")
+        super().__init__(f"stopped by {signal_name(number)}; saved at step {step}")
 
 
-class StopRequest:
-    """Whether, and by which signal, the run was asked to stop."""
+class TrainingStop(StopRequest):
+    """A request to stop that all processes of a run answer alike."""
 
-    number: int | None = None
-    exporting = False
-    """Whether the result is being written already."""
-    _since = 0.0
+    def __init__(self) -> None:
+        super().__init__("the run is saved after this step")
 
     def reached(self, step: int) -> bool:
-        """Whether to stop after this step; all processes answer alike.
+        """Whether to stop after this step.
 
         JAX takes SIGTERM itself where there are several processes.
         """
@@ -41,40 +38,13 @@ class StopRequest:
             return self.number is not None
         return multihost_utils.reached_preemption_sync_point(step)
 
-    def _receive(self, number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if self.number is not None:
-            # Launchers pass on what the terminal has sent to all processes already.
-            if now - self._since < _SAME_REQUEST_SECONDS:
-                return
-            _say(f"{_name(number)} again: stopping at once")
-            # Whatever is being written appears only when it is whole.
-            os._exit(128 + number)
-        self.number, self._since = number, now
-        if self.exporting:
-            what = "the result is written, then the run ends"
-        else:
-            what = "the run is saved after this step"
-        _say(f"{_name(number)}: {what}; once more stops at once")
-
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """What the first SIGTERM or Ctrl-C sets; the second one ends the process.
-
-    Signals are taken in the main thread alone; elsewhere they are not ours to take.
-    """
-    stop = StopRequest()
-    main = threading.current_thread() is threading.main_thread()
-    if not main or jax.process_count() > 1:
+def stop_signals() -> Iterator[TrainingStop]:
+    """What the first SIGTERM or Ctrl-C sets; the second one ends the process."""
+    stop = TrainingStop()
+    with contextlib.nullcontext() if jax.process_count() > 1 else receiving(stop):
         yield stop
-        return
-    before = {number: signal.signal(number, stop._receive) for number in _SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def follow_parent(index: int, count: int) -> None:
@@ -82,7 +52,7 @@ def follow_parent(index: int, count: int) -> None:
 
     A terminal sends Ctrl-C to all processes, and the parent still needs data for its last step.
     """
-    for number in _SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
 
@@ -92,13 +62,3 @@ def follow_parent(index: int, count: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _name(number: int) -> str:
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-
-
-def _say(text: str) -> None:
-    # A signal may come while another write to sys.stderr is under way.
-    with contextlib.suppress(OSError):
-        os.write(2, f"\ndiffusax: {text}\n".encode())

@@ -19,7 +19,7 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
 
     def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
         """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
-        return prompt_ids(self.tokenizer, prompt), (2 * pictures(image, 32) - 1)
+        return prompt_ids(self.tokenizer, prompt), 2 * pictures(image, 32) - 1
 
     def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
         """The first row of the run."""
@@ -113,7 +113,7 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
 
         Pictures and masks are PIL images. The call wants the masks before the masked pictures.
         """
-        drawn, mask = (2 * pictures(image, 32) - 1), masks(mask, 32)
+        drawn, mask = 2 * pictures(image, 32) - 1, masks(mask, 32)
         return prompt_ids(self.tokenizer, prompt), drawn * (mask < 0.5), mask
 
     def __call__(
@@ -201,7 +201,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
 
     def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
         """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
-        return prompt_ids(self.tokenizer, prompt), (2 * pictures(image, 32) - 1)
+        return prompt_ids(self.tokenizer, prompt), 2 * pictures(image, 32) - 1
 
     def __call__(
         self,

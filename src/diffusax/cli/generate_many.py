@@ -1,0 +1,162 @@
+"""`diffusax generate --prompts`."""
+
+import dataclasses
+import functools
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+from msgspec import Meta
+from tyro.conf import FlagCreatePairsOff, configure
+
+import diffusax
+from diffusax import offline
+from diffusax.cli.drawing import Drawing
+from diffusax.cli.parsing import OWN, parse
+from diffusax.pipelines.arguments import Count, Pixels
+from diffusax.printable import escaped
+from diffusax.runtime.mesh import initialize
+
+
+@configure(FlagCreatePairsOff)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateMany(Drawing, offline.Settings):
+    """Draw the pictures of all lines of a file, for up to millions of lines.
+
+    The same command again goes on where a run stopped, however it ended.
+    """
+
+    prompts: Path
+    """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
+    where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps and
+    guidance."""
+    out: Path
+    """The folder to write."""
+    model: str = "emoji"
+    """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
+    model inside the package, which draws emoji."""
+    height: Annotated[Pixels | None, OWN] = None
+    """Height in pixels; by default the model's own."""
+    width: Annotated[Pixels | None, OWN] = None
+    """Width in pixels; by default the model's own."""
+    clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
+    """How many of the text encoder's last layers to leave out."""
+    shard: Annotated[str | None, OWN] = None
+    """Draw a part of the pictures, such as 0/4 for the first of four processes."""
+    distributed: bool = False
+    """Be one of several JAX processes and draw its part: they find each other on TPU pods and under
+    Slurm by themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID."""
+    engine: Literal["local", "ray"] = "local"
+    """Draw in this process, or in the workers of a Ray cluster."""
+    ray_workers: Count = 2
+    """How many Ray workers draw at the same time."""
+    ray_resources: Annotated[str | None, OWN] = None
+    """What each of them needs, such as GPU=1 or TPU=4,CPU=8; by default one CPU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _part(self.shard)
+        _resources(self.ray_resources)
+        if self.engine == "ray" and (self.shard or self.distributed):
+            raise ValueError("--engine ray divides the work itself; leave --shard out")
+        if self.shard and self.distributed:
+            raise ValueError("--distributed says which part to draw; leave --shard out")
+        if self.ray_resources and self.engine != "ray":
+            raise ValueError("--ray-resources needs --engine ray")
+
+    def run(self) -> None:
+        """Draws the pictures and says how many."""
+        part = _jax_part() if self.distributed else _part(self.shard)
+        try:
+            done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
+        except offline.Stopped as stopped:
+            print(f"diffusax: {escaped(stopped)}", file=sys.stderr)
+            sys.exit(stopped.exit_code)
+        lines = "line" if done.errors == 1 else "lines"
+        left_out = f", {done.errors} {lines} left out: see errors.jsonl" if done.errors else ""
+        rest = "" if done.finished else "; other shards are not finished"
+        print(f"{escaped(self.out)} ({done.drawn} drawn{left_out}{rest})")
+
+    def settings(self) -> offline.Settings:
+        """What decides the pictures."""
+        names = [field.name for field in dataclasses.fields(offline.Settings)]
+        return offline.Settings(**{name: getattr(self, name) for name in names})
+
+    def source(self) -> dict[str, Any]:
+        """What the pipeline is loaded from."""
+        return {"model": self.model, "variant": self.variant, "revision": self.revision}
+
+    def load(self) -> Any:
+        """The pipeline. The sampler that the options name is that of lines which name none."""
+        pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
+        if self.vae_tiling:
+            pipe.enable_vae_tiling()
+        return pipe
+
+    def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
+        # Before anything large is loaded.
+        prompts = offline.open_prompts(self.prompts)
+        return offline.generate(
+            self.load(),
+            prompts,
+            self.out,
+            self.settings(),
+            shard=part,
+            source=self.source(),
+        )
+
+    def _draw_with_ray(self) -> offline.Summary:
+        return offline.generate_with_ray(
+            functools.partial(GenerateMany.load, self),
+            self.prompts,
+            self.out,
+            self.settings(),
+            workers=self.ray_workers,
+            resources=_resources(self.ray_resources),
+            source=self.source(),
+        )
+
+
+def command(args: list[str]) -> GenerateMany:
+    """The options from the arguments."""
+    if "--help" in args or "-h" in args:
+        args = ["--help"]
+    return parse(GenerateMany, args, prog="diffusax generate")
+
+
+def _jax_part() -> tuple[int, int]:
+    """Which of how many JAX processes this is.
+
+    They part again: nothing is computed together, and none shall wait for the others at its end, or
+    end with one of them.
+    """
+    initialize()
+    part = jax.process_index(), jax.process_count()
+    jax.distributed.shutdown()
+    return part
+
+
+def _part(text: str | None) -> tuple[int, int] | None:
+    """i/n as two numbers."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise ValueError(
+            f"shard must be i/n with i from 0 to n - 1, such as 0/4 for the first of four "
+            f"(got {text})"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _resources(text: str | None) -> dict[str, float]:
+    """GPU=1,CPU=8 by name."""
+    if text is None:
+        return {"CPU": 1.0}
+    pairs = [re.fullmatch(r"([A-Za-z][\w.:-]*)=(\d+(?:\.\d+)?)", part) for part in text.split(",")]
+    if not all(pairs):
+        raise ValueError(f"ray_resources must be NAME=AMOUNT, such as GPU=1 (got {text})")
+    return {found[1]: float(found[2]) for found in pairs if found}

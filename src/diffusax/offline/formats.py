@@ -1,0 +1,138 @@
+"""What a finished shard looks like: a folder of PNG files, a tar file, or a Parquet file.
+
+A shard is made of pieces, one for each batch, so that a run that stops loses no finished batch. A
+piece is written before its batch counts as done; the pieces then become the shard at once.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Protocol
+
+from diffusax.extras import require_extra
+from diffusax.offline.durable import sync_folder, write_durably
+
+Info = Mapping[str, Any]
+Item = tuple[Info, bytes]
+"""What is noted of a picture, and its PNG file."""
+
+
+class Format(Protocol):
+    """How shards are written. suffix: of their names."""
+
+    suffix: str
+
+    def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
+        """Writes the pictures of a batch into the shard's working folder."""
+
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
+        """Makes the shard, which appears only when whole, of the working folder."""
+
+
+def open_format(name: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        ImportError: the package that writes it is not installed.
+    """
+    kinds: dict[str, type] = {"images": Images, "webdataset": WebDataset, "parquet": Parquet}
+    return kinds[name]()
+
+
+class Images:
+    """A folder with KEY.png for each picture and metadata.jsonl, as `datasets` reads them."""
+
+    suffix = ""
+
+    def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
+        folder = work / "shard"
+        folder.mkdir(exist_ok=True)
+        files = [folder / f"{info['key']}.png" for info, _ in items]
+        list(pool.map(write_durably, files, [data for _, data in items]))
+
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
+        folder = work / "shard"
+        folder.mkdir(exist_ok=True)
+        rows = [{"file_name": f"{info['key']}.png", **info} for info in infos]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_durably(folder / "metadata.jsonl", text.encode())
+        os.replace(folder, shard)
+        sync_folder(shard.parent)
+
+
+class WebDataset:
+    """A tar file with KEY.png and KEY.json for each picture, side by side."""
+
+    suffix = ".tar"
+
+    def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
+        blocks = [block for info, data in items for block in _members(info, data)]
+        write_durably(work / f"{number:06}.part", b"".join(blocks))
+
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
+        def blocks() -> Iterator[bytes]:
+            for number in range(pieces):
+                yield (work / f"{number:06}.part").read_bytes()
+            yield bytes(2 * tarfile.BLOCKSIZE)
+
+        write_durably(shard, blocks())
+
+
+class Parquet:
+    """A Parquet file with a column `image` of {bytes, path}, and one for each thing noted."""
+
+    suffix = ".parquet"
+
+    def __init__(self) -> None:
+        self._arrow = require_extra("pyarrow", "offline")
+        self._parquet = require_extra("pyarrow.parquet", "offline")
+
+    def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
+        rows = [
+            {**info, "image": {"bytes": data, "path": f"{info['key']}.png"}} for info, data in items
+        ]
+        table = self._arrow.Table.from_pylist(rows, self._schema())
+        sink = self._arrow.BufferOutputStream()
+        # PNG files are compressed already.
+        self._parquet.write_table(table, sink, compression="none")
+        write_durably(work / f"{number:06}.part", sink.getvalue().to_pybytes())
+
+    def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
+        sink = self._arrow.BufferOutputStream()
+        with self._parquet.ParquetWriter(sink, self._schema(), compression="none") as writer:
+            for number in range(pieces):
+                writer.write_table(self._parquet.read_table(work / f"{number:06}.part"))
+        write_durably(shard, sink.getvalue().to_pybytes())
+
+    def _schema(self) -> Any:
+        text, whole, real = self._arrow.string(), self._arrow.int64(), self._arrow.float64()
+        image = self._arrow.struct([("bytes", self._arrow.binary()), ("path", text)])
+        kinds = {
+            "image": image,
+            "key": text,
+            "line": whole,
+            "prompt": text,
+            "negative_prompt": text,
+            "seed": whole,
+            "number": whole,
+            "height": whole,
+            "width": whole,
+            "num_inference_steps": whole,
+            "guidance_scale": real,
+            "sampler": text,
+        }
+        return self._arrow.schema(list(kinds.items()))
+
+
+def _members(info: Mapping[str, Any], data: bytes) -> Iterator[bytes]:
+    """A picture's two files as a tar file holds them."""
+    text = json.dumps(info, ensure_ascii=False).encode()
+    for suffix, content in (("png", data), ("json", text)):
+        member = tarfile.TarInfo(f"{info['key']}.{suffix}")
+        member.size = len(content)
+        yield member.tobuf(tarfile.USTAR_FORMAT)
+        yield content
+        yield bytes(-len(content) % tarfile.BLOCKSIZE)

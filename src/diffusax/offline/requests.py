@@ -1,0 +1,195 @@
+"""From a line's row to the pictures to draw: what the line says, the run, or the pipeline."""
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from diffusax.offline.prompts import COLUMNS
+from diffusax.options import Options, Seed
+from diffusax.pipelines.arguments import Call, Count, Pixels, Scale, Steps, check_call
+from diffusax.pipelines.batches import Picture, check_picture
+from diffusax.pipelines.tasks import text_to_image
+from diffusax.samplers import Scheduler, scheduler_from_name
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Call))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    """What decides the pictures of a run besides the pipeline and the prompts.
+
+    A line that says something of its own has the last word.
+    """
+
+    format: Literal["images", "webdataset", "parquet"] = "images"
+    """How to write: folders of PNG files, tar files, or Parquet files."""
+    batch_size: Count = 8
+    """How many pictures are drawn at once."""
+    images_per_shard: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    """How many pictures a folder, tar or Parquet file holds at most."""
+    num_images: Count = 1
+    """How many pictures to draw of each line."""
+    seed: Seed = 0
+    """A line that has no seed gets one made of this and its number."""
+    negative_prompt: str | None = None
+    """What to steer away from."""
+    steps: Steps | None = None
+    """Number of sampler steps; the pipeline's own by default."""
+    guidance: Scale | None = None
+    """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
+    sampler: str | None = None
+    """Name of a sampler; the checkpoint's own by default."""
+    height: Pixels | None = None
+    """Height in pixels; by default the model's own."""
+    width: Pixels | None = None
+    """Width in pixels; by default the model's own."""
+    clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
+    """How many of the text encoder's last layers to leave out."""
+    long_prompt: bool = False
+    """Use all of a long prompt, in windows of 77 tokens."""
+    prompt_weighting: bool = False
+    """Read (word:1.3) as a weight."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_images > self.images_per_shard:
+            raise ValueError(
+                f"images_per_shard={self.images_per_shard} must be at least "
+                f"num_images={self.num_images}"
+            )
+
+    @property
+    def lines_per_shard(self) -> int:
+        """How many lines make a shard; all pictures of a line are in one."""
+        return self.images_per_shard // self.num_images
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A picture to draw, what it is called and what is noted of it."""
+
+    key: str
+    picture: Picture
+    info: dict[str, Any]
+
+
+class Requests:
+    """Makes requests of rows for one pipeline."""
+
+    def __init__(self, pipe: Any, settings: Settings):
+        """pipe: of a text-to-image class.
+
+        Raises:
+            ValueError: it draws from more than prompts, or the settings do not suit it.
+        """
+        if type(pipe).task is not text_to_image:
+            raise ValueError(
+                f"a run over many prompts draws from prompts alone, which {type(pipe).__name__} "
+                "does not; take AutoPipelineForText2Image"
+            )
+        self._pipe, self.settings = pipe, settings
+        self._scheduler = functools.lru_cache(
+            lambda name: pipe.scheduler
+            if name is None
+            else scheduler_from_name(name, pipe.scheduler)
+        )
+        parameters = inspect.signature(type(pipe).__call__).parameters
+        own = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        own |= {n: value for n, value in pipe.call_defaults.items() if n in parameters}
+        own |= _arguments({n: v for n, v in vars(settings).items() if n in COLUMNS})
+        for name in ("clip_skip", "long_prompt", "prompt_weighting"):
+            own[name] = getattr(settings, name)
+        self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS and v is not None}
+        # What is wrong for every line is one error, not a million.
+        self._pictures({"prompt": ""}, number=1)
+
+    def of_row(self, row: Mapping[str, Any], number: int) -> list[Request]:
+        """The pictures of line `number`.
+
+        Raises:
+            ValueError: the row asks for what cannot be; says which column and what can.
+        """
+        given = _arguments(row)
+        if not isinstance(given.get("prompt"), str):
+            got = "nothing" if given.get("prompt") is None else repr(given["prompt"])[:80]
+            raise ValueError(f"prompt must be a text (got {got})")
+        key = _key(given.pop("id", None), number)
+        pictures = self._pictures(given, number)
+        keys = [key] if len(pictures) == 1 else [f"{key}-{i}" for i in range(len(pictures))]
+        return [
+            Request(key, picture, self._info(key, number, picture, given.get("sampler")))
+            for key, picture in zip(keys, pictures)
+        ]
+
+    def _pictures(self, given: dict[str, Any], number: int) -> list[Picture]:
+        arguments = {**self._defaults, "seed": line_seed(self.settings.seed, number), **given}
+        sampler = arguments.pop("sampler", self.settings.sampler)
+        if sampler is not None and not isinstance(sampler, str):
+            raise ValueError(f"sampler must be a name (got {sampler!r})")
+        scheduler, call = self._scheduler(sampler), check_call(arguments)
+        if isinstance(call.negative_prompt, list):
+            raise ValueError("negative_prompt must be a text (got a list)")
+        numbers = range(self.settings.num_images)
+        return [check_picture(self._pipe.parts, call, scheduler, number) for number in numbers]
+
+    def _named_scheduler(self, name: str | None) -> Scheduler:
+        own = self._pipe.scheduler
+        return own if name is None else scheduler_from_name(name, own)
+
+    def _info(self, key: str, line: int, picture: Picture, sampler: str | None) -> dict[str, Any]:
+        call, (height, width) = picture.call, picture.kind[:2]
+        return {
+            "key": key,
+            "line": line,
+            "prompt": call.prompt,
+            "negative_prompt": call.negative_prompt,
+            "seed": call.seed,
+            "number": picture.number,
+            "height": height,
+            "width": width,
+            "num_inference_steps": call.num_inference_steps,
+            "guidance_scale": call.guidance_scale,
+            "sampler": sampler or self.settings.sampler or self._pipe.scheduler.class_name,
+        }
+
+
+def line_seed(seed: int, number: int) -> int:
+    """The seed of a line without one: the same in every run with this seed."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
+
+
+def unknown_columns(row: Mapping[str, Any]) -> list[str]:
+    """The columns of a row that nothing is made of."""
+    return [str(name) for name in row if name not in COLUMNS]
+
+
+def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says, under the names of a call's arguments."""
+    given: dict[str, Any] = {}
+    for name, value in row.items():
+        argument = COLUMNS.get(name)
+        if argument is None or value is None:
+            continue
+        if argument in given:
+            raise ValueError(f"{name} is another name of {argument}; give one of the two")
+        given[argument] = value
+    return given
+
+
+def _key(value: Any, number: int) -> str:
+    """The id of a line, or its number."""
+    if value is None:
+        return f"{number:09}"
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise ValueError(
+            f"id must be a number or 1 to 100 letters, digits, '-' and '_' (got {value!r})"
+        )
+    return text

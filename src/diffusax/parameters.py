@@ -1,0 +1,30 @@
+"""The settings of a picture as text, in the form that stable-diffusion-webui writes into PNGs."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from diffusax._version import __version__
+from diffusax.printable import escaped
+
+
+def parameters_text(prompt: str, negative_prompt: str | None, settings: Mapping[str, Any]) -> str:
+    """What image tools read: the prompt, the negative prompt, and a line of settings.
+
+    Arguments:
+        prompt: what was drawn.
+        negative_prompt: left out where it is empty.
+        settings: by the names that webui has for them; those that are None are left out.
+    """
+    lines = [prompt]
+    if negative_prompt:
+        lines.append(f"Negative prompt: {negative_prompt}")
+    texts = {name: escaped(value) for name, value in settings.items() if value is not None}
+    texts["Version"] = f"diffusax {__version__}"
+    lines.append(", ".join(f"{name}: {_quoted(text)}" for name, text in texts.items()))
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    # As webui quotes what would end the setting.
+    return json.dumps(text) if {*text} & {",", ":"} else text

@@ -1,0 +1,147 @@
+"""Batches of pictures, each with a prompt, seed, sampler, steps and guidance of its own.
+
+What only one pipeline call can do for all its pictures, a batch does for each: the sampler's rows
+and the guidance are data, so that other ones compile nothing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.pipelines import guidance, programs
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.noise import JaxNoise, image_keys
+from diffusax.pipelines.placement import own_images, put_plan
+from diffusax.pipelines.programs import Knobs, Plan
+from diffusax.pipelines.prompts import tokenize
+from diffusax.pipelines.run import decode_images, denoise_plan
+from diffusax.pipelines.schedules import make_schedule
+from diffusax.pipelines.sizes import image_size, latent_shape, require_channels
+from diffusax.pipelines.tasks import make_job
+from diffusax.samplers import Schedule, Table, stack_tables
+from diffusax.text.tokenizer import checked_texts
+
+_embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One picture to draw from a prompt, checked.
+
+    call: of one prompt and one seed. schedule: of its sampler. kind: what the pictures of a batch
+    must have in common. number: picture i of a seed is the same as that of a pipeline's call.
+    """
+
+    call: Call
+    schedule: Schedule
+    kind: tuple[Any, ...]
+    number: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A plan for all pictures of a batch, on the devices.
+
+    rows: of the longest run. images: how many pictures are no padding.
+    """
+
+    plan: Plan
+    rows: int
+    images: int
+
+
+def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
+    """A picture of the call with this sampler.
+
+    Raises:
+        ValueError: an argument that cannot be; says which, and what can.
+    """
+    c = dataclasses.replace(c, scheduler=scheduler)
+    size = image_size(c, call)
+    require_channels(c, latent_shape(c, *size)[-1], "text to image")
+    if call.noise != "jax":
+        raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
+    if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
+        raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
+    guided = _guided(c, call)
+    zeros = guided and call.negative_prompt is None and _zeros(c)
+    kind = (*size, guided, zeros, _windows(c, call))
+    return Picture(call, make_schedule(c, call), kind, number)
+
+
+def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
+    """The plan of pictures of one kind."""
+    first, calls = pictures[0], [picture.call for picture in pictures]
+    schedules = tuple(picture.schedule for picture in pictures)
+    height, width, _, zeros, _ = first.kind
+    prompts: list[Any] = [call.prompt for call in calls]
+    negative: list[Any] = [call.negative_prompt or "" for call in calls]
+    together = dataclasses.replace(
+        first.call, prompt=prompts, negative_prompt=None if zeros else negative
+    )
+    seeds = np.array([call.seed for call in calls], np.uint32)
+    numbers = np.array([picture.number for picture in pictures], np.uint32)
+    noise = JaxNoise(image_keys(seeds, numbers))
+    x = noise.draw("start", latent_shape(c, height, width))
+    sigmas = np.array([schedule.init_noise_sigma for schedule in schedules], np.float32)
+    x = programs.begin(x, sigmas[:, None, None, None], None, None)
+    job = make_job(c, together, first.schedule, noise, x, size=(height, width))
+    table = _table(schedules)
+    plan = job.plan._replace(table=table, knobs=_knobs(c, pictures, len(table.timestep)))
+    added = plan.conditions.added
+    if added and "timestep_cond" in added:
+        scales = np.array([call.guidance_scale for call in calls], np.float32)
+        embedded = _embed_scales(scales - 1, c.unet_config.time_cond_proj_dim)[:, None]
+        conditions = plan.conditions._replace(added={**added, "timestep_cond": embedded})
+        plan = plan._replace(conditions=conditions)
+    return Batch(put_plan(c.mesh, plan), max(map(len, schedules)), len(pictures))
+
+
+def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
+    """The pictures, b H W 3 in [0, 1], and whether each is finite, b."""
+    state = denoise_plan(c, programs.first_state(batch.plan.latents), batch.plan, 0, batch.rows)
+    latents = own_images(c.mesh, programs.final_latents(state), batch.images)
+    return decode_images(c, latents, tiled=tiled)
+
+
+def _guided(c: Components, call: Call) -> bool:
+    """Whether the picture needs a second branch; with a guidance of 1 it takes half the time."""
+    distilled = getattr(c.unet_config, "time_cond_proj_dim", None) is not None
+    return not distilled and (call.guidance_scale or 1.0) > 1
+
+
+def _zeros(c: Components) -> bool:
+    """Whether zeros stand for a negative prompt that is not given."""
+    return bool(c.options.get("force_zeros_for_empty_prompt"))
+
+
+def _windows(c: Components, call: Call) -> int:
+    """Of tokens. A long prompt would give the short ones in its batch windows that they lack."""
+    checked_texts([call.prompt or "", call.negative_prompt or ""])
+    if not call.long_prompt and not call.prompt_weighting:
+        return 1
+    ids, _ = tokenize(c, call, ("", "negative_"))
+    return ids[0].shape[1]
+
+
+@functools.lru_cache(8)
+def _table(schedules: tuple[Schedule, ...]) -> Table:
+    return jax.tree.map(jnp.asarray, stack_tables([schedule.table() for schedule in schedules]))
+
+
+def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
+    columns = []
+    for picture in pictures:
+        call = picture.call
+        weights = guidance.classifier_free(call.guidance_scale or 1.0) if _guided(c, call) else ()
+        interval = call.guidance_start, call.guidance_end
+        columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
+    rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
+    return Knobs(np.stack(columns, 1), np.broadcast_to(rescale, (height, len(pictures))))
