@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
@@ -17,6 +18,7 @@ from diffusax.cli.console import COMMANDS
 from diffusax.cli.edit import fit
 from diffusax.masks import blur
 from diffusax.pictures import resize
+from diffusax.runtime.program import PROGRAMS, forget_executables
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +246,57 @@ def test_info_lists_components_and_samplers(model, capsys):
         assert part in out
 
 
+def test_info_without_a_model_tells_of_the_machine(capsys):
+    main(["info"])
+    shown = capsys.readouterr().out
+    assert "devices: 1 cpu (cpu)" in shown
+    assert f"compilation cache: {jax.config.jax_compilation_cache_dir}" in shown
+    assert "dpm++2m" in shown
+
+
+def test_what_compile_writes_generate_uses(model, tmp_path, capsys):
+    main(["compile", str(model), "--sizes", "32x40", "--output", str(tmp_path / "programs")])
+    assert "(3 programs)" in capsys.readouterr().out
+    forget_executables()
+    try:
+        size = ("--height", 32, "--width", 40, "--steps", 2)
+        common = ("--model", model, *size, "--profile", tmp_path / "trace")
+        loaded, _ = draw(
+            tmp_path, "generate", "a cat", *common, "--compiled", tmp_path / "programs"
+        )
+        assert len(PROGRAMS["denoise"].executables) == 1
+        assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+        forget_executables()
+        again, _ = draw(tmp_path, "generate", "a cat", "--model", model, *size)
+        np.testing.assert_allclose(loaded, again, atol=1)
+    finally:
+        forget_executables()
+
+
+def test_compile_fills_the_cache(model, capsys):
+    main(["compile", str(model), "--batch-sizes", "2", "--no-guidance"])
+    assert "the compilation cache" in capsys.readouterr().out
+    forget_executables()
+
+
+def test_export_writes_a_file_for_each_program(model, tmp_path, capsys):
+    main(["export", str(model), "--platforms", "cpu", "tpu", "--output", str(tmp_path / "out")])
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    expected = {f"{name}.stablehlo" for name in ("encode_texts", "denoise", "decode")}
+    assert names == {*expected, "programs.json"}
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
+
+
+@pytest.mark.slow
+def test_compile_for_a_topology_says_what_fits(model, capsys):
+    pytest.importorskip("libtpu")
+    main(["compile", str(model), "--topology", "v5e:2x2", "--mesh", "data=4", "--batch-sizes", "4"])
+    shown = capsys.readouterr().out
+    assert "4 of TPU v5 lite" in shown
+    assert shown.count(" yes") == 3
+
+
 def test_help_lists_all_commands(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
@@ -253,7 +306,9 @@ def test_help_lists_all_commands(capsys):
         assert f"{name} {text}" in shown
 
 
-@pytest.mark.parametrize("name", ["generate", "edit", "info", "train autoencoder", "cache-latents"])
+@pytest.mark.parametrize(
+    "name", ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
+)
 def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
     with pytest.raises(SystemExit) as stop:
         main([*name.split(), "--help"])
@@ -288,6 +343,9 @@ def test_version(capsys):
         (["generate", "a", "--output", "a\x1b[31m.gif"], r"a\x1b[31m.gif"),
         (["edit", "{folder}/no.png", "a"], "No such file"),
         (["info", "{folder}"], "model_index.json"),
+        (["compile", "emoji", "--mesh", "data=3"], "mesh data=3,fsdp=1,tensor=1 does not fit"),
+        (["generate", "a", "--compiled", "{folder}"], "holds no programs.json"),
+        (["export", "emoji", "--size", "x"], "--size must be height and width"),
         (["train", "text-to-image", "--set", "steps"], "--set takes name=value"),
         (["train", "text-to-image", "--config", "{folder}/no.yaml"], "no.yaml"),
         (["train", "text-to-image"], "--model must be given"),
@@ -308,8 +366,8 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,train,cache-latents"),
-        (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'train'"),
+        ([], "generate,edit,info,compile,export,train, cache-latents"),
+        (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),
         (["generate", "a", "--steps", "0"], "steps must be a whole number from 1"),
@@ -330,6 +388,8 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["edit", "a.png"], "Required options were not provided: PROMPT"),
         (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
+        (["compile", "a", "--sizes", "512"], "--sizes must be height and width"),
+        (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
         (["train"], "text-to-image,autoencoder"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
         (["train", "text-to-image", "--lr", "fast"], "Error parsing --lr"),

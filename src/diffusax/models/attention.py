@@ -65,16 +65,9 @@ _MAX_ACCELERATOR_SCORES = 2**28
 _MAX_LARGE_CHUNK_SCORES = 2**26
 
 
-def _xla(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    causal: bool,
-    implementation: Any = "xla",
-) -> jax.Array:
+def _xla(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
     return jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, implementation=implementation
+        q, k, v, scale=scale, is_causal=causal, implementation="xla"
     )
 
 
@@ -85,8 +78,18 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
     if detect is not None and getattr(module, "cuda_versions", None) is None:
         # JAX asks for the library's version while it traces; the call that it writes is the same.
         module.check_cudnn_version = lambda: _CUDNN_VERSION
+    # Its gradients want even lengths; what is padded is told by its length.
+    (b, t, _, _), s = q.shape, k.shape[1]
+    lengths: dict[str, Any] = {}
+    if t % 2 or s % 2:
+        names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
+        lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
+        q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
     try:
-        return _xla(q, k, v, scale, causal, "cudnn")
+        y = jax.nn.dot_product_attention(
+            q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
+        )
+        return y[:, :t]
     finally:
         if detect is not None:
             module.check_cudnn_version = detect
