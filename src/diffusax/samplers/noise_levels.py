@@ -5,12 +5,13 @@ rounding of 1 - alpha is larger than the tolerance of our comparison. All that f
 """
 
 import functools
+import importlib
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import scipy.special
 
 
 @functools.lru_cache(maxsize=64)
@@ -37,8 +38,7 @@ def alphas_cumprod(
         betas = _linspace(beta_start**0.5, beta_end**0.5, n) ** 2
     elif beta_schedule == "sigmoid":
         ramp = _linspace(-6.0, 6.0, n)
-        sigmoid = scipy.special.expit(ramp)
-        betas = sigmoid * np.float32(beta_end - beta_start) + np.float32(beta_start)
+        betas = _special().expit(ramp) * np.float32(beta_end - beta_start) + np.float32(beta_start)
     else:
         betas = _from_alpha_bar(n, _ALPHA_BARS[beta_schedule])
     if rescale_zero_snr:
@@ -104,7 +104,8 @@ def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:
 
 def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.ndarray:
     """Quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling is All...")."""
-    return low + scipy.special.betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n)) * (high - low)
+    quantiles = _special().betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n))
+    return low + quantiles * (high - low)
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
@@ -158,3 +159,8 @@ def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:
 def _cumprod(alphas: np.ndarray) -> np.ndarray:
     """torch.cumprod, which accumulates in float64 on the CPU."""
     return np.cumprod(alphas.astype(np.float64)).astype(np.float32)
+
+
+def _special() -> Any:
+    """scipy.special, which takes a tenth of the package's import and serves two options."""
+    return importlib.import_module("scipy.special")
