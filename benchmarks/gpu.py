@@ -14,11 +14,11 @@ A call is timed whole, from text to an array on the host. Beside diffusax, diffu
 with the same weights, eager and through torch.compile, where both are installed. Every case and
 system has a process to itself, so that one's memory is not another's; batches rise within it.
 
-Rates count the network's own operations (runtime/flops.py): the UNet's steps and decoding, and in
-training the gradient's too. "utilisation" is the rate over the chip's peak, which in training is
-the model FLOP utilisation. "compile_seconds" is how much longer the first call took; no compiled
-program comes from a cache. "check" is the images' mean (from the same noise for all systems), or
-the last loss.
+Rates count the network's own operations (runtime/flops.py): of a call the encoders, the UNet's
+steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over the
+chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much longer
+the first call took; no compiled program comes from a cache. "check" is the images' mean (from the
+same noise for all systems), or the last loss.
 """
 
 import argparse
@@ -102,7 +102,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="all by default")
+    parser.add_argument(
+        "cases", nargs="*", choices=[[], *CASES], metavar="CASE", help="all by default"
+    )
     parser.add_argument("--batches", type=int, nargs="+", help="instead of the case's own, rising")
     parser.add_argument("--repeats", type=int, help="timed calls after the first (5; tiny: 1)")
     parser.add_argument("--no-torch", action="store_true", help="leave diffusers out")
@@ -245,7 +247,8 @@ def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> in
     """The operations of what is timed."""
     if case.steps:
         programs = call_programs(pipe, batch, **call_arguments(case))
-        return case.steps * needed_flops(programs["denoise"]) + needed_flops(programs["decode"])
+        rounds = {"denoise": case.steps}
+        return sum(rounds.get(name, 1) * needed_flops(p) for name, p in programs.items())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     params = {"unet": pipe.parts.networks["unet"].shapes}
     shapes = training_shapes(pipe, batch)
