@@ -1,151 +1,302 @@
-"""Stable Diffusion 2 base at full size on a GPU: 512x512, 20 steps, bfloat16, random weights.
+"""Stable Diffusion at full size on a GPU, with random weights, in bfloat16.
 
-Prints seconds per picture, pictures per second, achieved TFLOP/s (of the UNet's counted operations)
-and compile seconds, for batches of 1 and 8; and diffusers eager and compiled, where installed.
-    python benchmarks/gpu.py
+    python benchmarks/gpu.py sd2 sdxl sdxl-mlperf train --out gpu.jsonl
+    python benchmarks/gpu.py --tiny                     # all of it, shrunken, on any machine
+
+sd2: SD 2 base, 512x512, 20 steps, batches of 1 and 8.
+sdxl: SDXL base, 1024x1024, 30 steps, one image.
+sdxl-mlperf: SDXL as MLPerf's inference benchmark has it, 1024x1024, 20 steps of Euler, guidance 8,
+    here in batches of 8 and 16. TensorRT on an H200 makes 2.18 images a second: the number to
+    beat.
+train: the SD 2 UNet on latents of 512x512 pixels, float32 parameters, AdamW, batches of 8 and 32.
+
+A call is timed whole, from text to an array on the host. Beside diffusax, diffusers is measured
+with the same weights, eager and through torch.compile, where both are installed. Every case and
+system has a process to itself, so that one's memory is not another's; batches rise within it.
+
+Rates count the network's own operations (runtime/flops.py): of a call the encoders, the UNet's
+steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over the
+chip's peak, which in training is the model FLOP utilisation. "compile_seconds" is how much longer
+the first call took; no compiled program comes from a cache. "check" is the images' mean (from the
+same noise for all systems), or the last loss.
 """
 
 import argparse
+import importlib.util
+import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from full_size import SD2, VAE, VIT_H
-from machine import describe
-
-import diffusax
-from diffusax.models import (
-    AutoencoderKL,
-    AutoencoderKLConfig,
-    CLIPTextConfig,
-    CLIPTextModel,
-    UNet2DConditionConfig,
-    UNet2DConditionModel,
-    initialize,
+import optax
+from gpu_cases import (
+    CASES,
+    LR,
+    PROMPT,
+    TOKENS,
+    Case,
+    Prepare,
+    call_arguments,
+    first_latents,
+    forget_params,
 )
-from diffusax.runtime.flops import count_flops
+from machine import describe
+from random_models import (
+    MODELS,
+    TINY,
+    call_programs,
+    needed_flops,
+    random_pipeline,
+    write_checkpoint,
+)
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from diffusax.runtime.flops import count_training_flops
+from diffusax.training.denoising import DenoisingLoss
+from diffusax.training.reports import PEAK_FLOPS
+from diffusax.training.step import initial_state, make_train_step
 
-from clip_vocabulary import write_clip_vocabulary
-
-STEPS = 20
+# Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.
+VARIABLES = {
+    "diffusax": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"},
+    "torch": {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+}
 
 
 def main() -> None:
-    """One line per system and batch."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-torch", action="store_true", help="leave diffusers out")
-    args = parser.parse_args()
-    print(f"{jax.devices()[0].device_kind}; {describe('torch', 'diffusers')}", flush=True)
-    pipe = full_size_pipeline()
-    for batch in args.batches:
-        measure_diffusax(pipe, batch, args.repeats)
-    if not args.no_torch:
-        measure_diffusers(pipe, args.batches, args.repeats)
-
-
-def full_size_pipeline() -> diffusax.StableDiffusionPipeline:
-    """SD 2 base with random weights in bfloat16 and CLIP's real vocabulary."""
-    from diffusax.text.tokenizer import CLIPTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = CLIPTokenizer.from_folder(write_clip_vocabulary(Path(folder), pad="!"))
-    dtype = jnp.bfloat16
-    pipe = diffusax.StableDiffusionPipeline(
-        text_encoder=initialize(CLIPTextModel, CLIPTextConfig(**VIT_H), dtype=dtype),
-        tokenizer=tokenizer,
-        unet=initialize(UNet2DConditionModel, UNet2DConditionConfig(**SD2), dtype=dtype),
-        vae=initialize(AutoencoderKL, AutoencoderKLConfig(**VAE), dtype=dtype),
-        scheduler=diffusax.DDIMScheduler(clip_sample=False, beta_schedule="scaled_linear"),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def measure_diffusax(pipe: diffusax.StableDiffusionPipeline, batch: int, repeats: int) -> None:
-    """The whole call, text to arrays on the host."""
-
-    def draw() -> np.ndarray:
-        return pipe(
-            "a photo of an astronaut",
-            num_images_per_prompt=batch,
-            num_inference_steps=STEPS,
-            seed=0,
-            output_type="np",
-        ).images
-
-    seconds, first = timed(draw, repeats)
-    x = jax.ShapeDtypeStruct((2 * batch, 64, 64, 4), jnp.bfloat16)
-    context = jax.ShapeDtypeStruct((2 * batch, 77, 1024), jnp.bfloat16)
-    t = jax.ShapeDtypeStruct((), jnp.float32)
-    flops = count_flops(pipe.unet.apply, pipe.params["unet"], x, t, context) * STEPS
-    report("diffusax", batch, seconds, first - seconds, flops / seconds / 1e12)
-
-
-def measure_diffusers(
-    pipe: diffusax.StableDiffusionPipeline, batches: list[int], repeats: int
-) -> None:
-    """diffusers on the same weights: eager, then torch.compile with channels_last."""
-    try:
-        import diffusers
-        import torch
-    except ImportError as error:
-        print(f"diffusers: not measured ({error})")
+    """A process for each case and system."""
+    options = parse_arguments()
+    if options.worker:
+        work(*options.worker, options)
         return
+    print(describe("torch", "diffusers", "transformers"), flush=True)
+    systems = ["diffusax"]
+    missing = [n for n in ("torch", "diffusers") if importlib.util.find_spec(n) is None]
+    if missing and not options.no_torch:
+        print(f"PyTorch is not measured: there is no {' and no '.join(missing)}", flush=True)
+    elif not options.no_torch:
+        systems.append("torch")
+    failed = False
+    for name in options.cases or CASES:
+        for system in systems:
+            command = [sys.executable, __file__, *sys.argv[1:], "--worker", name, system]
+            environment = {**VARIABLES[system], "JAX_ENABLE_COMPILATION_CACHE": "false"}
+            code = subprocess.run(
+                command, env={**environment, **os.environ}, check=False
+            ).returncode
+            if code:
+                print(f"{name}, {system}: ended with status {code}", flush=True)
+            failed |= code != 0
+    sys.exit(int(failed))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "cases", nargs="*", choices=[[], *CASES], metavar="CASE", help="all by default"
+    )
+    parser.add_argument("--batches", type=int, nargs="+", help="instead of the case's own, rising")
+    parser.add_argument("--repeats", type=int, help="timed calls after the first (5; tiny: 1)")
+    parser.add_argument("--no-torch", action="store_true", help="leave diffusers out")
+    parser.add_argument("--torch-modes", nargs="+", default=["eager", "compiled"])
+    parser.add_argument(
+        "--compile-mode", help="torch.compile's (max-autotune; in training, default)"
+    )
+    parser.add_argument("--checkpointing", action="store_true", help="of gradients, by blocks")
+    parser.add_argument("--tiny", action="store_true", help="shrunken networks, to try the script")
+    parser.add_argument("--profile", type=Path, help="a folder for JAX traces of one call each")
+    parser.add_argument("--out", type=Path, help="a file to add the lines to, as JSON")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.repeats = options.repeats or (1 if options.tiny else 5)
+    return options
+
+
+def variables(system: str, *, tiny: bool) -> dict[str, str]:
+    """The environment of a process; what the caller has set stays."""
+    # Tiny networks try the script: quick compilation matters, not how good it is.
+    flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"} if tiny else {}
+    cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return {**cache, **flags, **VARIABLES[system], **os.environ}
+
+
+def work(name: str, system: str, options: argparse.Namespace) -> None:
+    """All measurements of a case and a system."""
+    case, models = CASES[name], MODELS
+    if options.tiny:
+        case = case._replace(batches=(1,), steps=min(case.steps, 2))
+        models = TINY
+    case = case._replace(batches=tuple(options.batches or case.batches))
+    part: dict[str, Any] = {} if case.steps else {"only": ("unet",), "dtype": "float32"}
     with tempfile.TemporaryDirectory() as folder:
-        pipe.save_pretrained(folder)
-        reference = diffusers.StableDiffusionPipeline.from_pretrained(
-            folder, torch_dtype=torch.bfloat16
-        ).to("cuda")
-    reference.set_progress_bar_config(disable=True)
-    for name in ("eager", "max-autotune"):
-        if name == "max-autotune":
-            for part in ("unet", "vae"):
-                getattr(reference, part).to(memory_format=torch.channels_last)
-            options = {"mode": name, "fullgraph": True}
-            reference.unet = torch.compile(reference.unet, **options)
-            reference.vae.decode = torch.compile(reference.vae.decode, **options)
-        for batch in batches:
-
-            def draw(batch: int = batch) -> np.ndarray:
-                return reference(
-                    "a photo of an astronaut",
-                    num_images_per_prompt=batch,
-                    num_inference_steps=STEPS,
-                    output_type="np",
-                ).images
-
-            seconds, first = timed(draw, repeats)
-            report(f"diffusers {name}", batch, seconds, first - seconds, None)
+        write_checkpoint(Path(folder), models[case.model])
+        pipe = random_pipeline(Path(folder), **part)
+        for label, prepare, peak in systems(system, Path(folder), pipe, case, options):
+            for batch in case.batches:
+                line = {"case": name, "system": label, "batch": batch}
+                try:
+                    run = prepare(batch)
+                    line |= timed(run, batch, options.repeats)
+                except RuntimeError as error:
+                    # Most often memory, which larger batches would lack, too.
+                    report({**line, "error": str(error).strip()[:300]}, options.out)
+                    break
+                line |= rates(needed(pipe, case, batch, options), line["seconds"])
+                report({**line, "peak_gb": peak(), **where()}, options.out)
+                if options.profile and system == "diffusax":
+                    with jax.profiler.trace(str(options.profile / f"{name}-{batch}")):
+                        run()
 
 
-def timed(draw: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median seconds of a call, and seconds of the first."""
+def systems(
+    system: str, folder: Path, pipe: Any, case: Case, options: argparse.Namespace
+) -> Iterator[tuple[str, Prepare, Callable[[], float | None]]]:
+    """Name, what prepares a batch, and what tells the most memory in use so far, in GB."""
+    if system == "diffusax":
+        prepare = drawing(pipe, case) if case.steps else training(pipe, options)
+        yield "diffusax", prepare, peak_memory
+        return
+    import gpu_torch
+
+    networks = gpu_torch.take_networks(folder, pipe)
+    for mode in options.torch_modes:
+        if mode == "compiled":
+            gpu_torch.compile_networks(networks, options, trains=not case.steps)
+        if case.steps:
+            prepare = gpu_torch.drawing(folder, pipe, networks, case)
+        else:
+            prepare = gpu_torch.training(pipe, networks, options)
+        yield f"diffusers {mode}", prepare, gpu_torch.peak_memory
+
+
+def drawing(pipe: Any, case: Case) -> Prepare:
+    """A call of the pipeline."""
+
+    def prepare(batch: int) -> Callable[[], float]:
+        arguments = call_arguments(case) | {"latents": first_latents(pipe, batch)}
+
+        def run() -> float:
+            images = pipe(PROMPT, num_images_per_prompt=batch, output_type="np", **arguments).images
+            return float(images.mean())
+
+        return run
+
+    return prepare
+
+
+def training(pipe: Any, options: argparse.Namespace) -> Prepare:
+    """A training step, from cached latents and text embeddings."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, weight_decay=1e-2))
+    step = jax.jit(make_train_step(denoising_loss(pipe, options), optimizer), donate_argnums=0)
+    state = jax.jit(lambda params: initial_state(params, optimizer, 0), donate_argnums=0)(
+        {"unet": pipe.params["unet"]}
+    )
+    forget_params(pipe)
+
+    def prepare(batch: int) -> Callable[[], float]:
+        frozen, data = jax.tree.map(
+            lambda x: jax.random.normal(jax.random.key(1), x.shape, x.dtype),
+            training_shapes(pipe, batch),
+        )
+
+        def run() -> float:
+            nonlocal state
+            state, metrics = step(state, frozen, data)
+            jax.block_until_ready(state)
+            return float(metrics["loss"])
+
+        return run
+
+    return prepare
+
+
+def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
+    """The loss in bfloat16."""
+    c = pipe.parts
+    return DenoisingLoss(
+        c.family,
+        c.networks,
+        c.scheduler.alphas_cumprod,
+        c.scheduler.prediction_type,
+        gradient_checkpointing="blocks" if options.checkpointing else "none",
+        compute_dtype=jnp.bfloat16,
+    )
+
+
+def training_shapes(pipe: Any, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Frozen parameters and a batch."""
+    side, width = pipe.parts.unet_config.sample_size, pipe.parts.context_dim
+    shape = jax.ShapeDtypeStruct
+    return {"empty": shape((TOKENS, width), jnp.bfloat16)}, {
+        "moments": shape((batch, side, side, 8), jnp.float32),
+        "encoder_hidden_states": shape((batch, TOKENS, width), jnp.bfloat16),
+    }
+
+
+def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> int:
+    """The operations of what is timed."""
+    if case.steps:
+        programs = call_programs(pipe, batch, **call_arguments(case))
+        rounds = {"denoise": case.steps}
+        return sum(rounds.get(name, 1) * needed_flops(p) for name, p in programs.items())
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    params = {"unet": pipe.parts.networks["unet"].shapes}
+    shapes = training_shapes(pipe, batch)
+    return count_training_flops(denoising_loss(pipe, options), params, *shapes, keys)
+
+
+def timed(run: Callable[[], float], batch: int, repeats: int) -> dict[str, Any]:
+    """The median of calls after the first, and what the first took longer."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        draw()
+        check = run()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]), times[0]
+    seconds = statistics.median(times[1:])
+    return {
+        "seconds": round(seconds, 5),
+        "images_per_second": round(batch / seconds, 4),
+        "compile_seconds": round(times[0] - seconds, 1),
+        "check": round(check, 4),
+    }
 
 
-def report(name: str, batch: int, seconds: float, compiling: float, tflops: float | None) -> None:
-    """One line."""
-    achieved = "" if tflops is None else f", {tflops:.0f} TFLOP/s"
-    print(
-        f"{name}, batch {batch}: {seconds / batch:.3f} s per picture, {batch / seconds:.2f} "
-        f"pictures/s{achieved}, {compiling:.0f} s to compile",
-        flush=True,
-    )
+def rates(flops: int, seconds: float) -> dict[str, Any]:
+    """The rate, and its share of the chip's peak where that is known."""
+    kind = jax.devices()[0].device_kind
+    peaks = [peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)]
+    share = round(flops / seconds / max(peaks), 4) if peaks else None
+    return {"tflops": round(flops / seconds / 1e12, 4), "utilisation": share}
+
+
+def peak_memory() -> float | None:
+    """The most device memory that JAX has used so far, in GB."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return None if peak is None else round(peak / 1e9, 2)
+
+
+def where() -> dict[str, str]:
+    """What the measurement was made on."""
+    return {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+
+
+def report(line: dict[str, Any], out: Path | None) -> None:
+    """Prints a measurement and adds it to the file."""
+    print(", ".join(f"{k} {v}" for k, v in line.items() if v is not None), flush=True)
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,93 +14,35 @@ import functools
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import full_size
 import jax
 import numpy as np
 import optax
+from random_models import MODELS, call_programs, needed_flops, write_checkpoint
 
 import diffusax
-from diffusax.checkpoints.hub import resolve
-from diffusax.files import load_json, write_json
 from diffusax.models import TENSOR_RULES
 from diffusax.pipelines import ahead
 from diffusax.pipelines.placement import in_mesh
-from diffusax.runtime.flops import count_flops, count_training_flops
+from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.mesh import batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import lower
 from diffusax.runtime.topology import CHIPS, cost_of, topology_mesh
 from diffusax.training.denoising import DenoisingLoss
 from diffusax.training.step import initial_state, make_train_step
 
-BIG_G = {
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 20,
-    "projection_dim": 1280,
-    "hidden_act": "gelu",
-}
-MODELS = {
-    "sd2": ("StableDiffusionPipeline", 512, full_size.SD2, {"text_encoder": full_size.VIT_H}),
-    "xl": (
-        "StableDiffusionXLPipeline",
-        1024,
-        full_size.SDXL,
-        {"text_encoder": full_size.VIT_L, "text_encoder_2": BIG_G},
-    ),
-}
-
-
-def write_checkpoint(folder: Path, model: str) -> None:
-    """A checkpoint of configs alone."""
-    name, _, unet, encoders = MODELS[model]
-    embedded = resolve("emoji")
-    index = load_json(embedded / "model_index.json")
-    index = {k: v for k, v in index.items() if not isinstance(v, list)} | {"_class_name": name}
-    configs = {
-        "unet": {"_class_name": "UNet2DConditionModel", **unet},
-        "vae": {"_class_name": "AutoencoderKL", **full_size.VAE, "sample_size": 512},
-    }
-    index |= {"unet": ["diffusers", "UNet2DConditionModel"], "vae": ["diffusers", "AutoencoderKL"]}
-    for encoder, config in encoders.items():
-        kind = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
-        configs[encoder] = {"architectures": [kind], **config}
-        index[encoder] = ["transformers", kind]
-        tokenizer = encoder.replace("text_encoder", "tokenizer")
-        shutil.copytree(embedded / "tokenizer", folder / tokenizer)
-        index[tokenizer] = ["transformers", "CLIPTokenizer"]
-    shutil.copytree(embedded / "scheduler", folder / "scheduler")
-    index["scheduler"] = ["diffusers", "DDIMScheduler"]
-    for component, config in configs.items():
-        (folder / component).mkdir()
-        write_json(folder / component / "config.json", config)
-    write_json(folder / "model_index.json", index)
-
-
-def call_programs(pipe, mesh, batch: int):
-    """The denoise and decode programs of a call, by name."""
-    call = ahead.example_call(pipe, batch, None, {"guidance_scale": 7.5})
-    found = ahead.requests(pipe.parts, pipe.task, call, mesh)
-    return {request.program.name: request for request in found}
-
 
 def compile_call(pipe, mesh, batch: int, name: str):
     """A program of a call, compiled, and the operations that the network needs on each device."""
-    request = call_programs(pipe, mesh, batch)[name]
+    request = call_programs(pipe, batch, mesh=mesh)[name]
     with in_mesh(mesh):
         compiled = lower(request, lowering_platforms=("tpu",)).compile()
-    function = functools.partial(request.program.__wrapped__, **dict(request.static))
-    arguments = dict(zip(request.program.dynamic, request.dynamic))
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-    needed = count_flops(lambda kwargs: function(**kwargs), shapes)
-    return compiled, needed / mesh.size
+    return compiled, needed_flops(request) / mesh.size
 
 
 def compile_training(pipe, mesh, batch: int, size: int):
@@ -152,7 +94,7 @@ def measure(folder: Path, model: str, program: str, topology: str, devices: int,
     mesh = topology_mesh(topology, shape)
     pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
     began = time.perf_counter()
-    size = MODELS[model][1]
+    size = MODELS[model].size
     if program == "train":
         compiled, needed = compile_training(pipe, mesh, options.batch, size)
     else:
@@ -191,7 +133,7 @@ def main() -> None:
     assert math.prod(options.devices) > 0
     for model in options.models:
         with tempfile.TemporaryDirectory() as name:
-            write_checkpoint(Path(name), model)
+            write_checkpoint(Path(name), MODELS[model])
             for program in options.programs:
                 for topology in options.topologies:
                     for devices in options.devices:

@@ -1,0 +1,49 @@
+"""What gpu.py measures, for diffusax and for PyTorch alike."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PROMPT = "a photo of an astronaut riding a horse on mars"
+LR = 1e-5
+TOKENS = 77
+
+Prepare = Callable[[int], Callable[[], float]]
+"""Batch -> what is timed, which returns the check."""
+
+
+class Case(NamedTuple):
+    """A setting."""
+
+    model: str
+    batches: tuple[int, ...]
+    steps: int
+    """Of a call; 0 for training."""
+    guidance: float = 1.0
+
+
+CASES = {
+    "sd2": Case("sd2", (1, 8), 20, 7.5),
+    "sdxl": Case("xl", (1,), 30, 5.0),
+    "sdxl-mlperf": Case("xl", (8, 16), 20, 8.0),
+    "train": Case("sd2", (8, 32), 0),
+}
+
+
+def call_arguments(case: Case) -> dict[str, Any]:
+    """What diffusax and diffusers are both called with."""
+    return {"num_inference_steps": case.steps, "guidance_scale": case.guidance}
+
+
+def first_latents(pipe: Any, batch: int) -> np.ndarray:
+    """The noise that a call starts from, b 4 h w."""
+    side = pipe.parts.unet_config.sample_size
+    return np.random.default_rng(0).standard_normal((batch, 4, side, side), np.float32)
+
+
+def forget_params(pipe: Any) -> None:
+    """Leaves the pipeline only the shapes of its parameters."""
+    for name, params in pipe.params.items():
+        pipe.params[name] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)

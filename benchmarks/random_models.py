@@ -1,0 +1,197 @@
+"""Full-size models without weights or with random ones, and the operations that they need."""
+
+import functools
+import math
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import full_size
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import diffusax
+from diffusax.files import write_json
+from diffusax.pipelines import ahead
+from diffusax.runtime.flops import count_flops
+from diffusax.runtime.program import Request
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from clip_vocabulary import write_clip_vocabulary
+
+
+class Architecture(NamedTuple):
+    """What a checkpoint's configs say."""
+
+    pipeline: str
+    """diffusers' class."""
+    size: int
+    """Pixels of a picture's side."""
+    scheduler: dict[str, Any]
+    unet: dict[str, Any]
+    vae: dict[str, Any]
+    encoders: dict[str, dict[str, Any]]
+    """Text encoders by their names in the checkpoint."""
+
+
+LEVELS = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "steps_offset": 1,
+}
+DDIM = {"_class_name": "DDIMScheduler", **LEVELS, "clip_sample": False, "set_alpha_to_one": False}
+EULER = {"_class_name": "EulerDiscreteScheduler", **LEVELS, "timestep_spacing": "leading"}
+MODELS = {
+    "sd2": Architecture(
+        "StableDiffusionPipeline",
+        512,
+        DDIM,
+        full_size.SD2,
+        full_size.VAE,
+        {"text_encoder": full_size.VIT_H},
+    ),
+    "xl": Architecture(
+        "StableDiffusionXLPipeline",
+        1024,
+        EULER,
+        full_size.SDXL,
+        full_size.VAE,
+        {"text_encoder": full_size.VIT_L, "text_encoder_2": full_size.BIG_G},
+    ),
+}
+
+_TINY_VAE = {
+    **full_size.VAE,
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+}
+_TINY_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "projection_dim": 32,
+}
+_TINY_UNET = {
+    "sample_size": 8,
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "block_out_channels": (16, 32),
+    "attention_head_dim": (1, 2),
+}
+TINY = {
+    "sd2": MODELS["sd2"]._replace(
+        size=16,
+        unet={
+            **full_size.SD2,
+            **_TINY_UNET,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "cross_attention_dim": 32,
+        },
+        vae=_TINY_VAE,
+        encoders={"text_encoder": full_size.VIT_H | _TINY_TEXT},
+    ),
+    "xl": MODELS["xl"]._replace(
+        size=16,
+        unet={
+            **full_size.SDXL,
+            **_TINY_UNET,
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "transformer_layers_per_block": (1, 2),
+            "cross_attention_dim": 64,
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 32 + 6 * 8,
+        },
+        vae=_TINY_VAE,
+        encoders={
+            "text_encoder": full_size.VIT_L | _TINY_TEXT,
+            "text_encoder_2": full_size.BIG_G | _TINY_TEXT,
+        },
+    ),
+}
+"""The same with shrunken networks, to try a script."""
+
+
+def write_checkpoint(folder: Path, model: Architecture) -> None:
+    """A checkpoint of configs and CLIP's vocabulary, without weights."""
+    index: dict[str, Any] = {"_class_name": model.pipeline}
+    configs = {
+        "unet": {"_class_name": "UNet2DConditionModel", **model.unet},
+        "vae": {"_class_name": "AutoencoderKL", **model.vae, "sample_size": model.size},
+    }
+    index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
+    for encoder, config in model.encoders.items():
+        kind = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
+        configs[encoder] = {"architectures": [kind], **config}
+        index[encoder] = ["transformers", kind]
+        tokenizer = encoder.replace("text_encoder", "tokenizer")
+        write_clip_vocabulary(folder / tokenizer)
+        index[tokenizer] = ["transformers", "CLIPTokenizer"]
+    for component, config in configs.items():
+        (folder / component).mkdir()
+        write_json(folder / component / "config.json", config)
+    (folder / "scheduler").mkdir()
+    write_json(folder / "scheduler" / "scheduler_config.json", model.scheduler)
+    index["scheduler"] = ["diffusers", model.scheduler["_class_name"]]
+    write_json(folder / "model_index.json", index)
+
+
+def random_params(shapes: Any, *, seed: int = 0) -> Any:
+    """As `diffusax.models.initialize_params`, drawn on the device and one by one.
+
+    Neither the host nor the device ever holds more than the parameters and one of them in float32.
+    """
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
+    drawn = [_draw(seed, i, *leaf) for i, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def _draw(seed: int, i: int, path: tuple[Any, ...], leaf: Any) -> jax.Array:
+    kind = path[-1].key
+    if kind in ("scale", "bias"):
+        return jax.device_put(np.full(leaf.shape, kind == "scale", leaf.dtype))
+    deviation = 0.02 if kind == "embedding" else math.prod(leaf.shape[:-1]) ** -0.5
+    return _normal(seed, i, deviation, leaf.shape, leaf.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _normal(seed: Any, i: Any, deviation: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), i)
+    return (deviation * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+
+
+def random_pipeline(folder: Path, *, only: Collection[str] = (), dtype: str = "bfloat16") -> Any:
+    """The pipeline of a checkpoint without weights, with random ones.
+
+    only: the networks that get some; the others keep shapes. By default all.
+    """
+    pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype=dtype)
+    for seed, (name, shapes) in enumerate(sorted(pipe.params.items())):
+        if not only or name in only:
+            pipe.params[name] = random_params(shapes, seed=seed)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def call_programs(pipe: Any, batch: int, *, mesh: Any = None, **given: Any) -> dict[str, Request]:
+    """The programs of a call for so many pictures, by name; parameters may be shapes."""
+    call = ahead.example_call(pipe, batch, None, {"guidance_scale": 7.5, **given})
+    found = ahead.requests(pipe.parts, pipe.task, call, mesh)
+    return {request.program.name: request for request in found}
+
+
+def needed_flops(request: Request) -> int:
+    """The operations of a program; of "denoise" those of one step."""
+    function = functools.partial(request.program.__wrapped__, **dict(request.static))
+    arguments = dict(zip(request.program.dynamic, request.dynamic))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    return count_flops(lambda kwargs: function(**kwargs), shapes)
