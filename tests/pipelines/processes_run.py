@@ -18,10 +18,17 @@ def main(checkpoint: str, out: str, mesh: str, seed: str, wait: str = "") -> Non
         diffusax.initialize(heartbeat_seconds=10)
     options = {} if mesh == "alone" else {"mesh": mesh}
     pipe = diffusax.StableDiffusionPipeline.from_pretrained(checkpoint, **options)
-    pipe.set_progress_bar_config(disable=True)
+    # As many programs do: the bar of one process alone.
+    pipe.set_progress_bar_config(disable=seed != "5")
     call = {"num_inference_steps": 2, "output_type": "np", "seed": int(seed)}
-    images = pipe([f"picture {seed}", "a frog", "a boat"], **call).images
-    np.save(out, images)
+    prompts = [f"picture {seed}", "a frog", "a boat"]
+    images = pipe(prompts, **call).images
+
+    def change(pipe, row, timestep, tensors):
+        return {"latents": tensors["latents"] * 0.9}
+
+    changed = pipe(prompts, **call, callback_on_step_end=change).images
+    np.save(out, np.concatenate([images, changed]))
     while wait:
         Path(f"{out}.drawing").touch()
         pipe("a frog", **call)

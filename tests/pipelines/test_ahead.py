@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
@@ -231,13 +232,18 @@ def test_topologies_that_cannot_be():
 @pytest.fixture
 def no_cache_yet(monkeypatch):
     before = jax.config.jax_compilation_cache_dir
-    names = ("jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
+    names = (
+        "jax_compilation_cache_max_size",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
     values = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     yield monkeypatch
     jax.config.update("jax_compilation_cache_dir", before)
     for name, value in values.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 def test_the_compilation_cache(no_cache_yet, tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
+from diffusax.pipelines.placement import check_mesh
 from diffusax.runtime.mesh import AXES, make_mesh, param_sharding, parse_mesh
 
 HERE = Path(__file__).parent
@@ -77,19 +78,23 @@ def test_two_processes_draw_their_own_images_and_neither_outlives_the_other(root
         alone = [sys.executable, *script, str(tmp_path / f"alone{i}.npy"), "alone", str(5 + i)]
         subprocess.run(alone, check=True)
     first, second = start(root, tmp_path, "fsdp=4", "wait")
-    limit = time.monotonic() + 120
-    while not all((tmp_path / f"{i}.npy.drawing").exists() for i in range(2)):
-        assert time.monotonic() < limit
-        assert first.poll() is None, first.communicate()[0][-3000:]
-        time.sleep(0.2)
-    for i in range(2):
-        images = [np.load(tmp_path / f"{name}{i}.npy") for name in ("", "alone")]
-        np.testing.assert_allclose(*images, atol=1e-4)
-    second.send_signal(signal.SIGKILL)
-    text, _ = first.communicate(timeout=60)
-    assert first.returncode != 0
-    assert "another task died" in text
-    second.communicate()
+    try:
+        limit = time.monotonic() + 120
+        while not all((tmp_path / f"{i}.npy.drawing").exists() for i in range(2)):
+            assert time.monotonic() < limit
+            assert first.poll() is None, first.communicate()[0][-3000:]
+            time.sleep(0.2)
+        for i in range(2):
+            images = [np.load(tmp_path / f"{name}{i}.npy") for name in ("", "alone")]
+            np.testing.assert_allclose(*images, atol=1e-4)
+        second.send_signal(signal.SIGKILL)
+        text, _ = first.communicate(timeout=60)
+        assert first.returncode != 0
+        assert "another task died" in text
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,18 @@ def test_meshes_that_cannot_be(shape, message):
 
     with pytest.raises(ValueError, match=message):
         make_mesh(shape, devices=jax.devices()[:1])
+
+
+def test_processes_cannot_share_images():
+    class Device:
+        def __init__(self, i):
+            self.id, self.process_index, self.platform = i, i // 2, "cpu"
+
+    devices = [Device(i) for i in range(4)]
+    check_mesh(make_mesh("data=2,tensor=2", devices=devices))
+    check_mesh(make_mesh("fsdp=4", devices=devices))
+    with pytest.raises(ValueError, match="tensor axis within a process"):
+        check_mesh(make_mesh("data=1,tensor=4", devices=devices))
 
 
 def test_sizes_of_a_mesh():

@@ -33,7 +33,7 @@ class Compile(Options):
 
     For this machine, they go to the compilation cache, or to the folder of --output. With
     --topology nothing is kept: the table says what each program takes on every device, and whether
-    it fits. Weights are not read then.
+    it fits. Of a folder only configs are read then.
     """
 
     model: Positional[str]

@@ -47,7 +47,8 @@ class Drawing(Options):
     """The devices to spread images and parameters over, such as data=4,tensor=2; by default every
     one draws its share of the images."""
     compiled: Annotated[Path | None, OWN] = None
-    """Use the programs that `diffusax compile --output` wrote to this folder."""
+    """Use the programs that `diffusax compile --output` wrote to this folder; it must be one that
+    you trust, as programs can run any code."""
     profile: Annotated[Path | None, OWN] = None
     """Write a trace of the drawing to this folder, for TensorBoard or Perfetto."""
 

@@ -70,8 +70,8 @@ class Edit(drawing.ToFile):
         # SDXL's pipeline draws at its own size otherwise.
         sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
         images, texts = [], []
-        for guidance, image_guidance in self._scales():
-            with self.profiled():
+        with self.profiled():
+            for guidance, image_guidance in self._scales():
                 drawn = drawing.call(
                     pipe,
                     prompt=self.prompt,
@@ -85,9 +85,10 @@ class Edit(drawing.ToFile):
                     noise=self.noise,
                     **sizes,
                 )
-            settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
-            images += drawn
-            texts += [drawing.describe(pipe, self, drawn[0], seed, **settings)] * len(drawn)
+                settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
+                images += drawn
+                text = drawing.describe(pipe, self, drawn[0], seed, **settings)
+                texts += [text] * len(drawn)
         return drawing.save(output, images, texts, seed, **self._labels())
 
     def _scales(self) -> list[tuple[float | None, float | None]]:

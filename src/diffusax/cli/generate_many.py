@@ -94,19 +94,23 @@ class GenerateMany(Drawing, offline.Settings):
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        if self.compiled is not None:
+            pipe.load_compiled(self.compiled)
         return pipe
 
     def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
         # Before anything large is loaded.
         prompts = offline.open_prompts(self.prompts)
-        return offline.generate(
-            self.load(),
-            prompts,
-            self.out,
-            self.settings(),
-            shard=part,
-            source=self.source(),
-        )
+        pipe = self.load()
+        with self.profiled():
+            return offline.generate(
+                pipe,
+                prompts,
+                self.out,
+                self.settings(),
+                shard=part,
+                source=self.source(),
+            )
 
     def _draw_with_ray(self) -> offline.Summary:
         return offline.generate_with_ray(

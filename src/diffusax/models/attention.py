@@ -3,7 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import jax
@@ -73,11 +73,6 @@ def _xla(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
     """cuDNN's kernel, also where the program is only traced and this machine has no cuDNN."""
-    module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
-    detect = getattr(module, "check_cudnn_version", None)
-    if detect is not None and getattr(module, "cuda_versions", None) is None:
-        # JAX asks for the library's version while it traces; the call that it writes is the same.
-        module.check_cudnn_version = lambda: _CUDNN_VERSION
     # Its gradients want even lengths; what is padded is told by its length.
     (b, t, _, _), s = q.shape, k.shape[1]
     lengths: dict[str, Any] = {}
@@ -85,18 +80,27 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
         names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
         lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
         q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
+    _pretend_cudnn()
+    y = jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
+    )
+    return y[:, :t]
+
+
+@cache
+def _pretend_cudnn() -> None:
+    """Has JAX write cuDNN's call on a machine that has no cuDNN.
+
+    It asks for the library's version while it traces, to choose among calls. What it knows nothing
+    of is 9.8 from then on, which JAX's CUDA plugins come with at least; a program that is compiled
+    for another platform holds no such call.
+    """
     try:
-        y = jax.nn.dot_product_attention(
-            q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
-        )
-        return y[:, :t]
-    finally:
-        if detect is not None:
-            module.check_cudnn_version = detect
-
-
-# What JAX's CUDA plugins come with, at least.
-_CUDNN_VERSION = 90800
+        module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    except ImportError:
+        return
+    if getattr(module, "cuda_versions", None) is None and hasattr(module, "check_cudnn_version"):
+        module.check_cudnn_version = lambda: 90800
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:

@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
-from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Model
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, check_call
@@ -26,7 +25,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
 from diffusax.pipelines.placement import component_mesh, plan_sharding
 from diffusax.pipelines.tasks import Task
-from diffusax.runtime.mesh import batch_sharding, batch_size, tree_sharding
+from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import (
     PROGRAMS,
     Request,
@@ -84,9 +83,10 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
     with recorded_requests() as found:
         jax.eval_shape(functools.partial(_whole_call, c, task, call, mesh), params)
+    device = None if mesh is not None else _single_device(c)
     unique = {}
     for request in found:
-        placed = request._replace(dynamic=_placed(request, mesh))
+        placed = request._replace(dynamic=_placed(request, mesh, device))
         unique[key(placed)] = placed
     return list(unique.values())
 
@@ -131,8 +131,9 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
 def memory_of(c: Components) -> dict[str, dict[str, float]]:
     """GB on each device, see `DiffusionPipeline.memory`."""
 
-    def share(x: jax.Array) -> float:
-        return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize / 1e9
+    def share(x: Any) -> float:
+        shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+        return math.prod(shape) * x.dtype.itemsize / 1e9
 
     parameters = {name: sum(map(share, jax.tree.leaves(tree))) for name, tree in c.params.items()}
     report = {"parameters": parameters}
@@ -173,20 +174,37 @@ def _pad(plan: programs.Plan, parts: int) -> programs.Plan:
     return jax.tree.map(pad, images)._replace(table=plan.table, knobs=plan.knobs)
 
 
-def _placed(request: Request, mesh: Mesh | None) -> tuple[Any, ...]:
-    """The shapes of the arguments; with a mesh, also where each lies."""
+def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
+    """The shapes of the arguments; with a mesh or a device not the first, also where each lies."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
     if mesh is None:
-        return shapes
+        return shapes if device is None else tuple(_at(x, device) for x in shapes)
     named = zip(request.program.dynamic, shapes)
     return tuple(_at(x, _place_of(request, name, x, mesh)) for name, x in named)
+
+
+def _single_device(c: Components) -> Any:
+    """Where the parameters lie, unless on the first device or nowhere."""
+    sharding = getattr(jax.tree.leaves(c.params)[0], "sharding", None)
+    if sharding is None or sharding.device_set == {jax.local_devices()[0]}:
+        return None
+    return sharding
+
+
+def _tensor_rules(request: Request) -> Rules:
+    """Those of the network that the program runs."""
+    given = dict(request.static)
+    if "denoiser" in given:
+        return given["denoiser"].unet.tensor_rules
+    network = given["vae"] if "vae" in given else given["encoders"][0]
+    return network.tensor_rules
 
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     component = "unet" if request.program.name in ("denoise", "embed_control") else "vae"
     mesh = component_mesh(mesh, component)
     places: dict[str, Callable[[], Any]] = {
-        "params": lambda: tree_sharding(mesh, x, TENSOR_RULES),
+        "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
@@ -198,5 +216,6 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
 def _at(x: Any, place: Any) -> Any:
     if place is None:
         return x
-    places = place if not hasattr(place, "spec") else jax.tree.map(lambda _: place, x)
+    single = isinstance(place, jax.sharding.Sharding)
+    places = jax.tree.map(lambda _: place, x) if single else place
     return jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), x, places)

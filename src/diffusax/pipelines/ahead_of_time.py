@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import jax
+
 from diffusax.pipelines.ahead import compile_all, example_call, memory_of, requests
 from diffusax.pipelines.components import Components
 from diffusax.runtime.program import Request
@@ -24,6 +26,8 @@ class AheadOfTime:
     ) -> Self:
         """The pipeline itself, whose programs for these shapes are compiled now.
 
+        Tiled decoding, and numbers of PyTorch that a sampler draws row by row, take other programs.
+
         Args:
             batch_sizes: numbers of images.
             sizes: heights and widths in pixels; by default the size that the UNet was trained at.
@@ -31,8 +35,9 @@ class AheadOfTime:
                 `guidance_scale=1` for calls without guidance.
 
         Raises:
-            ValueError: an argument is unknown or cannot be.
+            ValueError: an argument is unknown or cannot be, or there are several processes.
         """
+        _check_alone()
         found: list[Request] = []
         for size in sizes or (None,):
             for b in batch_sizes:
@@ -47,6 +52,7 @@ class AheadOfTime:
         Raises:
             ValueError: nothing was compiled ahead of time.
         """
+        _check_alone()
         return save_executables(folder)
 
     def load_compiled(self, folder: str | Path) -> int:
@@ -56,6 +62,7 @@ class AheadOfTime:
             How many programs can be used. Files of other versions or devices are left out, with a
             warning.
         """
+        _check_alone()
         return load_executables(folder)
 
     def memory(self) -> dict[str, dict[str, float]]:
@@ -65,3 +72,11 @@ class AheadOfTime:
         own code.
         """
         return memory_of(self.parts)
+
+
+def _check_alone() -> None:
+    if jax.process_count() > 1:
+        raise ValueError(
+            "programs are compiled ahead, saved and loaded in one process (got "
+            f"{jax.process_count()}); the compilation cache serves several"
+        )

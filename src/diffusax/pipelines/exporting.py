@@ -12,10 +12,10 @@ from jax import export
 from diffusax.extras import require_extra
 from diffusax.files import written_whole
 from diffusax.pipelines.programs import Plan
+from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name
 from diffusax.runtime.program import Request
 
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # Calls of the kernels of cuDNN that JAX does not promise to keep for as long as StableHLO itself.
 _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 
@@ -31,7 +31,7 @@ def export_requests(
     Args:
         found: see `ahead.requests`.
         folder: for the files.
-        platforms: of `PLATFORMS`.
+        platforms: of `runtime.lowering.PLATFORMS`.
         batch: the number of images that the requests are for, to leave it open: the exported
             program then takes any. None keeps every shape as it is.
 
@@ -108,7 +108,7 @@ def _image_axes(request: Request, batch: int | None) -> list[int | None]:
             rows = none(x.table), none(x.knobs)
             zeros = jax.tree.map(lambda _: 0, x)
             axes.append(zeros._replace(table=rows[0], knobs=rows[1]))
-        elif name == "ids":
+        elif name in ("ids", "weights"):
             # Prompts and negative prompts follow each other; their number is another.
             axes.append(none(x))
         else:

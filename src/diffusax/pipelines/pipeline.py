@@ -25,7 +25,7 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.placement import in_mesh, mesh_of, put_params
+from diffusax.pipelines.placement import check_mesh, in_mesh, mesh_of, put_params
 from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import make_mesh
@@ -144,7 +144,9 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             ValueError: the mesh does not fit the devices.
         """
         if mesh is not None:
-            self.parts.mesh = make_mesh(mesh)
+            mesh = make_mesh(mesh)
+            check_mesh(mesh)
+            self.parts.mesh = mesh
             self.parts.forget()
             for name, network in self.parts.networks.items():
                 params = put_params(self.parts.mesh, name, network, self.parts.params[name])
@@ -168,6 +170,9 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
                 f"params must have the components {', '.join(self.parts.params)} "
                 f"(got {', '.join(params)})"
             )
+        mesh, networks = self.parts.mesh, self.parts.networks
+        if mesh is not None:
+            params = {k: put_params(mesh, k, networks[k], p) for k, p in params.items()}
         self.parts.params.update(params)
 
     @property
@@ -303,7 +308,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """The inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
-        return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
+        with in_mesh(self.parts.local_mesh):
+            return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.programs import Plan
-from diffusax.runtime.mesh import batch_sharding, batch_size, replicated, tree_sharding
+from diffusax.runtime.mesh import TENSOR_AXIS, batch_sharding, batch_size, replicated, tree_sharding
 
 _NO_IMAGES = -1
 
@@ -20,6 +20,17 @@ def mesh_of(params: Params) -> Mesh | None:
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Raises ValueError where devices of several processes would share images."""
+    shares = np.moveaxis(mesh.devices, mesh.axis_names.index(TENSOR_AXIS), -1)
+    for devices in shares.reshape(-1, shares.shape[-1]):
+        if len({device.process_index for device in devices}) > 1:
+            raise ValueError(
+                f"mesh must have its tensor axis within a process, as each draws its own images "
+                f"(got {dict(mesh.shape)}); use fsdp between processes"
+            )
 
 
 def component_mesh(mesh: Mesh, name: str) -> Mesh:
@@ -63,7 +74,7 @@ def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
     if extra:
         last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
         x = jnp.concatenate([x, last], axis)
-    if mesh is mesh.local_mesh or mesh == mesh.local_mesh:
+    if mesh == mesh.local_mesh:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _from_this_process(sharding, jax.random.key_data(x))
@@ -71,12 +82,13 @@ def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
     return _from_this_process(sharding, x)
 
 
-def own_images(mesh: Mesh | None, x: jax.Array, n: int) -> Any:
-    """The first n images of this process, of an array b ... over the mesh."""
+def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Array:
+    """The first n images of this process, of an array over the mesh."""
     if mesh is None or x.is_fully_addressable:
-        return x if x.shape[0] == n else x[:n]
-    parts = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
-    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])[:n]
+        return x if x.shape[axis] == n else jax.lax.slice_in_dim(x, 0, n, axis=axis)
+    parts = {shard.index[axis].start or 0: shard.data for shard in x.addressable_shards}
+    whole = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis)
+    return jnp.asarray(whole[(slice(None),) * axis + (slice(0, n),)])
 
 
 def _from_this_process(sharding: NamedSharding, x: Any) -> jax.Array:

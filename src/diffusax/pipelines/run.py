@@ -43,7 +43,9 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
     draws = job.schedule.draws_noise
     hand_in = isinstance(job.noise, TorchNoise) and bool(draws.any())
     bar = tqdm(total=n, **{"leave": True, **pipe.progress_bar_options, "desc": "compiling"})
-    if bar.disable and callback is None and not hand_in:
+    # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
+    shared = mesh is not None and mesh != mesh.local_mesh
+    if (bar.disable or shared) and callback is None and not hand_in:
         state = denoise_plan(pipe.parts, state, placed, 0, n)
         return own_images(mesh, programs.final_latents(state), images)
     row, size = 0, 1
@@ -59,7 +61,7 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
                 plan = plan._replace(noise=put(mesh, noise))
             state = denoise_plan(pipe.parts, state, plan, row, stop)
             if callback is not None:
-                own = state if mesh is None else state[:, :images]
+                own = state if mesh is None else own_images(mesh, state, images, 1)
                 changed, stopped = call_back(pipe, job, call, row, own)
                 state = state if changed is own else put(mesh, changed, 1)
                 if stopped:
@@ -78,16 +80,17 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
 
 def _placed(c: Components, plan: Plan, before: Plan | None = None) -> Plan:
     """The plan on the devices, control pictures embedded, as they were in the plan before it."""
-    placed = put_plan(c.mesh, plan)
-    conditions = placed.conditions
-    if not conditions.control:
-        return placed
+    if not plan.conditions.control:
+        return put_plan(c.mesh, plan)
     if before is not None:
-        hints = before.conditions.control
+        without = plan._replace(conditions=plan.conditions._replace(control=()))
+        placed, hints = put_plan(c.mesh, without), before.conditions.control
     else:
+        placed = put_plan(c.mesh, plan)
+        pictures = placed.conditions.control
         with in_mesh(c.mesh):
-            hints = programs.embed_control(c.denoiser, c.denoiser_params, conditions.control)
-    return placed._replace(conditions=conditions._replace(control=hints))
+            hints = programs.embed_control(c.denoiser, c.denoiser_params, pictures)
+    return placed._replace(conditions=placed.conditions._replace(control=hints))
 
 
 def denoise_plan(c: Components, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
@@ -132,8 +135,9 @@ def call_back(
             f"callback_on_step_end must return a dictionary, a boolean or None (got {result!r})"
         )
     scale = pipe.guidance_scale
-    if scale != call.guidance_scale and job.weights:
+    if job.weights and scale != (call.guidance_scale if job.scale is None else job.scale):
         _reweigh(job, call, scale)
+        job.scale = scale
     return state, isinstance(result, bool | np.bool_) and not result
 
 

@@ -43,6 +43,8 @@ class Job:
     """Of guidance, one fewer than branches."""
     finish: Callable[[Images], Images] | None = None
     """What becomes of the pictures, where the call asks for more than to decode them."""
+    scale: float | None = None
+    """Of guidance, where a callback has set another one than the call's."""
     normalized: bool = True
     """Whether latents_mean and latents_std count in decoding, where the family knows them."""
 

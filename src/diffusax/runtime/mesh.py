@@ -67,7 +67,11 @@ def make_mesh(
         ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
     """
     if isinstance(shape, Mesh):
-        return shape
+        if set(shape.axis_names) != set(AXES):
+            names = ", ".join(map(str, shape.axis_names))
+            raise ValueError(f"mesh must have the axes {', '.join(AXES)} (got {names})")
+        # Anew, so that all axes are those that XLA partitions by itself.
+        return Mesh(shape.devices, shape.axis_names)
     devices = jax.devices() if devices is None else list(devices)
     sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
     for axis, size in sizes.items():

@@ -97,12 +97,16 @@ class Program:
             compiled = self.executables.get(key(request))
             if compiled is not None:
                 return compiled(*request.dynamic)
-        before, began = self.jitted._cache_size(), time.perf_counter()
+        before, began = self._programs(), time.perf_counter()
         result = self.jitted(request.static, *request.dynamic)
-        if self.jitted._cache_size() > before and not _is_traced(request.dynamic):
+        if self._programs() > before and not _is_traced(request.dynamic):
             seconds = time.perf_counter() - began
             log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
         return result
+
+    def _programs(self) -> int:
+        """How many shapes JAX knows the program for."""
+        return int(getattr(self.jitted, "_cache_size", int)())
 
     def _unrecorded(self, request: Request) -> Any:
         """The result; programs that this one calls are parts of it."""
@@ -146,7 +150,19 @@ def forget_executables() -> None:
 def key(request: Request) -> Any:
     """What two requests that the same executable serves have in common; hashable."""
     leaves, treedef = jax.tree.flatten(request.dynamic)
-    return request.program.name, request.static, treedef, tuple(map(_leaf_key, leaves))
+    shapes = tuple(map(_leaf_key, leaves))
+    return request.program.name, request.static, treedef, _device(leaves), shapes
+
+
+def _device(leaves: Sequence[Any]) -> int | None:
+    """The single device that arrays are bound to, if one is; the first device is none."""
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None and len(sharding.device_set) == 1:
+            (device,) = sharding.device_set
+            if device != jax.local_devices()[0]:
+                return int(device.id)
+    return None
 
 
 def describe(request: Request) -> str:
@@ -172,7 +188,8 @@ def _leaf_key(leaf: Any) -> Any:
         spec = [tuple(name for name in names if sizes[name] > 1) for names in spec]
         while spec and not spec[-1]:
             spec.pop()
-        spread = (tuple(spec), tuple(sizes.items()))
+        devices = tuple(device.id for device in sharding.mesh.devices.flat)
+        spread = (tuple(spec), tuple(sizes.items()), devices)
     return tuple(leaf.shape), str(leaf.dtype), spread
 
 

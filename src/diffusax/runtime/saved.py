@@ -1,6 +1,7 @@
 """Executables as files, tied to the machine, the versions and the shapes they were made for."""
 
 import contextlib
+import functools
 import hashlib
 import logging
 import pickle
@@ -12,7 +13,7 @@ import jax
 import jaxlib
 from jax import set_mesh
 from jax.experimental import serialize_executable
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
 from diffusax.files import load_json, write_json, written_whole
@@ -101,8 +102,11 @@ def environment() -> dict[str, Any]:
     kind = device.device_kind
     if device.platform == "cpu":
         kind = f"{kind} {_cpu_features()}"
+    flags = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
     return {
         "diffusax": __version__,
+        "sources": _sources(),
+        "flags": [str(getattr(jax.config, flag)) for flag in flags],
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "platform": device.platform,
@@ -137,9 +141,20 @@ def _take(name: str, data: bytes) -> None:
 
 
 def _device_ids(compiled: Any) -> list[int]:
-    sharding = jax.tree.leaves(compiled.input_shardings)
-    devices = max((s._device_assignment for s in sharding), key=len)
-    return [device.id for device in devices]
+    shardings = jax.tree.leaves(compiled.input_shardings)
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            return [device.id for device in sharding.mesh.devices.flat]
+    return sorted({device.id for s in shardings for device in s.device_set})
+
+
+@functools.cache
+def _sources() -> str:
+    """The package's own code: a checkout changes without its version."""
+    root = Path(__file__).parents[1]
+    folders = ("models", "pipelines", "runtime", "samplers")
+    files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def _cpu_features() -> str:

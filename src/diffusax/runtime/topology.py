@@ -31,8 +31,7 @@ CHIPS = {
     "TPU v5": Chip(459, 95, 2765),
     "TPU v6 lite": Chip(918, 32, 1640),
 }
-"""By JAX's `device_kind`. Source: cloud.google.com/tpu/docs, the page of each version; v4 has two
-cores to a chip, which JAX counts as one device each only in topologies."""
+"""By JAX's `device_kind`. Source: cloud.google.com/tpu/docs, the page of each version."""
 
 
 def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
@@ -97,7 +96,7 @@ class Cost(NamedTuple):
     code: float
     """GB of the program itself."""
     peak: float
-    """GB of all of them together, and the program's own code."""
+    """GB of arguments, results, temporaries and code together."""
 
     def fits(self, chip: Chip) -> bool:
         """Whether the chip's memory holds the peak."""

@@ -10,7 +10,7 @@ Encoded = tuple[jax.Array, ...]
 """What prompts became: the context n s d and, where the family has one, the pooled output n p."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Family:
     """How the checkpoints of one kind are read. Tasks know only this of them."""
 
@@ -31,6 +31,9 @@ class Family:
     """Whether InstructPix2Pix brings a picture to the model's size instead of taking its own."""
     upcasts_vae: bool = False
     """Whether an autoencoder with force_upcast runs in float32 where its parameters are float16."""
+
+    def __repr__(self) -> str:
+        return f"Family({self.name!r})"
 
     @property
     def pooled(self) -> bool:
