@@ -113,6 +113,8 @@ def denoise(
     if control is not None:
         k, r = weights.shape[-1] + 1, _count_residuals(pipe.controlnet.network)
         control = jnp.broadcast_to(control.reshape(b, 1, 1, 1), (n, b, 1, k, r))
+        hints = denoiser.embed(narrowed, conditions.control)
+        conditions = conditions._replace(control=hints)
     knobs = Knobs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
     plan = Plan(latents, conditions, table, knobs, _row_keys(key, b))
