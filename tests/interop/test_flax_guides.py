@@ -15,7 +15,10 @@ def test_the_guide_runs(kind, tiny_checkpoints):
     folder, _ = tiny_checkpoints.pipeline(kind)
     done = subprocess.run(
         [sys.executable, str(RUN), kind, str(folder)],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
+        },
         capture_output=True,
         text=True,
     )

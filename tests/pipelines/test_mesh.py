@@ -23,7 +23,7 @@ MORE = [
     *(f"text {mesh}" for mesh in ("default", "data=8", "fsdp=8", "data=4,tensor=2")),
     *(f"{task} {MIXED}" for task in ("xl", "img2img", "inpaint", "inpaint9", "instruct")),
 ]
-FLAGS = "--xla_force_host_platform_device_count="
+FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 
 @pytest.fixture(scope="module")

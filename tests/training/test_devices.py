@@ -18,7 +18,7 @@ TOY = Path(__file__).with_name("toy_run.py")
 
 
 def train(output: Path, model: Path, data: Path, devices: int, *pairs: str) -> list[float]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, str(RUN), str(model), str(data), str(output), *pairs],
         env={**os.environ, "XLA_FLAGS": flags},
@@ -42,7 +42,11 @@ def alone(tmp_path_factory, checkpoint, pictures):
 
 @pytest.mark.parametrize(
     "pairs",
-    [(), ("mesh=fsdp=-1", "accumulate=2"), ("mesh=data=2,fsdp=2,tensor=2",)],
+    [
+        (),
+        pytest.param(("mesh=fsdp=-1", "accumulate=2"), marks=pytest.mark.slow),
+        ("mesh=data=2,fsdp=2,tensor=2",),
+    ],
     ids=["data", "fsdp", "tensor"],
 )
 def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, pairs):
