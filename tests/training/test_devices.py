@@ -43,7 +43,7 @@ def alone(tmp_path_factory, checkpoint, pictures):
 @pytest.mark.parametrize(
     "pairs",
     [
-        (),
+        pytest.param((), marks=pytest.mark.slow),
         pytest.param(("mesh=fsdp=-1", "accumulate=2"), marks=pytest.mark.slow),
         ("mesh=data=2,fsdp=2,tensor=2",),
     ],
