@@ -28,9 +28,8 @@ from random_models import MODELS, call_programs, needed_flops, write_checkpoint
 import diffusax
 from diffusax.models import TENSOR_RULES
 from diffusax.pipelines import ahead
-from diffusax.pipelines.placement import in_mesh
 from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.mesh import batch_sharding, batch_size, tree_sharding
+from diffusax.runtime.mesh import batch_sharding, batch_size, in_mesh, tree_sharding
 from diffusax.runtime.program import lower
 from diffusax.runtime.topology import CHIPS, cost_of, topology_mesh
 from diffusax.training.denoising import DenoisingLoss

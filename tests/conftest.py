@@ -28,6 +28,9 @@ import pytest
 def release_programs():
     """Compiled programs are let go after each file: thousands of them exhaust a process's maps."""
     yield
+    from diffusax.runtime.program import forget_executables
+
+    forget_executables()
     jax.clear_caches()
     gc.collect()
 

@@ -15,10 +15,10 @@ import diffusax
 from diffusax.models.attention import attention
 from diffusax.pipelines import ahead
 from diffusax.pipelines.exporting import export_requests, flat_arguments
-from diffusax.pipelines.placement import in_mesh
 from diffusax.runtime import saved
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import PROGRAMS, forget_executables, lower
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
@@ -33,6 +33,7 @@ def pipe():
 
 @pytest.fixture(autouse=True)
 def forget():
+    forget_executables()
     yield
     forget_executables()
 
@@ -91,7 +92,6 @@ def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path,
     forget_executables()
     assert pipe.load_compiled(tmp_path) == 3
     jax.clear_caches()
-    pipe.parts.scheduler.schedule(3)
     with count_compilations() as compiled:
         again = pipe("a frog", **CALL).images
     np.testing.assert_array_equal(again, expected)

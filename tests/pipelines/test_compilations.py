@@ -53,6 +53,18 @@ def test_strength_and_guidance_interval(load):
     assert_compiles_nothing(pipe, IMAGE, changes)
 
 
+def test_a_new_number_of_steps(load):
+    """A schedule goes to the device without a program, also when all programs were let go."""
+    pipe = load("StableDiffusionPipeline", "sd")
+    draw(pipe, num_inference_steps=4)
+    jax.clear_caches()
+    draw(pipe, num_inference_steps=4)
+    draw(pipe, num_inference_steps=4)
+    with count_compilations() as compiled:
+        draw(pipe, num_inference_steps=11)
+    assert compiled == []
+
+
 @pytest.mark.parametrize("kind", ["sd", "sd-inpaint"])
 def test_mask(load, kind):
     pipe = load("StableDiffusionInpaintPipeline", kind)

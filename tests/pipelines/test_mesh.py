@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
-from diffusax.pipelines.placement import check_mesh
-from diffusax.runtime.mesh import AXES, make_mesh, param_sharding, parse_mesh
+from diffusax.runtime.mesh import AXES, check_processes, make_mesh, param_sharding, parse_mesh
 
 HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"
@@ -121,10 +120,10 @@ def test_processes_cannot_share_images():
             self.id, self.process_index, self.platform = i, i // 2, "cpu"
 
     devices = [Device(i) for i in range(4)]
-    check_mesh(make_mesh("data=2,tensor=2", devices=devices))
-    check_mesh(make_mesh("fsdp=4", devices=devices))
+    check_processes(make_mesh("data=2,tensor=2", devices=devices))
+    check_processes(make_mesh("fsdp=4", devices=devices))
     with pytest.raises(ValueError, match="tensor axis within a process"):
-        check_mesh(make_mesh("data=1,tensor=4", devices=devices))
+        check_processes(make_mesh("data=1,tensor=4", devices=devices))
 
 
 def test_sizes_of_a_mesh():

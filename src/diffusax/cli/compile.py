@@ -14,9 +14,9 @@ from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
-from diffusax.pipelines.placement import in_mesh
 from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
+from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import describe, lower
 from diffusax.runtime.topology import CHIPS, Cost, cost_of, topology_mesh
 

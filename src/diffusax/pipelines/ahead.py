@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
@@ -23,7 +22,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
-from diffusax.pipelines.placement import component_mesh, plan_sharding
+from diffusax.pipelines.placement import component_mesh, image_axes, pad, plan_sharding
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import (
@@ -152,7 +151,8 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     c = dataclasses.replace(c, params=params, mesh=None)
     plan = task(c, call).plan
     if mesh is not None:
-        plan = _pad(plan, batch_size(mesh))
+        parts = batch_size(mesh)
+        plan = jax.tree.map(lambda x, axis: pad(x, parts, axis), plan, image_axes(plan))
     if plan.conditions.control:
         hints = programs.embed_control(c.denoiser, c.denoiser_params, plan.conditions.control)
         plan = plan._replace(conditions=plan.conditions._replace(control=hints))
@@ -162,16 +162,6 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     vae, options = c.networks["vae"], {"upcast": c.upcasts}
     options["normalize"] = c.family.normalizes_latents
     return programs.decode(vae, c.params["vae"], programs.final_latents(state), **options)
-
-
-def _pad(plan: programs.Plan, parts: int) -> programs.Plan:
-    extra = -plan.latents.shape[0] % parts
-
-    def pad(x: Any) -> Any:
-        return jnp.concatenate([x, jnp.take(x, jnp.zeros(extra, int), axis=0)]) if extra else x
-
-    images = plan._replace(table=None, knobs=None)  # type: ignore[arg-type]
-    return jax.tree.map(pad, images)._replace(table=plan.table, knobs=plan.knobs)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from jax import export
 
 from diffusax.extras import require_extra
 from diffusax.files import written_whole
+from diffusax.pipelines.placement import NO_IMAGES, image_axes
 from diffusax.pipelines.programs import Plan
 from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name
@@ -98,22 +99,20 @@ def _image_axes(request: Request, batch: int | None) -> list[int | None]:
     """Which axis of each argument counts images, if the number is left open."""
 
     def none(tree: Any) -> Any:
-        return jax.tree.map(lambda _: -1, tree)
+        return jax.tree.map(lambda _: NO_IMAGES, tree)
 
     axes = []
     for name, x in zip(request.program.dynamic, request.dynamic):
         if batch is None or name in ("params", "start", "stop"):
             axes.append(none(x))
         elif isinstance(x, Plan):
-            rows = none(x.table), none(x.knobs)
-            zeros = jax.tree.map(lambda _: 0, x)
-            axes.append(zeros._replace(table=rows[0], knobs=rows[1]))
+            axes.append(image_axes(x))
         elif name in ("ids", "weights"):
             # Prompts and negative prompts follow each other; their number is another.
             axes.append(none(x))
         else:
             axes.append(jax.tree.map(lambda _, n=name: 1 if n == "state" else 0, x))
-    return [None if axis < 0 else axis for axis in jax.tree.leaves(axes)]
+    return [None if axis == NO_IMAGES else axis for axis in jax.tree.leaves(axes)]
 
 
 def _open(x: Any, axis: int | None, scope: Any) -> jax.ShapeDtypeStruct:

@@ -25,10 +25,10 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.placement import check_mesh, in_mesh, mesh_of, put_params
+from diffusax.pipelines.placement import mesh_of, put_params
 from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.mesh import check_processes, in_mesh, make_mesh
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
 
@@ -145,7 +145,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """
         if mesh is not None:
             mesh = make_mesh(mesh)
-            check_mesh(mesh)
+            check_processes(mesh)
             self.parts.mesh = mesh
             self.parts.forget()
             for name, network in self.parts.networks.items():

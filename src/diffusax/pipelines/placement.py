@@ -1,6 +1,5 @@
 """A run's arrays on its devices: a batch is padded to fill a mesh, and split over it."""
 
-import contextlib
 from typing import Any
 
 import jax
@@ -10,9 +9,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.programs import Plan
-from diffusax.runtime.mesh import TENSOR_AXIS, batch_sharding, batch_size, replicated, tree_sharding
+from diffusax.runtime.mesh import batch_sharding, batch_size, replicated, tree_sharding
 
-_NO_IMAGES = -1
+NO_IMAGES = -1
+"""Stands for the axis of images of an array that has none."""
 
 
 def mesh_of(params: Params) -> Mesh | None:
@@ -20,17 +20,6 @@ def mesh_of(params: Params) -> Mesh | None:
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
-
-
-def check_mesh(mesh: Mesh) -> None:
-    """Raises ValueError where devices of several processes would share images."""
-    shares = np.moveaxis(mesh.devices, mesh.axis_names.index(TENSOR_AXIS), -1)
-    for devices in shares.reshape(-1, shares.shape[-1]):
-        if len({device.process_index for device in devices}) > 1:
-            raise ValueError(
-                f"mesh must have its tensor axis within a process, as each draws its own images "
-                f"(got {dict(mesh.shape)}); use fsdp between processes"
-            )
 
 
 def component_mesh(mesh: Mesh, name: str) -> Mesh:
@@ -48,38 +37,38 @@ def put_params(mesh: Mesh, name: str, network: Network, params: Params) -> Param
     return jax.device_put(params, shardings)
 
 
-def in_mesh(mesh: Mesh | None) -> Any:
-    """The context in which programs for the mesh are traced and called."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
-
-
 def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:
     """The plan on the devices, so that no later call moves it; padded, and split by images."""
     if mesh is None:
         return jax.device_put(plan)
-    return jax.tree.map(lambda x, axis: put(mesh, x, axis), plan, _image_axes(plan))
+    return jax.tree.map(lambda x, axis: put(mesh, x, axis), plan, image_axes(plan))
 
 
 def plan_sharding(mesh: Mesh, plan: Plan) -> Plan:
     """Where `put_plan` puts each array of a plan."""
-    return jax.tree.map(lambda axis: _sharding(mesh, axis), _image_axes(plan))
+    return jax.tree.map(lambda axis: _sharding(mesh, axis), image_axes(plan))
 
 
 def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
     """An array of this process's images along an axis, padded with the last, over the mesh."""
     if mesh is None:
         return x
-    x, sharding = jnp.asarray(x), _sharding(mesh, axis)
-    extra = 0 if axis == _NO_IMAGES else -x.shape[axis] % batch_size(mesh.local_mesh)
-    if extra:
-        last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
-        x = jnp.concatenate([x, last], axis)
+    x, sharding = pad(jnp.asarray(x), batch_size(mesh.local_mesh), axis), _sharding(mesh, axis)
     if mesh == mesh.local_mesh:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _from_this_process(sharding, jax.random.key_data(x))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     return _from_this_process(sharding, x)
+
+
+def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
+    """The array with its last image repeated until `parts` divides their number."""
+    extra = 0 if axis == NO_IMAGES else -x.shape[axis] % parts
+    if not extra:
+        return x
+    last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
+    return jnp.concatenate([x, last], axis)
 
 
 def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Array:
@@ -96,13 +85,13 @@ def _from_this_process(sharding: NamedSharding, x: Any) -> jax.Array:
 
 
 def _sharding(mesh: Mesh, axis: int) -> NamedSharding:
-    return replicated(mesh) if axis == _NO_IMAGES else batch_sharding(mesh, axis=axis)
+    return replicated(mesh) if axis == NO_IMAGES else batch_sharding(mesh, axis=axis)
 
 
-def _image_axes(plan: Plan) -> Plan:
+def image_axes(plan: Plan) -> Plan:
     """Which axis of each array of a plan counts images."""
-    table = 1 if plan.table.timestep.ndim == 2 else _NO_IMAGES
-    knobs = 1 if plan.knobs.rescale.ndim == 2 else _NO_IMAGES
+    table = 1 if plan.table.timestep.ndim == 2 else NO_IMAGES
+    knobs = 1 if plan.knobs.rescale.ndim == 2 else NO_IMAGES
     axes = jax.tree.map(lambda _: 0, plan)
     return axes._replace(
         table=jax.tree.map(lambda _: table, plan.table),

@@ -235,7 +235,7 @@ def device_table(schedule: Schedule) -> Table:
     """The schedule's table, on the device once for all calls."""
     # Also where a call is only traced: the cache must hold arrays.
     with jax.ensure_compile_time_eval():
-        return jax.tree.map(jnp.asarray, schedule.table())
+        return jax.device_put(schedule.table())
 
 
 @functools.partial(jax.jit, static_argnums=1)

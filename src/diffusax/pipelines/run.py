@@ -19,9 +19,10 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.noise import TorchNoise
-from diffusax.pipelines.placement import in_mesh, own_images, put, put_plan
+from diffusax.pipelines.placement import own_images, put, put_plan
 from diffusax.pipelines.programs import Plan
 from diffusax.pipelines.tasks import Job, check_latents
+from diffusax.runtime.mesh import in_mesh
 
 # A piece shorter than this is made twice as long, so that watching costs little.
 _SECONDS_PER_PIECE = 0.1

@@ -5,6 +5,7 @@ Three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et a
 (Shoeybi et al. 2019). A batch is split over the first two.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -88,6 +89,25 @@ def make_mesh(
         raise ValueError(f"mesh {asked} does not fit {len(devices)} devices")
     sizes |= dict.fromkeys(open_axes, len(devices) // known)
     return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in AXES]), AXES)
+
+
+def in_mesh(mesh: Mesh | None) -> Any:
+    """The context in which programs for the mesh are traced and called."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def check_processes(mesh: Mesh) -> None:
+    """Raises ValueError where devices of several processes would share images.
+
+    Each process brings its own, and JAX would take them for the same.
+    """
+    shares = np.moveaxis(mesh.devices, mesh.axis_names.index(TENSOR_AXIS), -1)
+    for devices in shares.reshape(-1, shares.shape[-1]):
+        if len({device.process_index for device in devices}) > 1:
+            raise ValueError(
+                "mesh must have its tensor axis within a process, as each has images of its own "
+                f"(got {dict(mesh.shape)}); use fsdp between processes"
+            )
 
 
 def parse_mesh(text: str) -> dict[str, int]:
