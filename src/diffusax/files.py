@@ -1,12 +1,17 @@
-"""JSON files, with a reason for each refusal, and files that appear only when whole."""
+"""JSON files, with a reason for each refusal, files that appear only when whole, and locks."""
 
 import contextlib
 import json
+import logging
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import filelock
+
+log = logging.getLogger(__name__)
 
 # The largest that exist, tokenizers and indices of many shards, have ten million bytes.
 MAX_JSON_BYTES = 2**28
@@ -80,3 +85,29 @@ def written_whole(path: Path) -> Iterator[Path]:
         if not isinstance(error, OSError):
             raise
         raise OSError(f"{path} could not be written ({error.strerror or error})") from None
+
+
+@contextlib.contextmanager
+def locked(lock: Path, folder: Path, seconds: float = 0) -> Iterator[None]:
+    """Holds a lock on a folder, which is free again when its process ends, however it ends.
+
+    Args:
+        lock: the file to lock.
+        folder: what a message names.
+        seconds: how long to wait for another holder; below zero, for ever.
+
+    Raises:
+        ValueError: somebody else holds it for longer.
+    """
+    holder = filelock.FileLock(lock, timeout=seconds)
+    try:
+        holder.acquire()
+    except filelock.Timeout:
+        message = f"another run is writing to {folder} ({lock.name}); wait for its end or stop it"
+        raise ValueError(message) from None
+    except (OSError, NotImplementedError) as error:
+        log.warning("%s cannot be locked (%s); start no second run there", folder, error)
+    try:
+        yield
+    finally:
+        holder.release()

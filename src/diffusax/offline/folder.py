@@ -13,19 +13,15 @@ continued with another number of processes.
 import contextlib
 import dataclasses
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import filelock
-
-from diffusax.files import load_json
+from diffusax.files import load_json, locked
 from diffusax.offline.durable import sync_folder, write_durably
 from diffusax.offline.formats import Format
-
-log = logging.getLogger(__name__)
 
 _SECONDS_FOR_MANIFEST = 60
 
@@ -49,7 +45,7 @@ class Folder:
         """
         file = self.path / "manifest.json"
         # Processes of one run start at the same time.
-        with _locked(self.path / "locks" / "manifest", _SECONDS_FOR_MANIFEST):
+        with self._lock("manifest", _SECONDS_FOR_MANIFEST):
             if not file.exists():
                 write_durably(file, (json.dumps(manifest, indent=1) + "\n").encode())
                 return
@@ -71,18 +67,17 @@ class Folder:
         Raises:
             ValueError: somebody draws this part already, or the run divided otherwise.
         """
-        own = self.path / "locks" / f"{index}-of-{count}"
-        with _locked(own, 0):
+        with self._lock(f"{index}-of-{count}"):
             for other in (self.path / "locks").glob("*-of-*.lock"):
                 if not other.stem.endswith(f"-of-{count}"):
-                    with _locked(other.with_suffix(""), 0):
+                    with self._lock(other.stem):
                         pass
             yield
 
     @contextlib.contextmanager
     def alone_with(self, shard: int) -> Iterator[None]:
         """Waits until nobody else draws the shard."""
-        with _locked(self.path / "locks" / f"shard-{shard:06}", -1):
+        with self._lock(f"shard-{shard:06}", -1):
             yield
 
     @property
@@ -109,9 +104,12 @@ class Folder:
         """Puts the errors of all shards into errors.jsonl; how many there are."""
         files = sorted((self.path / "errors").glob("*.jsonl"))
         lines = [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
-        with _locked(self.path / "locks" / "errors", _SECONDS_FOR_MANIFEST):
+        with self._lock("errors", _SECONDS_FOR_MANIFEST):
             write_durably(self.path / "errors.jsonl", lines)
         return len(lines)
+
+    def _lock(self, name: str, seconds: float = 0) -> AbstractContextManager[None]:
+        return locked(self.path / "locks" / f"{name}.lock", self.path, seconds)
 
     def _shard(self, number: int) -> Path:
         return self.path / f"{number:06}{self.format.suffix}"
@@ -162,30 +160,6 @@ class Shard:
 
     def _batch(self, number: int) -> Path:
         return self.work / f"{number:06}.json"
-
-
-@contextlib.contextmanager
-def _locked(path: Path, seconds: float) -> Iterator[None]:
-    """Holds path.lock, which is free again when its process ends, however it ends.
-
-    Raises:
-        ValueError: somebody else holds it for longer than so many seconds.
-    """
-    lock = filelock.FileLock(path.with_suffix(".lock"), timeout=seconds)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        folder = path.parent.parent
-        raise ValueError(
-            f"another run is writing to {folder} ({path.name}); wait for its end or stop it"
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        folder = path.parent.parent
-        log.warning("%s cannot be locked (%s); start no second run there", folder, error)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _short(value: Any) -> str:

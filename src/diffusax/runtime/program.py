@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from diffusax.runtime.mesh import in_mesh
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ def lower(request: Request, **options: Any) -> jax.stages.Lowered:
 
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
     """Compiles a program for the request; calls that look like it take the executable."""
-    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+    with in_mesh(mesh):
         compiled = lower(request).compile()
     request.program.executables[key(request)] = compiled
     request.program.compiled_here[key(request)] = request, mesh
@@ -150,19 +152,33 @@ def forget_executables() -> None:
 def key(request: Request) -> Any:
     """What two requests that the same executable serves have in common; hashable."""
     leaves, treedef = jax.tree.flatten(request.dynamic)
-    shapes = tuple(map(_leaf_key, leaves))
-    return request.program.name, request.static, treedef, _device(leaves), shapes
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    # There are hundreds of parameters, and few shardings; comparing those is slow.
+    distinct = {id(sharding): sharding for sharding in shardings}
+    placements = {number: _placement(sharding) for number, sharding in distinct.items()}
+    dtypes = {dtype: str(dtype) for dtype in {leaf.dtype for leaf in leaves}}
+    bound = [s.device_set for s in distinct.values() if s is not None and s.num_devices == 1]
+    single = set().union(*bound) - {jax.local_devices()[0]}
+    return (
+        *(request.program.name, request.static, treedef),
+        tuple([(leaf.shape, dtypes[leaf.dtype]) for leaf in leaves]),
+        tuple(sorted(device.id for device in single)),
+        tuple([placements[id(sharding)] for sharding in shardings]),
+    )
 
 
-def _device(leaves: Sequence[Any]) -> int | None:
-    """The single device that arrays are bound to, if one is; the first device is none."""
-    for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        if sharding is not None and len(sharding.device_set) == 1:
-            (device,) = sharding.device_set
-            if device != jax.local_devices()[0]:
-                return int(device.id)
-    return None
+def _placement(sharding: Sharding | None) -> Any:
+    """How an array is split over several devices, and which, if it is."""
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    # Axes of one device, and trailing ones without a name, say nothing.
+    sizes = sharding.mesh.shape
+    spec = [() if p is None else p if isinstance(p, tuple) else (p,) for p in sharding.spec]
+    spec = [tuple(name for name in names if sizes[name] > 1) for names in spec]
+    while spec and not spec[-1]:
+        spec.pop()
+    devices = tuple(device.id for device in sharding.mesh.devices.flat)
+    return tuple(spec), tuple(sizes.items()), devices
 
 
 def describe(request: Request) -> str:
@@ -176,21 +192,6 @@ def describe(request: Request) -> str:
 def digest(request_key: Any) -> str:
     """A short text that stands for a key."""
     return hashlib.sha256(repr(request_key).encode()).hexdigest()[:16]
-
-
-def _leaf_key(leaf: Any) -> Any:
-    sharding = getattr(leaf, "sharding", None)
-    spread = None
-    if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-        # Axes of one device, and trailing ones without a name, say nothing.
-        sizes = sharding.mesh.shape
-        spec = [() if p is None else p if isinstance(p, tuple) else (p,) for p in sharding.spec]
-        spec = [tuple(name for name in names if sizes[name] > 1) for names in spec]
-        while spec and not spec[-1]:
-            spec.pop()
-        devices = tuple(device.id for device in sharding.mesh.devices.flat)
-        spread = (tuple(spec), tuple(sizes.items()), devices)
-    return tuple(leaf.shape), str(leaf.dtype), spread
 
 
 def _is_traced(tree: Any) -> bool:

@@ -1,6 +1,5 @@
 """Executables as files, tied to the machine, the versions and the shapes they were made for."""
 
-import contextlib
 import functools
 import hashlib
 import logging
@@ -11,13 +10,13 @@ from typing import Any
 
 import jax
 import jaxlib
-from jax import set_mesh
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
 from diffusax._version import __version__
 from diffusax.files import load_json, write_json, written_whole
 from diffusax.runtime.cache import without_compilation_cache
+from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import PROGRAMS, Request, digest, key, lower
 
 log = logging.getLogger(__name__)
@@ -127,7 +126,7 @@ def _serializable(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
         return program.executables[key(request)]
     # With an option, even one that changes nothing, JAX compiles again.
     options: dict[str, str | bool] = {"xla_embed_ir_in_executable": False}
-    with without_compilation_cache(), contextlib.nullcontext() if mesh is None else set_mesh(mesh):
+    with without_compilation_cache(), in_mesh(mesh):
         return lower(request).compile(compiler_options=options)
 
 

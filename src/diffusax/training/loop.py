@@ -6,20 +6,22 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import filelock
 import jax
 import numpy as np
 import optax
 
+from diffusax.files import locked
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.mesh import (
     batch_size,
+    check_processes,
     make_mesh,
     put_batch,
     to_host,
@@ -262,6 +264,7 @@ class _Meter:
 
 def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
     """Raises ValueError where options do not go with the devices or with each other."""
+    check_processes(mesh)
     parts = batch_size(mesh)
     if config.batch_size % (parts * config.accumulate):
         raise ValueError(
@@ -332,20 +335,8 @@ def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
         log.warning("the run goes on with other options: %s", "; ".join(changed))
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path) -> AbstractContextManager[None]:
     """Keeps a second run out of the folder, which would delete what the first is writing."""
     if jax.process_index():
-        yield
-        return
-    lock = filelock.FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise ValueError(f"another run is writing to {folder}; stop it first") from None
-    except (OSError, NotImplementedError):
-        log.warning("%s cannot be locked; do not start a second run there", folder)
-    try:
-        yield
-    finally:
-        lock.release()
+        return contextlib.nullcontext()
+    return locked(folder / ".lock", folder)
