@@ -195,6 +195,15 @@ def test_components_that_are_not_needed_are_not_fetched(online, requested, tmp_p
     assert sorted(set(requested)) == ["model_index.json", *UNET]
 
 
+def test_configs_come_without_parameters(online, offline, requested, tmp_path):
+    call = "'someone/tiny', weights=False"
+    folder = online.resolve(call, tmp_path)
+    assert not folder.startswith("error"), folder
+    assert "unet/config.json" in requested
+    assert not [name for name in requested if name.endswith(".safetensors")]
+    assert offline.resolve(call, tmp_path) == folder
+
+
 def test_one_component_is_fetched_alone(online, offline, unreachable, requested, tmp_path):
     call = "'someone/tiny', subfolder='vae'"
     folder = online.resolve(call, tmp_path)

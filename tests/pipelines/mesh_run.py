@@ -14,6 +14,9 @@ import numpy as np
 from PIL import Image
 
 import diffusax
+from diffusax.pipelines import programs
+from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.program import lower
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}
@@ -34,6 +37,11 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "text": ("StableDiffusionPipeline", "sd", {}),
         "xl": ("StableDiffusionXLPipeline", "xl", {}),
         "img2img": ("StableDiffusionImg2ImgPipeline", "sd", {**image, "strength": 1.0}),
+        "several": (
+            "StableDiffusionImg2ImgPipeline",
+            "sd",
+            {"image": [picture(i) for i in range(len(PROMPTS))], "strength": 0.9},
+        ),
         "inpaint": ("StableDiffusionInpaintPipeline", "sd", masked),
         "inpaint9": ("StableDiffusionInpaintPipeline", "sd-inpaint", masked),
         "instruct": ("StableDiffusionInstructPix2PixPipeline", "sd-instruct", image),
@@ -72,10 +80,24 @@ def check_split(root: Path, mesh: str) -> dict[str, int]:
     return {axis: sum(axis in spec for spec in specs) for axis in ("fsdp", "tensor")}
 
 
+def encoding_share(root: Path) -> float:
+    """How much of encoding three pictures each of four devices does."""
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(root / "sd", mesh="data=4,tensor=2")
+    vae, params = pipe.parts.networks["vae"], pipe.params["vae"]
+    pixels = np.zeros((3, 64, 64, 3), np.float32)
+    request = programs.encode_image.request(vae, params, pixels, None)
+    flops = []
+    for mesh in (None, pipe.parts.mesh):
+        with in_mesh(mesh):
+            flops.append(lower(request).compile().cost_analysis()["flops"])
+    return flops[1] / flops[0]
+
+
 def main(root: Path, out: Path, *cases: str) -> None:
     """Writes the greatest difference from one device, for each case: a task and a mesh."""
     one = jax.devices()[0]
     found = {"split": {mesh: check_split(root, mesh) for mesh in MESHES}, "differences": {}}
+    found["encoding"] = encoding_share(root)
     alone = {}
     for case in cases:
         task, mesh, sampler = (*case.split(" "), "")[:3]

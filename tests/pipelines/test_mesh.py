@@ -20,7 +20,10 @@ MIXED = "data=2,fsdp=2,tensor=2"
 CASES = [f"text {MIXED}", "text default EulerAncestralDiscreteScheduler", f"control {MIXED}"]
 MORE = [
     *(f"text {mesh}" for mesh in ("default", "data=8", "fsdp=8", "data=4,tensor=2")),
-    *(f"{task} {MIXED}" for task in ("xl", "img2img", "inpaint", "inpaint9", "instruct")),
+    *(
+        f"{task} {MIXED}"
+        for task in ("xl", "img2img", "several", "inpaint", "inpaint9", "instruct")
+    ),
 ]
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
@@ -48,6 +51,7 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
     found = json.loads((tmp_path / "out").read_text())
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]
+    assert found["encoding"] < 0.4
     assert found["split"]["fsdp=8"]["fsdp"] > 10
     assert found["split"][MIXED]["tensor"] > 10
     assert found["split"]["data=8"] == {"fsdp": 0, "tensor": 0}

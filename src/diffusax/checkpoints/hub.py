@@ -40,6 +40,7 @@ def resolve(
     local_files_only: bool = False,
     cache_dir: str | Path | None = None,
     skip: Collection[str] = (),
+    weights: bool = True,
 ) -> Path:
     """A folder as it is, an embedded checkpoint by its name, anything else as a Hub repository.
 
@@ -58,6 +59,7 @@ def resolve(
         local_files_only: use the cache only.
         cache_dir: instead of HF_HOME.
         skip: components of a pipeline that are not needed.
+        weights: whether the parameters are needed, or only the configs.
 
     Raises:
         ValueError: there is no such folder, repository, subfolder or variant, or it cannot be
@@ -67,7 +69,7 @@ def resolve(
         raise ValueError(
             f"path_or_repo must be a folder or a Hub repository id (got {path_or_repo!r})"
         )
-    wanted = _Wanted(_relative(subfolder), variant, frozenset({*skip, *_SKIPPED}))
+    wanted = _Wanted(_relative(subfolder), variant, frozenset({*skip, *_SKIPPED}), weights)
     folder = _local(path_or_repo)
     if folder is not None:
         if not (folder / wanted.subfolder).is_dir():
@@ -115,6 +117,7 @@ class _Wanted:
     subfolder: str
     variant: str | None
     skip: frozenset[str]
+    weights: bool
 
     def folders(self, root: Path) -> list[str]:
         """The folders of a checkpoint to read, where model_index.json stands in `root`, if any."""
@@ -201,7 +204,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
         patterns += [prefix + f for f in files if f.endswith((".json", ".txt"))]
-        chosen = choose_weights(files, wanted.variant)
+        chosen = choose_weights(files, wanted.variant) if wanted.weights else None
         if chosen is not None and chosen.endswith(".json"):
             index = fetch(prefix + chosen)
             patterns += [prefix + shard for shard in shard_names(load_json(index), index)]
@@ -233,7 +236,7 @@ def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) ->
         name
         for name in wanted.folders(root)
         if not (files := listing.get(name))
-        or ("config.json" in files and not choose_weights(files, wanted.variant))
+        or (wanted.weights and "config.json" in files and not choose_weights(files, wanted.variant))
     ]
     if missing:
         parts = ", ".join(filter(None, missing)) or "its weights"

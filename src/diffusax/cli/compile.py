@@ -85,7 +85,10 @@ class Compile(Options):
         kind = mesh.devices.flat[0].device_kind
         chip = CHIPS.get(kind)
         pipe = ahead.shapes_only(
-            TASKS[self.task], resolve(self.model), dtype=self.dtype, vae_dtype=self.vae_dtype
+            TASKS[self.task],
+            resolve(self.model, weights=False),
+            dtype=self.dtype,
+            vae_dtype=self.vae_dtype,
         )
         found = []
         sizes: list[Any] = [parse_size("--sizes", size) for size in self.sizes]

@@ -42,7 +42,9 @@ class Export(Options):
 
     def run(self) -> list[Path]:
         """Writes the files and returns them."""
-        pipe = ahead.shapes_only(TASKS[self.task], resolve(self.model), dtype=self.dtype)
+        pipe = ahead.shapes_only(
+            TASKS[self.task], resolve(self.model, weights=False), dtype=self.dtype
+        )
         size = None if self.size is None else parse_size("--size", self.size)
         b = self.batch_size or 2
         arguments = {"guidance_scale": 7.5 if self.guidance else 1.0}

@@ -15,6 +15,7 @@ from diffusax.models.latents import sample_latents, scale_latents, to_unit, unsc
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
 from diffusax.pipelines.guidance import mix
+from diffusax.runtime.mesh import split_images
 from diffusax.runtime.program import Program
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
@@ -158,7 +159,8 @@ def encode_image(
     repeat these); None takes the most likely ones. scale, normalize: see `latents.scale_latents`.
     """
     params = _upcast(params) if upcast else params
-    encoded = vae.apply(params, pixels, method="encode")
+    encoded = vae.apply(params, split_images(pixels), method="encode")
+    encoded = jax.tree.map(lambda x: x[: len(pixels)], encoded)
     mean, logvar = encoded if isinstance(encoded, tuple) else (encoded, None)
     z = mean.astype(jnp.float32)
     if noise is not None:

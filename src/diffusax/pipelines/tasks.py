@@ -15,6 +15,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
+from diffusax.pipelines.placement import component_mesh
 from diffusax.pipelines.programs import Knobs, Known, Plan
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
@@ -25,6 +26,7 @@ from diffusax.pipelines.sizes import (
     pixel_size,
     require_channels,
 )
+from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule
 
 _embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
@@ -232,7 +234,8 @@ def encode(
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
     options = {"upcast": c.upcasts, "scale": scale, "normalize": normalize}
     vae, params = c.networks["vae"], c.params["vae"]
-    return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
+    with in_mesh(c.mesh and component_mesh(c.mesh, "vae")):
+        return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
 
 
 def _masked_latents(

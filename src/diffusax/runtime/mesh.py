@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -194,6 +195,19 @@ def split_columns(kernel: jax.Array) -> jax.Array:
         return kernel
     spec = PartitionSpec(*[None] * (kernel.ndim - 1), TENSOR_AXIS)
     return jax.lax.with_sharding_constraint(kernel, spec)
+
+
+def split_images(x: jax.Array) -> jax.Array:
+    """A batch whose images each device computes its share of, traced in `jax.set_mesh`.
+
+    Its last image is repeated until the devices divide their number.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    if parts == 1 or len(x) == 1:
+        return x
+    x = jnp.concatenate([x, jnp.repeat(x[-1:], -len(x) % parts, axis=0)])
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:
