@@ -90,7 +90,7 @@ def jax_step(network, latents, noise, timesteps, hidden):
     zeros = jnp.zeros_like(latents)
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
     draws = Draws(zeros, noise, timesteps, jnp.zeros(len(latents), bool))
-    optimizer = make_optimizer(OptimizerConfig(lr=LR), 1000)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
     step = jax.jit(
         make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
         donate_argnums=0,

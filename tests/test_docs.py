@@ -118,7 +118,7 @@ def place(tmp_path, monkeypatch):
         picture(number, 64, 64).save(f"{file}.png")
     mask(1, 64, 64).save("mask.png")
     write_image_folder(Path("pictures"), 8)
-    Path("run.yaml").write_text("model: emoji\ndata: pictures\n")
+    Path("run.yaml").write_text("model: emoji\ndata: {path: pictures}\n")
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import reprlib
 import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,9 +24,14 @@ _BRIEFLY.maxlevel, _BRIEFLY.maxlist, _BRIEFLY.maxdict = 2, 4, 4
 class Options:
     """A set of options, each of the type and in the range that its annotation declares.
 
+    A set may be an option of another one, and then says in `group` under which name, for messages.
+
     Raises:
         ValueError: an option is not; names it, what it may be and what it is.
     """
+
+    group: ClassVar[str] = ""
+    """What stands before its options' names, such as "ema."."""
 
     def __post_init__(self) -> None:
         kinds = option_types(type(self))
@@ -36,17 +41,26 @@ class Options:
                 converted = msgspec.convert(value, kind)
             except (msgspec.ValidationError, OverflowError):
                 raise ValueError(
-                    f"{field.name} must be {_in_words(kind)} (got {_BRIEFLY.repr(value)})"
+                    f"{self.group}{field.name} must be {_in_words(kind)} "
+                    f"(got {_BRIEFLY.repr(value)})"
                 ) from None
             object.__setattr__(self, field.name, converted)
 
 
-def option_types(cls: type) -> dict[str, Any]:
+def option_types(cls: Any) -> dict[str, Any]:
     """The types of a class's options by name, with their ranges."""
-    return typing.get_type_hints(cls, include_extras=True)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def is_group(kind: Any) -> bool:
+    """Whether a type of an option is a set of options."""
+    return isinstance(kind, type) and issubclass(kind, Options)
 
 
 def _in_words(hint: Any) -> str:
+    if is_group(hint):
+        return f"a group of options, such as {hint.group}{dataclasses.fields(hint)[0].name}"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return " or ".join(map(_in_words, typing.get_args(hint)))
     origin, args = typing.get_origin(hint), typing.get_args(hint)

@@ -396,8 +396,11 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
         (["train"], "text-to-image,autoencoder"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
-        (["train", "text-to-image", "--lr", "fast"], "Error parsing --lr"),
-        (["train", "text-to-image", "--lr", "nan"], "lr must be a number from 0"),
+        (["train", "text-to-image", "--optimizer.learning-rate", "fast"], "Error parsing --optim"),
+        (
+            ["train", "text-to-image", "--optimizer.learning-rate", "nan"],
+            "optimizer.learning_rate must be a number from 0",
+        ),
         (["train", "text-to-image", "--config"], "argument --config: expected 1 argument"),
     ],
 )

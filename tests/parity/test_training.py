@@ -91,7 +91,7 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
         )
         return loss.with_draws(params, frozen, batch, draws)
 
-    optimizer = make_optimizer(OptimizerConfig(lr=LR, weight_decay=WEIGHT_DECAY), STEPS)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=LR, weight_decay=WEIGHT_DECAY), STEPS)
     step = jax.jit(make_train_step(with_draws, optimizer))
     state = initial_state({name: params[name] for name in trained}, optimizer, seed=0)
     frozen = {**params, "empty": jnp.zeros(77, jnp.int32)}

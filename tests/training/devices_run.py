@@ -11,21 +11,21 @@ from diffusax.training import TextToImageConfig, read_config, text_to_image, tra
 def main(model: str, data: str, output: str, *pairs: str) -> None:
     options = [
         f"model={model}",
-        f"data={data}",
+        f"data.path={data}",
         f"output={output}",
         "steps=4",
         "batch_size=16",
-        "resolution=16",
-        "lr=1e-3",
+        "data.resolution=16",
+        "optimizer.learning_rate=1e-3",
         "compute_dtype=float32",
-        "ema=constant",
-        "ema_decay=0.5",
+        "ema.rule=constant",
+        "ema.decay=0.5",
         "log_every=1",
         "checkpoint_every=2",
         "report_to=[]",
-        "validate_every=4",
-        "validation_prompts=[a dog]",
-        "validation_steps=1",
+        "validation.every=4",
+        "validation.prompts=[a dog]",
+        "validation.steps=1",
     ]
     config = read_config(TextToImageConfig, None, [*options, *pairs])
     train(text_to_image(config), config)

@@ -11,7 +11,14 @@ import torch
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
-from diffusax.training import AutoencoderConfig, autoencoder, train
+from diffusax.training import (
+    AutoencoderConfig,
+    AutoencoderValidationConfig,
+    DataConfig,
+    OptimizerConfig,
+    autoencoder,
+    train,
+)
 
 TINY = AutoencoderKLConfig(
     block_out_channels=(8, 16),
@@ -27,15 +34,13 @@ def config(tmp_path_factory, pictures):
     save_network(initialize(AutoencoderKL, TINY), folder / "vae")
     return AutoencoderConfig(
         model=str(folder / "vae"),
-        data=str(pictures),
+        data=DataConfig(str(pictures), resolution=16),
         output=str(folder / "out"),
-        resolution=16,
         steps=30,
         batch_size=8,
-        lr=3e-3,
+        optimizer=OptimizerConfig(learning_rate=3e-3),
         compute_dtype="float32",
-        validate_every=30,
-        validation_images=2,
+        validation=AutoencoderValidationConfig(every=30, images=2),
         report_to=(),
     )
 
@@ -109,7 +114,11 @@ def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant
 
 def test_the_autoencoder_of_a_pipeline_is_found(checkpoint, config, tmp_path):
     config = dataclasses.replace(
-        config, model=str(checkpoint), output=str(tmp_path), steps=1, resolution=None
+        config,
+        model=str(checkpoint),
+        output=str(tmp_path),
+        steps=1,
+        data=dataclasses.replace(config.data, resolution=None),
     )
     recipe = autoencoder(config)
     assert recipe.network == read_network(checkpoint / "vae")

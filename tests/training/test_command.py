@@ -26,16 +26,26 @@ def diffusax_command(*args: object) -> subprocess.CompletedProcess:
 def run(tmp_path_factory, checkpoint, pictures):
     """A cache, and a run of four steps on it with validation."""
     folder = tmp_path_factory.mktemp("command")
-    size = ("--resolution", 32, "--center-crop")
+    size = ("--data.resolution", 32, "--data.center-crop")
     done = diffusax_command(
-        "cache-latents", "--model", checkpoint, "--data", pictures, "--output", folder / "c", *size
+        "cache-latents",
+        "--model",
+        checkpoint,
+        "--data.path",
+        pictures,
+        "--output",
+        folder / "c",
+        *size,
     )
     assert done.returncode == 0, done.stderr
     assert "wrote 30 rows" in done.stdout
-    (folder / "a.yaml").write_text("lr: 1e-3\nsteps: 9\nema: ramp\nvalidation_prompts: [a dog]\n")
+    (folder / "a.yaml").write_text(
+        "steps: 9\noptimizer:\n  learning_rate: 1e-3\nema: {rule: ramp}\n"
+        "validation: {prompts: [a dog]}\n"
+    )
     args = ["train", "text-to-image", "--config", folder / "a.yaml", "--set", "steps=4"]
-    args += ["--model", checkpoint, "--data", folder / "c", "--output", folder / "out"]
-    args += ["--batch-size", 4, "--validate-every", 2, "--validation-steps", 2, "--log-every", 2]
+    args += ["--model", checkpoint, "--data.path", folder / "c", "--output", folder / "out"]
+    args += ["--batch-size", 4, "--validation.every", 2, "--validation.steps", 2, "--log-every", 2]
     done = diffusax_command(*args)
     assert done.returncode == 0, done.stderr
     return folder / "out", args
@@ -75,7 +85,11 @@ def test_logs_in_every_form(run):
 def test_the_resolved_options_stand_beside_the_result(run):
     output, _ = run
     options = yaml.safe_load((output / "config.yaml").read_text())
-    assert (options["lr"], options["steps"], options["batch_size"]) == (1e-3, 4, 4)
+    assert (options["optimizer"]["learning_rate"], options["steps"], options["batch_size"]) == (
+        1e-3,
+        4,
+        4,
+    )
     assert not {"config", "set"} & set(options)
     card = (output / "model_ema" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
@@ -95,11 +109,11 @@ def test_a_finished_run_has_nothing_left_to_do(run):
 
 def test_mistakes_are_one_line(checkpoint, pictures, tmp_path, capsys):
     cases = {
-        ("train", "text-to-image", "--model", checkpoint): "--data must be given",
+        ("train", "text-to-image", "--model", checkpoint): "--data.path must be given",
         ("train", "text-to-image", "--set", "steps=0"): "steps must be a whole number from 1",
         (
-            *("train", "text-to-image", "--model", checkpoint, "--data", pictures),
-            *("--caption-column", "caption", "--output", tmp_path / "out"),
+            *("train", "text-to-image", "--model", checkpoint, "--data.path", pictures),
+            *("--data.caption-column", "caption", "--output", tmp_path / "out"),
         ): "has no column 'caption'; it has image, text",
     }
     for args, message in cases.items():

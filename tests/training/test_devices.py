@@ -68,7 +68,7 @@ def start_two_processes(output: Path, *pairs: str) -> list[subprocess.Popen]:
     environment = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     return [
         subprocess.Popen(
-            [sys.executable, str(TOY), str(output), "distributed=true", "ema=ramp", *pairs],
+            [sys.executable, str(TOY), str(output), "distributed=true", "ema.rule=ramp", *pairs],
             env={**environment, "JAX_PROCESS_ID": str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -34,18 +34,18 @@ def run(config: EMAConfig, values: np.ndarray, *, images: int = 1, start: int = 
 
 
 RULES = {
-    "constant": (EMAConfig(ema="constant", ema_decay=0.97), lambda n: 0.97),
-    "ramp": (EMAConfig(ema="ramp", ema_decay=0.75), lambda n: min(0.75, (1 + n) / (10 + n))),
+    "constant": (EMAConfig(rule="constant", decay=0.97), lambda n: 0.97),
+    "ramp": (EMAConfig(rule="ramp", decay=0.75), lambda n: min(0.75, (1 + n) / (10 + n))),
     "ramp-floor": (
-        EMAConfig(ema="ramp", ema_min_decay=0.4),
+        EMAConfig(rule="ramp", min_decay=0.4),
         lambda n: max(0.4, (1 + n) / (10 + n)),
     ),
     "warmup": (
-        EMAConfig(ema="warmup", ema_inv_gamma=2.0, ema_power=0.75, ema_decay=0.9),
+        EMAConfig(rule="warmup", inv_gamma=2.0, power=0.75, decay=0.9),
         lambda n: min(0.9, 1 - (1 + n / 2) ** -0.75),
     ),
     "half_life": (
-        EMAConfig(ema="half_life", ema_half_life_images=100),
+        EMAConfig(rule="half_life", half_life_images=100),
         lambda n: 0.5 ** (8 / 100),
     ),
 }
@@ -71,10 +71,10 @@ def test_matches_diffusers(after, warmup):
         [parameter], decay=0.8, use_ema_warmup=warmup, update_after_step=after, **options
     )
     ours = EMAConfig(
-        ema="warmup" if warmup else "ramp",
-        ema_decay=0.8,
-        ema_start=after + 1,
-        **{f"ema_{name}": value for name, value in options.items()},
+        rule="warmup" if warmup else "ramp",
+        decay=0.8,
+        start=after + 1,
+        **options,
     )
     values = walk()
     averages = run(ours, values, start=ours.start_step(STEPS))
@@ -87,31 +87,31 @@ def test_matches_diffusers(after, warmup):
 
 
 def test_starting_late_is_starting_anew_from_there():
-    config = EMAConfig(ema="warmup", ema_start=15)
+    config = EMAConfig(rule="warmup", start=15)
     late = run(config, walk(), start=config.start_step(STEPS))
-    anew = run(EMAConfig(ema="warmup"), walk()[15:])
+    anew = run(EMAConfig(rule="warmup"), walk()[15:])
     np.testing.assert_array_equal(late, anew)
 
 
 def test_start_is_a_step_as_a_whole_number_and_a_fraction_of_the_run_with_a_point():
-    assert EMAConfig(ema="constant", ema_start=0.9).start_step(2000) == 1800
-    assert EMAConfig(ema="constant", ema_start=1.0).start_step(2000) == 2000
-    assert EMAConfig(ema="constant", ema_start=0.999).start_step(2000) == 1998
-    assert EMAConfig(ema="constant", ema_start=1).start_step(2000) == 1
-    assert EMAConfig(ema="constant", ema_start=700).start_step(2000) == 700
-    assert EMAConfig(ema_start=0.5).start_step(2000) is None
+    assert EMAConfig(rule="constant", start=0.9).start_step(2000) == 1800
+    assert EMAConfig(rule="constant", start=1.0).start_step(2000) == 2000
+    assert EMAConfig(rule="constant", start=0.999).start_step(2000) == 1998
+    assert EMAConfig(rule="constant", start=1).start_step(2000) == 1
+    assert EMAConfig(rule="constant", start=700).start_step(2000) == 700
+    assert EMAConfig(start=0.5).start_step(2000) is None
 
 
 def test_every_k_steps_averages_only_those():
-    config = EMAConfig(ema="constant", ema_decay=0.9, ema_every=4)
+    config = EMAConfig(rule="constant", decay=0.9, every=4)
     values = walk()
-    expected = run(EMAConfig(ema="constant", ema_decay=0.9), values[::4])
+    expected = run(EMAConfig(rule="constant", decay=0.9), values[::4])
     np.testing.assert_allclose(run(config, values)[3::4], expected, rtol=1e-6)
     np.testing.assert_array_equal(run(config, values)[4:7], run(config, values)[[3, 3, 3]])
 
 
 def test_half_life_counts_the_images_between_updates():
-    config = EMAConfig(ema="half_life", ema_half_life_images=64, ema_every=4)
+    config = EMAConfig(rule="half_life", half_life_images=64, every=4)
     state = copy_as_average({"w": jnp.ones(1)})
     state = maybe_update_ema(
         config, state, {"w": jnp.zeros(1)}, steps_since_start=jnp.int32(4), images_per_step=16
@@ -120,7 +120,7 @@ def test_half_life_counts_the_images_between_updates():
 
 
 def test_a_decay_near_one_keeps_its_digits():
-    config = EMAConfig(ema="constant", ema_decay=0.99999)
+    config = EMAConfig(rule="constant", decay=0.99999)
     state = update_ema(
         config, copy_as_average({"w": jnp.zeros(1)}), {"w": jnp.ones(1)}, images_per_update=1
     )
@@ -130,13 +130,13 @@ def test_a_decay_near_one_keeps_its_digits():
 @pytest.mark.parametrize(
     "options",
     [
-        {"ema": "polyak"},
-        {"ema_decay": 1.5},
-        {"ema_min_decay": 0.9, "ema_decay": 0.5},
-        {"ema_every": 0},
-        {"ema_start": -1},
-        {"ema_start": 700.0},
-        {"ema_half_life_images": 0},
+        {"rule": "polyak"},
+        {"decay": 1.5},
+        {"min_decay": 0.9, "decay": 0.5},
+        {"every": 0},
+        {"start": -1},
+        {"start": 700.0},
+        {"half_life_images": 0},
     ],
 )
 def test_options_that_cannot_be(options):

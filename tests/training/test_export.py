@@ -14,7 +14,7 @@ import pytest
 import yaml
 from toy_run import Toy
 
-from diffusax.training import TrainConfig
+from diffusax.training import DataConfig, EMAConfig, TrainConfig
 from diffusax.training.export import write_model_card
 
 
@@ -132,7 +132,9 @@ def test_a_card_says_where_the_model_is_and_how_long_it_was_trained(tmp_path, ad
 
     folder = tmp_path / "model_ema"
     folder.mkdir()
-    config = TrainConfig(output=str(tmp_path), steps=5, ema="ramp", data="pictures")
+    config = TrainConfig(
+        output=str(tmp_path), steps=5, ema=EMAConfig("ramp"), data=DataConfig("pictures")
+    )
     write_model_card(folder, Drawing(), config, steps=40, address=address)
     card = (folder / "README.md").read_text()
     assert f'from_pretrained("{address or folder}")' in card

@@ -21,7 +21,9 @@ def test_learning_rates_match_diffusers(name, warmup):
     scheduler = get_scheduler(
         upstream, optimizer, num_warmup_steps=warmup, num_training_steps=STEPS
     )
-    ours = learning_rate(OptimizerConfig(lr=0.3, lr_schedule=name, lr_warmup_steps=warmup), STEPS)
+    ours = learning_rate(
+        OptimizerConfig(learning_rate=0.3, schedule=name, warmup_steps=warmup), STEPS
+    )
     for step in range(STEPS):
         assert float(ours(step)) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6)
         optimizer.step()
@@ -32,7 +34,9 @@ def test_learning_rates_match_diffusers(name, warmup):
 def test_adamw_with_clipping_matches_pytorch(max_norm):
     rng = np.random.default_rng(0)
     start = rng.standard_normal((4, 3)).astype(np.float32)
-    config = OptimizerConfig(lr=0.05, weight_decay=0.1, beta2=0.95, max_grad_norm=max_norm)
+    config = OptimizerConfig(
+        learning_rate=0.05, weight_decay=0.1, beta2=0.95, max_grad_norm=max_norm
+    )
     optimizer = make_optimizer(config, STEPS)
     params, state = jnp.asarray(start), optimizer.init(jnp.asarray(start))
     theirs = torch.nn.Parameter(torch.tensor(start))
@@ -49,7 +53,7 @@ def test_adamw_with_clipping_matches_pytorch(max_norm):
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
 def test_every_optimizer_goes_downhill(name):
-    optimizer = make_optimizer(OptimizerConfig(optimizer=name, lr=0.05, beta2=0.99), 100)
+    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.05, beta2=0.99), 100)
     params = start = {"linear": {"kernel": 3 * jnp.eye(8), "bias": jnp.ones(8)}}
     state = optimizer.init(params)
     for _ in range(60):
@@ -61,7 +65,7 @@ def test_every_optimizer_goes_downhill(name):
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
 def test_the_decay_follows_the_learning_rate(name):
-    config = OptimizerConfig(optimizer=name, lr=0.1, lr_schedule="linear", weight_decay=0.5)
+    config = OptimizerConfig(name=name, learning_rate=0.1, schedule="linear", weight_decay=0.5)
     optimizer = make_optimizer(config, 4)
     params = {"linear": {"kernel": jnp.ones((8, 8))}}
     state = optimizer.init(params)
@@ -82,7 +86,7 @@ def test_muon_moves_kernels_by_orthogonal_matrices_and_all_else_as_adamw():
         "tokens": {"embedding": draw(10, 4)},
     }
     config = OptimizerConfig(
-        optimizer="muon", lr=0.01, weight_decay=0.1, beta2=0.99, max_grad_norm=float("inf")
+        name="muon", learning_rate=0.01, weight_decay=0.1, beta2=0.99, max_grad_norm=float("inf")
     )
     optimizer = make_optimizer(config, STEPS)
     state = optimizer.init(jax.tree.map(jnp.asarray, params))
@@ -119,9 +123,7 @@ def _matrix(kernel) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.tensor(kernel.reshape(-1, kernel.shape[-1]).T.copy()))
 
 
-@pytest.mark.parametrize(
-    "options", [{"optimizer": "sgd"}, {"lr_schedule": "step"}, {"max_grad_norm": 0}]
-)
+@pytest.mark.parametrize("options", [{"name": "sgd"}, {"schedule": "step"}, {"max_grad_norm": 0}])
 def test_options_that_cannot_be(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         OptimizerConfig(**options)

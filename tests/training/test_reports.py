@@ -9,7 +9,7 @@ import pytest
 from toy_run import Toy
 
 from diffusax.training import TrainConfig, train
-from diffusax.training.optimizers import learning_rate
+from diffusax.training.optimizers import OptimizerConfig, learning_rate
 from diffusax.training.reports import Reports
 
 
@@ -85,13 +85,13 @@ def test_the_learning_rate_is_that_of_the_updates(tmp_path, caplog):
         steps=8,
         batch_size=1,
         log_every=1,
-        lr_schedule="linear",
+        optimizer=OptimizerConfig(schedule="linear"),
         report_to=(),
     )
     train(Sometimes(Marked(rows)), config)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["skipped"] == 2
-    schedule = learning_rate(config, 8)
+    schedule = learning_rate(config.optimizer, 8)
     for line in lines:
         updates = line["step"] - line["skipped"]
         assert line["lr"] == pytest.approx(float(schedule(max(updates - 1, 0))))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 TOY = Path(__file__).with_name("toy_run.py")
-EMA = ["ema=constant", "ema_decay=0.9", "ema_start=6"]
+EMA = ["ema.rule=constant", "ema.decay=0.9", "ema.start=6"]
 
 
 def start(output: Path, *pairs: str, own_session: bool = False) -> subprocess.Popen:
@@ -98,7 +98,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, uninterrupted):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
-    stopped = start(tmp_path, "checkpoint_every=1000", f"workers={workers}")
+    stopped = start(tmp_path, "checkpoint_every=1000", f"data.workers={workers}")
     wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 5)
     stopped.send_signal(signal.SIGTERM)
     text, _ = stopped.communicate(timeout=60)
@@ -109,13 +109,13 @@ def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
     (saved,) = [int(path.name) for path in (tmp_path / "checkpoints").iterdir()]
     assert 5 <= saved < 24
 
-    finish(start(tmp_path, "checkpoint_every=1000", f"workers={workers}"))
+    finish(start(tmp_path, "checkpoint_every=1000", f"data.workers={workers}"))
     for name, array in results(tmp_path).items():
         np.testing.assert_array_equal(array, uninterrupted[name])
 
 
 def test_ctrl_c_saves_too_and_workers_wait_for_it(tmp_path):
-    stopped = start(tmp_path, "steps=100000", "workers=2", own_session=True)
+    stopped = start(tmp_path, "steps=100000", "data.workers=2", own_session=True)
     wait_for(stopped, lambda: steps_logged(tmp_path))
     os.killpg(stopped.pid, signal.SIGINT)
     text, _ = stopped.communicate(timeout=60)
@@ -149,7 +149,7 @@ def test_a_signal_during_the_export_is_answered_and_the_result_is_whole(tmp_path
 
 
 def test_workers_end_with_a_killed_run(tmp_path):
-    killed = start(tmp_path, "steps=100000", "workers=2")
+    killed = start(tmp_path, "steps=100000", "data.workers=2")
     wait_for(killed, lambda: steps_logged(tmp_path))
     workers = children(killed.pid)
     assert len(workers) >= 2
@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, uni
 
 def test_another_optimizer_on_resume_is_one_sentence(tmp_path):
     finish(start(tmp_path, "steps=8"))
-    again = start(tmp_path, "optimizer=lion")
+    again = start(tmp_path, "optimizer.name=lion")
     text, _ = again.communicate(timeout=60)
     assert again.returncode
     assert "holds a run with another optimizer, which cannot be continued" in text

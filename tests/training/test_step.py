@@ -76,7 +76,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
         values = batch(seed=seed)
         return {"x": values["x"].at[0, 0].set(jnp.nan)} if seed == 1 else values
 
-    ema = EMAConfig(ema="constant", ema_decay=0.5)
+    ema = EMAConfig(rule="constant", decay=0.5)
     optimizer = optax.adam(0.1)
     start, _ = run(1, optimizer)
     start = start._replace(ema=copy_as_average(start.params))
@@ -94,7 +94,7 @@ def test_an_update_that_is_not_finite_is_skipped_too(rate):
     optimizer = optax.adam(rate)
     state = initial_state(PARAMS, optimizer, seed=7)
     state = state._replace(ema=copy_as_average(state.params))
-    after, history = run(2, optimizer, state=state, ema=EMAConfig(ema="constant"))
+    after, history = run(2, optimizer, state=state, ema=EMAConfig(rule="constant"))
     assert [h["skipped"] for h in history] == [1, 2]
     assert_same((after.params, after.opt_state, after.ema), state[1:4])
 
@@ -104,7 +104,7 @@ def assert_same(tree, expected) -> None:
 
 
 def test_the_average_is_of_the_parameters_after_each_step():
-    ema = EMAConfig(ema="constant", ema_decay=0.75)
+    ema = EMAConfig(rule="constant", decay=0.75)
     optimizer = optax.sgd(0.3)
     state = initial_state(PARAMS, optimizer, seed=7)
     state = state._replace(ema=copy_as_average(state.params))

@@ -10,22 +10,32 @@ import pytest
 from pictures import row, write_parquet
 
 import diffusax
-from diffusax.training import CacheConfig, TextToImageConfig, cache_latents, text_to_image
+from diffusax.training import (
+    CacheConfig,
+    DataConfig,
+    TextToImageConfig,
+    TextToImageValidationConfig,
+    cache_latents,
+    read_config,
+    text_to_image,
+)
 from diffusax.training.cached import is_cache
 from diffusax.training.data import Batches
 from diffusax.training.loop import _Run
 
-SIZE = {"resolution": 32, "center_crop": True}
+
+def prepared(path, **options) -> DataConfig:
+    """A data set in pictures of 32 pixels."""
+    return DataConfig(str(path), resolution=32, center_crop=True, **options)
 
 
 @pytest.fixture(scope="module")
 def recipe(checkpoint, pictures):
     config = TextToImageConfig(
         model=str(checkpoint),
-        data=str(pictures),
+        data=prepared(pictures),
         compute_dtype="float32",
         caption_dropout=0.0,
-        **SIZE,
     )
     return text_to_image(config)
 
@@ -128,16 +138,15 @@ def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
 def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_path, embedded):
     cache = CacheConfig(
         model=str(checkpoint),
-        data=str(pictures),
+        data=prepared(pictures),
         output=str(tmp_path / "cache"),
         text_embeddings=embedded,
         batch_size=8,
-        **SIZE,
     )
     assert cache_latents(cache) == 30
     config = TextToImageConfig(
         model=str(checkpoint),
-        data=cache.output,
+        data=DataConfig(cache.output),
         compute_dtype="float32",
         caption_dropout=0.0,
     )
@@ -169,16 +178,15 @@ def test_a_cache_of_another_network_is_refused(
 ):
     cache = CacheConfig(
         model=str(checkpoint),
-        data=str(pictures),
+        data=prepared(pictures),
         output=str(tmp_path),
         text_embeddings=embedded,
-        **SIZE,
     )
     cache_latents(cache)
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
     pipe.params[name] = jax.tree.map(lambda x: x * 1.1, pipe.params[name])
     pipe.save_pretrained(tmp_path / "other")
-    config = TextToImageConfig(model=str(tmp_path / "other"), data=str(tmp_path))
+    config = TextToImageConfig(model=str(tmp_path / "other"), data=DataConfig(str(tmp_path)))
     if message is None:
         text_to_image(config)
         return
@@ -193,10 +201,9 @@ def test_a_cache_leaves_out_a_broken_row_and_is_not_made_of_many(checkpoint, tmp
         folder = write_parquet(tmp_path / f"data-{i}", rows)
         cache = CacheConfig(
             model=str(checkpoint),
-            data=str(folder),
+            data=prepared(folder),
             output=str(tmp_path / "cache"),
             batch_size=50,
-            **SIZE,
         )
         if i < 2:
             assert cache_latents(cache) == 249 - i
@@ -208,7 +215,7 @@ def test_a_cache_leaves_out_a_broken_row_and_is_not_made_of_many(checkpoint, tmp
 
 
 def test_from_scratch_draws_what_is_trained_and_keeps_the_rest(checkpoint, pictures):
-    options = {"model": str(checkpoint), "data": str(pictures), "from_scratch": True, **SIZE}
+    options = {"model": str(checkpoint), "data": prepared(pictures), "from_scratch": True}
     fresh = text_to_image(TextToImageConfig(**options))
     pipe = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
     pairs = zip(jax.tree.leaves(fresh.trained()["unet"]), jax.tree.leaves(pipe.params["unet"]))
@@ -222,7 +229,7 @@ def test_from_scratch_draws_what_is_trained_and_keeps_the_rest(checkpoint, pictu
 def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_path):
     recipe = text_to_image(
         TextToImageConfig(
-            model=str(checkpoint), data=str(pictures), prediction_type="v_prediction", **SIZE
+            model=str(checkpoint), data=prepared(pictures), prediction_type="v_prediction"
         )
     )
     assert recipe.denoising.prediction_type == "v_prediction"
@@ -232,26 +239,30 @@ def test_another_prediction_type_is_trained_and_saved(checkpoint, pictures, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("pairs", "message"),
     [
-        ({"resolution": 30}, "resolution must be divisible by 4, the pixels per latent .* use 28"),
-        ({"validate_every": 5}, "validate_every=5 has nothing to draw; give validation_prompts"),
-        ({"validation_prompts": ("a",)}, "never drawn; give validate_every"),
-        ({"data": ""}, "--data must be given"),
-        ({"model": ""}, "--model must be given"),
-        ({"data": "nopics"}, "no file or folder 'nopics' here"),
+        (
+            ["data.resolution=30"],
+            "data.resolution must be divisible by 4, the pixels per latent .* use 28",
+        ),
+        (["validation.every=5"], "every=5 has nothing to draw; give validation.prompts"),
+        (["validation.prompts=[a]"], "never drawn; give validation.every"),
+        (["data.path="], r"data\.path must be a text \(got None\)"),
+        (["data.path=''"], "--data.path must be given"),
+        (["model=''"], "--model must be given"),
+        (["data.path=nopics"], "no file or folder 'nopics' here"),
     ],
 )
 def test_options_that_do_not_go_together_show_before_the_training(
-    checkpoint, pictures, options, message
+    checkpoint, pictures, pairs, message
 ):
-    options = {"model": str(checkpoint), "data": str(pictures), **options}
+    given = [f"model={checkpoint}", f"data.path={pictures}"]
     with pytest.raises(ValueError, match=message):
-        text_to_image(TextToImageConfig(**options))
+        text_to_image(read_config(TextToImageConfig, None, [*given, *pairs]))
 
 
 def test_the_default_size_is_the_models_own(checkpoint, pictures):
-    recipe = text_to_image(TextToImageConfig(model=str(checkpoint), data=str(pictures)))
+    recipe = text_to_image(TextToImageConfig(model=str(checkpoint), data=DataConfig(str(pictures))))
     rng = np.random.default_rng(0)
     unet, vae = (recipe.base.networks[name].config for name in ("unet", "vae"))
     side = unet.sample_size * vae.downsampling
@@ -262,35 +273,33 @@ def test_checkpoints_of_other_kinds_are_refused(tiny_checkpoints, pictures):
     for kind, message in (("xl", "is Stable Diffusion XL"), ("sd-inpaint", "has 9")):
         folder, _ = tiny_checkpoints.pipeline(kind)
         with pytest.raises(ValueError, match=message):
-            text_to_image(TextToImageConfig(model=str(folder), data=str(pictures)))
+            text_to_image(TextToImageConfig(model=str(folder), data=DataConfig(str(pictures))))
 
 
 def test_options_of_pictures_are_refused_with_a_cache(checkpoint, pictures, tmp_path):
     cache = CacheConfig(
-        model=str(checkpoint), data=str(pictures), output=str(tmp_path), batch_size=16, **SIZE
+        model=str(checkpoint), data=prepared(pictures), output=str(tmp_path), batch_size=16
     )
     cache_latents(cache)
-    options = {"model": str(checkpoint), "data": str(tmp_path)}
-    with pytest.raises(ValueError, match="resolution and random_flip can do nothing"):
-        text_to_image(TextToImageConfig(resolution=32, random_flip=True, **options))
-    with pytest.raises(ValueError, match="--data must be given"):
+    data = DataConfig(str(tmp_path), resolution=32, random_flip=True)
+    message = r"data.resolution and data.random_flip can do nothing"
+    with pytest.raises(ValueError, match=message):
+        text_to_image(TextToImageConfig(model=str(checkpoint), data=data))
+    with pytest.raises(ValueError, match=r"--data.path must be given"):
         cache_latents(CacheConfig(model=str(checkpoint)))
 
 
 def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, pictures, tmp_path):
     config = TextToImageConfig(
         model=str(checkpoint),
-        data=str(pictures),
+        data=prepared(pictures),
         output=str(tmp_path),
         steps=3,
         batch_size=4,
         log_every=100,
-        validate_every=3,
-        validation_prompts=("a dog",),
-        validation_steps=2,
+        validation=TextToImageValidationConfig(every=3, prompts=("a dog",), steps=2),
         compute_dtype="float32",
         report_to=(),
-        **SIZE,
     )
     recipe = text_to_image(config)
     before = {id(x) for x in jax.live_arrays()}

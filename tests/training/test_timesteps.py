@@ -18,11 +18,11 @@ from diffusax.training.timesteps import (
 )
 def test_some_timesteps_are_drawn_more_often(strategy, biased):
     config = TimestepBiasConfig(
-        timestep_bias_strategy=strategy,
-        timestep_bias_multiplier=4,
-        timestep_bias_portion=0.3,
-        timestep_bias_begin=40,
-        timestep_bias_end=55,
+        strategy=strategy,
+        multiplier=4,
+        portion=0.3,
+        begin=40,
+        end=55,
     )
     probabilities = timestep_probabilities(config, 100)
     expected = np.array([4.0 if t in biased else 1.0 for t in range(100)])
@@ -41,12 +41,12 @@ def test_without_bias_all_timesteps_are_alike():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("timestep_bias_strategy", "late"),
-        ("timestep_bias_multiplier", 0.0),
-        ("timestep_bias_portion", 1.5),
-        ("timestep_bias_begin", 1000),
+        ("strategy", "late"),
+        ("multiplier", 0.0),
+        ("portion", 1.5),
+        ("begin", 1000),
     ],
 )
 def test_options_that_cannot_be(name, value):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"timestep_bias\.{name}"):
         TimestepBiasConfig(**{name: value})

@@ -66,9 +66,6 @@ def plain(options: Any, config_class: type) -> Any:
 
 def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
     config = plain(options, config_class)
-    for name in ("model", "data"):
-        if not getattr(config, name):
-            raise ValueError(f"--{name} must be given, or {name} in the --config file")
     if config.distributed:
         initialize()
     try:

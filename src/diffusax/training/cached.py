@@ -18,7 +18,7 @@ from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
 from diffusax.models.latents import from_bytes
 from diffusax.models.network import Model, Params
-from diffusax.options import Count, Seed
+from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data import (
@@ -39,8 +39,8 @@ _INDEX = "cache.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class CacheConfig(DataConfig):
-    """Encode a data set once; `train text-to-image --data OUTPUT` then uses the result."""
+class CacheConfig(Options):
+    """Encode a data set once; `train text-to-image --data.path OUTPUT` then uses the result."""
 
     model: str = ""
     """The checkpoint whose autoencoder and text encoder are used."""
@@ -54,6 +54,8 @@ class CacheConfig(DataConfig):
     """The number of pictures encoded at a time."""
     seed: Seed = 0
     """The random seed of crops, mirroring and the choice among several captions."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    """The examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +129,12 @@ def cache_latents(config: CacheConfig) -> int:
         ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
             is broken; says why.
     """
-    require_options(config, ("model", "data"))
+    require_options(config, ("model", "data.path"))
     pyarrow = require_extra("pyarrow", "train")
     base = BaseModel.open(config.model)
-    size = picture_size(config, base.default_size, base.factor)
-    source = open_source(config.data, (config.image_column, config.caption_column))
+    data = config.data
+    size = picture_size(data, base.default_size, base.factor)
+    source = open_source(data.path, (data.image_column, data.caption_column))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.
@@ -150,7 +153,7 @@ def cache_latents(config: CacheConfig) -> int:
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
         count += len(columns[0])
     if writer is None:
-        raise ValueError(f"{config.data} has no row that can be used")
+        raise ValueError(f"{data.path} has no row that can be used")
     writer.close()
     if jax.process_index() == 0:
         index = {
@@ -179,15 +182,15 @@ def _batches(
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             row = source[index]
-            pixels = read_pixels(config, size, row, rng)
-            caption = choose_caption(row[config.caption_column], rng)
+            pixels = read_pixels(config.data, size, row, rng)
+            caption = choose_caption(row[config.data.caption_column], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
         return {"pixel_values": pixels, "input_ids": caption_ids(base.tokenizer, caption)}
 
     tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
-    with ThreadPoolExecutor(config.threads) as pool:
+    with ThreadPoolExecutor(config.data.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]
             elements: list[Element] = []

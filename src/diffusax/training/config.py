@@ -1,11 +1,11 @@
 """The options that all recipes have in common."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.options import Count, Seed
+from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import parse_mesh
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
@@ -13,8 +13,18 @@ from diffusax.training.optimizers import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
-    """What all recipes have in common. One flat set of names, on the command line and in files."""
+class ValidationConfig(Options):
+    """Pictures that show what the parameters do."""
+
+    group: ClassVar[str] = "validation."
+
+    every: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """The number of steps from one set of validation pictures to the next; 0 draws none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Options):
+    """What all recipes have in common."""
 
     output: Annotated[str, Meta(min_length=1)] = "out/train"
     """The folder for checkpoints, logs and the result. A run that stopped there is continued."""
@@ -41,14 +51,20 @@ class TrainConfig(DataConfig, OptimizerConfig, EMAConfig):
     """Continue from the last checkpoint in the output folder; off, one there is an error."""
     log_every: Count = 10
     """The number of steps from one line of metrics.jsonl to the next."""
-    validate_every: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """The number of steps from one set of validation pictures to the next; 0 draws none."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where to report besides metrics.jsonl: tensorboard, wandb, both or none."""
     peak_tflops: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     """The peak TFLOP/s of one device, for the model FLOP utilisation where it is not known."""
     push_to_hub: str | None = None
     """A Hub repository to upload the result to; it is created before the first step."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    """The examples."""
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """How gradients become updates."""
+    ema: EMAConfig = dataclasses.field(default_factory=EMAConfig)
+    """The average of the parameters."""
+    validation: ValidationConfig = dataclasses.field(default_factory=ValidationConfig)
+    """The pictures that are drawn during the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -33,7 +33,9 @@ MAX_CAPTION = 10_000
 class DataConfig(Options):
     """Where examples come from and how pictures are prepared."""
 
-    data: str = ""
+    group: ClassVar[str] = "data."
+
+    path: str = ""
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
     image_column: str = "image"
@@ -77,8 +79,8 @@ def picture_size(config: DataConfig, default: int, factor: int) -> int:
     if size % factor:
         low = max(size // factor, 1) * factor
         raise ValueError(
-            f"resolution must be divisible by {factor}, the pixels per latent (got {size}); use "
-            f"{low} or {low + factor}"
+            f"data.resolution must be divisible by {factor}, the pixels per latent (got {size}); "
+            f"use {low} or {low + factor}"
         )
     return size
 

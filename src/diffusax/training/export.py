@@ -82,8 +82,8 @@ def write_model_card(
         base=f" from `{base}`" if base else "",
         steps=steps,
         batch_size=config.batch_size,
-        data=config.data,
-        average=f" The parameters are averaged ({config.ema})." if averaged else "",
+        data=config.data.path,
+        average=f" The parameters are averaged ({config.ema.rule})." if averaged else "",
         usage=usage,
         options=to_yaml(config),
     )

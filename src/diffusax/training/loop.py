@@ -33,7 +33,7 @@ from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average
 from diffusax.training.export import create_on_hub, export
 from diffusax.training.optimizers import learning_rate, make_optimizer
-from diffusax.training.options import read_config, to_yaml
+from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.recipe import Recipe
 from diffusax.training.reports import Reports, peak_flops
 from diffusax.training.signals import Preempted, stop_signals
@@ -95,7 +95,7 @@ class _Run:
         mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
         output = Path(config.output)
-        optimizer = make_optimizer(config, config.steps)
+        optimizer = make_optimizer(config.optimizer, config.steps)
         checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
         found = bool(checkpoints.steps())
         if found and not config.resume:
@@ -134,7 +134,7 @@ class _Run:
     def advance(self) -> None:
         """One step, and what is due after it."""
         config = self.config
-        start = config.start_step(config.steps)
+        start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
             ema = jax.jit(copy_as_average)(self.state.params)
             self.state = self.state._replace(ema=ema)
@@ -151,9 +151,9 @@ class _Run:
             values = self.meter.read(self.step)
             # The optimizer counts the steps that were not skipped.
             updates = self.step - int(values["skipped"])
-            values["lr"] = float(learning_rate(config, config.steps)(max(updates - 1, 0)))
+            values["lr"] = float(learning_rate(config.optimizer, config.steps)(max(updates - 1, 0)))
             self.reports.scalars(self.step, values)
-        if config.validate_every and self.step % config.validate_every == 0:
+        if config.validation.every and self.step % config.validation.every == 0:
             self.validate()
         if self.step % config.checkpoint_every == 0:
             self.save()
@@ -197,8 +197,8 @@ class _Run:
             self.recipe.loss,
             self.optimizer,
             accumulate=self.config.accumulate,
-            ema=self.config,
-            ema_start=self.config.start_step(self.config.steps) or 0,
+            ema=self.config.ema,
+            ema_start=self.config.ema.start_step(self.config.steps) or 0,
         )
 
         def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
@@ -271,10 +271,10 @@ def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
             f"batch_size={config.batch_size} must be divisible by {parts} devices times "
             f"accumulate={config.accumulate}"
         )
-    start = config.start_step(config.steps)
+    start = config.ema.start_step(config.steps)
     if start is not None and start >= config.steps:
         raise ValueError(
-            f"ema_start={config.ema_start} leaves none of the {config.steps} steps to average; a "
+            f"ema.start={config.ema.start} leaves none of the {config.steps} steps to average; a "
             "whole number is a step, a number with a point a fraction of the run"
         )
 
@@ -286,8 +286,8 @@ def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
         recipe.example,
         batch_size=config.batch_size // jax.process_count(),
         seed=config.seed,
-        workers=config.workers,
-        threads=config.threads,
+        workers=config.data.workers,
+        threads=config.data.threads,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
@@ -327,10 +327,10 @@ def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
     if not resumed or not before.is_file():
         return
     try:
-        old = vars(read_config(type(config), before))
+        old = by_name(read_config(type(config), before))
     except ValueError:
-        old = {}
-    changed = [f"{k}: {old[k]} -> {v}" for k, v in vars(config).items() if k in old and old[k] != v]
+        return
+    changed = [f"{k}: {old[k]} -> {v}" for k, v in by_name(config).items() if old[k] != v]
     if changed:
         log.warning("the run goes on with other options: %s", "; ".join(changed))
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import optax
@@ -20,23 +20,25 @@ Beta = Annotated[float, Meta(ge=0, lt=1)]
 class OptimizerConfig(Options):
     """How gradients become updates."""
 
-    optimizer: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
+    group: ClassVar[str] = "optimizer."
+
+    name: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
     """The optimizer; muon is for kernels, with adamw with Nesterov momentum for all else."""
-    lr: Rate = 1e-4
+    learning_rate: Rate = 1e-4
     """The learning rate after warm-up."""
-    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """The learning rate after warm-up: constant, or cosine or linear down to lr_end at the last
-    step."""
-    lr_warmup_steps: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """The learning rate after warm-up: constant, or cosine or linear down to
+    optimizer.final_learning_rate at the last step."""
+    warmup_steps: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The number of steps over which the learning rate rises linearly from 0."""
-    lr_end: Rate = 0.0
+    final_learning_rate: Rate = 0.0
     """The last learning rate of the schedules cosine and linear."""
     beta1: Beta = 0.9
     """The decay of the gradients' average in adamw, lion and the adamw in muon."""
     beta2: Beta = 0.999
     """The decay of the squares' average in adamw and the adamw in muon; in lion the decay of the
     momentum, where 0.99 is usual."""
-    adam_epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
     """What adamw adds to the root of the squares' average."""
     weight_decay: Weight = 1e-2
     """The decoupled weight decay; it is multiplied by the learning rate of the step."""
@@ -46,34 +48,38 @@ class OptimizerConfig(Options):
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """The learning rate of each step, from 0."""
-    warmup = config.lr_warmup_steps
+    warmup = config.warmup_steps
     rest = max(total_steps - warmup, 1)
-    if config.lr_schedule == "constant":
-        after = optax.constant_schedule(config.lr)
-    elif config.lr_schedule == "linear":
-        after = optax.linear_schedule(config.lr, config.lr_end, rest)
+    if config.schedule == "constant":
+        after = optax.constant_schedule(config.learning_rate)
+    elif config.schedule == "linear":
+        after = optax.linear_schedule(config.learning_rate, config.final_learning_rate, rest)
     else:
-        after = optax.cosine_decay_schedule(config.lr, rest, config.lr_end / (config.lr or 1.0))
+        after = optax.cosine_decay_schedule(
+            config.learning_rate, rest, config.final_learning_rate / (config.learning_rate or 1.0)
+        )
     if not warmup:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, warmup), after], [warmup])
+    return optax.join_schedules(
+        [optax.linear_schedule(0.0, config.learning_rate, warmup), after], [warmup]
+    )
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """Clipping by global norm (Pascanu et al. 2013), then the optimizer."""
     schedule = learning_rate(config, total_steps)
     decay = config.weight_decay
-    if config.optimizer == "adamw":
+    if config.name == "adamw":
         optimizer = optax.adamw(
             schedule,
             b1=config.beta1,
             b2=config.beta2,
-            eps=config.adam_epsilon,
+            eps=config.epsilon,
             weight_decay=decay,
         )
-    elif config.optimizer == "lion":
+    elif config.name == "lion":
         optimizer = optax.lion(schedule, b1=config.beta1, b2=config.beta2, weight_decay=decay)
-    elif config.optimizer == "muon":
+    elif config.name == "muon":
         optimizer = muon(
             schedule,
             weight_decay=decay,

@@ -1,13 +1,16 @@
 """Options from YAML files and key=value pairs."""
 
 import difflib
+import operator
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from diffusax.options import Options, option_types
+import msgspec
+
+from diffusax.options import Options, is_group, option_types
 
 ComputeDtype = Literal["float32", "bfloat16"]
 
@@ -17,20 +20,16 @@ O = TypeVar("O", bound="Options")  # noqa: E741
 def from_values(cls: type[O], values: dict[Any, Any]) -> O:
     """The options with the values of a file, whose texts may be numbers: YAML reads 1e-4 as a text.
 
+    values: by name; of a group of options, such as ema, a mapping.
+
     Raises:
         ValueError: an option is unknown, or not of its type or in its range.
     """
-    hints = option_types(cls)
-    unknown = [name for name in values if name not in hints]
-    if unknown:
-        close = difflib.get_close_matches(str(unknown[0]), hints, 1)
-        mend = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{cls.__name__} has no option {unknown[0]!r}{mend}")
-    return cls(**{name: _from_text(value, hints[name]) for name, value in values.items()})
+    return _from_values(cls, values, cls)
 
 
 def read_config(cls: type[O], path: Path | None, pairs: Sequence[str] = ()) -> O:
-    """The options of a YAML file, then those of "name=value" pairs.
+    """The options of a YAML file, then those of "name=value" pairs, such as "ema.start=0.9".
 
     Raises:
         ValueError: the file cannot be read, or an option is unknown or cannot have its value.
@@ -47,7 +46,8 @@ def read_config(cls: type[O], path: Path | None, pairs: Sequence[str] = ()) -> O
         name, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"--set takes name=value (got {pair!r})")
-        values[name.strip().replace("-", "_")] = _parse(text, f"--set {pair}")
+        names = name.strip().replace("-", "_").split(".")
+        _put(values, names, _parse(text, f"--set {pair}"))
     return from_values(cls, values)
 
 
@@ -55,8 +55,16 @@ def to_yaml(options: Options) -> str:
     """All options, so that `read_config` gives the same ones."""
     import yaml
 
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()}
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(msgspec.to_builtins(options), sort_keys=False, allow_unicode=True)
+
+
+def by_name(options: Options) -> dict[str, Any]:
+    """All options by their names on the command line, such as ema.start."""
+    found: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        nested = isinstance(value, Options)
+        found.update(by_name(value) if nested else {f"{options.group}{name}": value})
+    return found
 
 
 def require_options(options: Options, names: Iterable[str]) -> None:
@@ -66,8 +74,55 @@ def require_options(options: Options, names: Iterable[str]) -> None:
         ValueError: one is empty.
     """
     for name in names:
-        if not getattr(options, name):
+        if not operator.attrgetter(name)(options):
             raise ValueError(f"--{name} must be given, or {name} in the --config file")
+
+
+def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O:
+    """root: the options that these belong to, which a mistake's mend is looked for in."""
+    kinds = option_types(cls)
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(_unknown(cls, name, root))
+        kind = kinds[name]
+        if is_group(kind) and isinstance(value, dict | None):
+            converted[name] = _from_values(kind, value or {}, root)
+        else:
+            converted[name] = _from_text(value, kind)
+    return cls(**converted)
+
+
+def _unknown(cls: type[Options], name: Any, root: type[Options]) -> str:
+    """What to say of an unknown option, with the name that may have been meant."""
+    known = list(_names(root))
+    # Also by the last part of the name, and with underscores for points.
+    spellings = {name.rpartition(".")[2]: name for name in reversed(known)}
+    spellings |= {name.replace(".", "_"): name for name in known} | {name: name for name in known}
+    wanted = f"{cls.group}{name}"
+    close = difflib.get_close_matches(wanted, spellings, 1)
+    mend = f"; did you mean {spellings[close[0]]}?" if close else ""
+    return f"{root.__name__} has no option {wanted!r}{mend}"
+
+
+def _names(cls: Any) -> Iterator[str]:
+    """Options and groups of them."""
+    for name, kind in option_types(cls).items():
+        yield f"{cls.group}{name}"
+        if is_group(kind):
+            yield from _names(kind)
+
+
+def _put(values: dict[Any, Any], names: Sequence[str], value: Any) -> None:
+    """Sets values[names[0]][names[1]]... to the value."""
+    *groups, last = names
+    for group in groups:
+        inner = values.get(group)
+        if not isinstance(inner, dict | None):
+            raise ValueError(f"{group} must be a mapping of options to values (got {inner!r})")
+        values[group] = inner = inner or {}
+        values = inner
+    values[last] = value
 
 
 def _parse(text: str, source: str) -> Any:

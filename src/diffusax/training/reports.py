@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from diffusax.extras import require_extra
 from diffusax.pictures import contact_sheet
 from diffusax.training.config import TrainConfig
+from diffusax.training.options import by_name
 
 # Dense bfloat16, from the makers' data sheets, in FLOP/s for one JAX device.
 PEAK_FLOPS = {
@@ -121,7 +122,7 @@ def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
             name=name,
             id=file.read_text().strip(),
             resume="allow",
-            config=vars(config),
+            config=by_name(config),
             dir=config.output,
         )
     # Its errors have no class of their own in common.

@@ -5,7 +5,7 @@ whose options these are.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,39 +19,40 @@ from diffusax.options import Count, Options
 class TimestepBiasConfig(Options):
     """Timesteps drawn more often. The loss is not weighed to make up for it."""
 
-    timestep_bias_strategy: Literal["none", "earlier", "later", "range"] = "none"
+    group: ClassVar[str] = "timestep_bias."
+
+    strategy: Literal["none", "earlier", "later", "range"] = "none"
     """Which timesteps are drawn more often: none, earlier (the least noisy), later (the noisiest)
     or range (from begin to end)."""
-    timestep_bias_multiplier: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    multiplier: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """How many times as often as the others they are drawn."""
-    timestep_bias_portion: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    portion: Annotated[float, Meta(gt=0, le=1)] = 0.25
     """The share of all timesteps that earlier and later mean."""
-    timestep_bias_begin: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    begin: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The first timestep of range."""
-    timestep_bias_end: Count = 1000
+    end: Count = 1000
     """The timestep after the last of range."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.timestep_bias_begin >= self.timestep_bias_end:
+        if self.begin >= self.end:
             raise ValueError(
-                f"timestep_bias_begin={self.timestep_bias_begin} must be below "
-                f"timestep_bias_end={self.timestep_bias_end}"
+                f"timestep_bias.begin={self.begin} must be below timestep_bias.end={self.end}"
             )
 
 
 def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray | None:
     """How likely each of `count` timesteps is, float64; None where all are alike."""
-    biased = round(config.timestep_bias_portion * count)
+    biased = round(config.portion * count)
     ranges = {
         "earlier": slice(biased),
         "later": slice(count - biased, None),
-        "range": slice(config.timestep_bias_begin, config.timestep_bias_end),
+        "range": slice(config.begin, config.end),
     }
-    if config.timestep_bias_strategy == "none":
+    if config.strategy == "none":
         return None
     weights = np.ones(count)
-    weights[ranges[config.timestep_bias_strategy]] *= config.timestep_bias_multiplier
+    weights[ranges[config.strategy]] *= config.multiplier
     return weights / weights.sum()
 
 

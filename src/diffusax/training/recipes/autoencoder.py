@@ -22,7 +22,7 @@ from diffusax.models.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
 from diffusax.options import Weight
 from diffusax.pictures import to_pil
-from diffusax.training.config import TrainConfig
+from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import Element, picture_size, read_pixels
 from diffusax.training.losses import (
     gradient_difference,
@@ -38,6 +38,14 @@ _ENCODER = ("encoder", "quant_conv")
 
 _SAMPLES = 64
 """Pictures from which the scale of the latents is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderValidationConfig(ValidationConfig):
+    """Pictures of the data set, each beside its reconstruction."""
+
+    images: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """How many pictures of the data set to reconstruct."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +68,10 @@ class AutoencoderConfig(TrainConfig):
     pixels."""
     compute_dtype: ComputeDtype = "bfloat16"
     """The dtype that the network computes in; parameters are float32."""
-    validation_images: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """How many pictures of the data set to reconstruct for validation."""
+    validation: AutoencoderValidationConfig = dataclasses.field(
+        default_factory=AutoencoderValidationConfig
+    )
+    """The pictures that are reconstructed during the run."""
 
 
 def autoencoder(config: AutoencoderConfig) -> Recipe:
@@ -81,7 +91,7 @@ class Autoencoder:
 
     def __init__(self, config: AutoencoderConfig):
         """See `autoencoder`."""
-        require_options(config, ("model", "data"))
+        require_options(config, ("model", "data.path"))
         if config.from_scratch and config.decoder_only:
             raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
         self.config = config
@@ -95,8 +105,8 @@ class Autoencoder:
         network = self.network.config
         side = network.sample_size
         default = side if isinstance(side, int) else max(side)
-        self.size = picture_size(config, default, network.downsampling)
-        self.source = open_source(config.data, (config.image_column,))
+        self.size = picture_size(config.data, default, network.downsampling)
+        self.source = open_source(config.data.path, (config.data.image_column,))
 
     def shapes(self) -> Params:
         """What is trained, as shapes."""
@@ -118,7 +128,7 @@ class Autoencoder:
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels."""
-        return {"pixel_values": read_pixels(self.config, self.size, row, rng)}
+        return {"pixel_values": read_pixels(self.config.data, self.size, row, rng)}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """What a picture (b H W 3 uint8, under "pixel_values") loses through the latents, b."""
@@ -139,7 +149,7 @@ class Autoencoder:
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
         """Pictures of the data set, each beside its reconstruction."""
-        pixels = self._pictures(self.config.validation_images)
+        pixels = self._pictures(self.config.validation.images)
         pairs = _reconstruct(self.network, {**frozen, **trained["vae"]}, pixels)
         return to_pil(np.asarray(pairs))
 

@@ -18,7 +18,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.training.base_model import BaseModel
 from diffusax.training.cached import CachedSource, is_cache
-from diffusax.training.config import TrainConfig
+from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import (
     DataConfig,
     Element,
@@ -39,7 +39,19 @@ _ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
 
 @dataclasses.dataclass(frozen=True)
-class TextToImageConfig(TimestepBiasConfig, TrainConfig):
+class TextToImageValidationConfig(ValidationConfig):
+    """Pictures of prompts, always from the same noise."""
+
+    prompts: tuple[str, ...] = ()
+    """What to draw."""
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 20
+    """The number of sampler steps."""
+    guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
+    """The guidance scale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextToImageConfig(TrainConfig):
     """Train a text-to-image model on pictures and captions."""
 
     model: str = ""
@@ -62,12 +74,12 @@ class TextToImageConfig(TimestepBiasConfig, TrainConfig):
     transformer); full (levels too: the least memory, the most time)."""
     compute_dtype: ComputeDtype = "bfloat16"
     """The dtype that the networks compute in; parameters are float32."""
-    validation_prompts: tuple[str, ...] = ()
-    """What to draw for validation."""
-    validation_steps: Annotated[int, Meta(ge=1, le=1000)] = 20
-    """The number of sampler steps of validation pictures."""
-    validation_guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
-    """The guidance scale of validation pictures."""
+    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
+    """Timesteps drawn more often."""
+    validation: TextToImageValidationConfig = dataclasses.field(
+        default_factory=TextToImageValidationConfig
+    )
+    """The pictures that are drawn during the run."""
 
 
 def text_to_image(config: TextToImageConfig) -> Recipe:
@@ -87,21 +99,21 @@ class TextToImage:
 
     def __init__(self, config: TextToImageConfig):
         """See `text_to_image`."""
-        require_options(config, ("model", "data"))
-        self.config = config
+        require_options(config, ("model", "data.path"))
+        self.config, data = config, config.data
         self.base = base = BaseModel.open(config.model, prediction_type=config.prediction_type)
-        self.size = picture_size(config, base.default_size, base.factor)
+        self.size = picture_size(data, base.default_size, base.factor)
         self.source: Source
-        self.cached, self.embedded = is_cache(config.data), False
+        self.cached, self.embedded = is_cache(data.path), False
         if self.cached:
-            _check_without_pictures(config)
-            self.source = cache = CachedSource.open(config.data, base.load)
+            _check_without_pictures(data)
+            self.source = cache = CachedSource.open(data.path, base.load)
             self.embedded = "encoder_hidden_states" in cache.shapes
         else:
-            self.source = open_source(config.data, (config.image_column, config.caption_column))
+            self.source = open_source(data.path, (data.image_column, data.caption_column))
         if self.embedded and config.train_text_encoder:
             raise ValueError(
-                f"{config.data} holds text embeddings, so train_text_encoder has nothing to train; "
+                f"{data.path} holds text embeddings, so train_text_encoder has nothing to train; "
                 "write it again without --text-embeddings"
             )
         self._check_validation()
@@ -117,7 +129,9 @@ class TextToImage:
             caption_dropout=config.caption_dropout,
             gradient_checkpointing=config.gradient_checkpointing,
             compute_dtype=jnp.dtype(config.compute_dtype),
-            timestep_probabilities=timestep_probabilities(config, len(scheduler.alphas_cumprod)),
+            timestep_probabilities=timestep_probabilities(
+                config.timestep_bias, len(scheduler.alphas_cumprod)
+            ),
         )
 
     def shapes(self) -> Params:
@@ -141,7 +155,7 @@ class TextToImage:
         """Networks that are not trained, in the dtype of the computation, and the empty caption."""
         dtype = self.config.compute_dtype
         empty = jnp.asarray(caption_ids(self.base.tokenizer, ""))
-        drawn = bool(self.config.validate_every)
+        drawn = bool(self.config.validation.every)
         names = ["vae"] if drawn or not self.cached else []
         if "text_encoder" not in self.components and (drawn or not self.embedded):
             names.append("text_encoder")
@@ -156,8 +170,8 @@ class TextToImage:
         """Pixels and tokens; a cached row is an example already."""
         if self.cached:
             return row
-        pixels = read_pixels(self.config, self.size, row, rng)
-        caption = choose_caption(row[self.config.caption_column], rng)
+        pixels = read_pixels(self.config.data, self.size, row, rng)
+        caption = choose_caption(row[self.config.data.caption_column], rng)
         return {"pixel_values": pixels, "input_ids": caption_ids(self.base.tokenizer, caption)}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
@@ -177,11 +191,11 @@ class TextToImage:
             dict(base.family.options),
         )
         call = Call(
-            prompt=list(self.config.validation_prompts),
+            prompt=list(self.config.validation.prompts),
             height=self.size,
             width=self.size,
-            num_inference_steps=self.config.validation_steps,
-            guidance_scale=self.config.validation_guidance,
+            num_inference_steps=self.config.validation.steps,
+            guidance_scale=self.config.validation.guidance,
             seed=self.config.seed,
         )
         job = tasks.text_to_image(components, call)
@@ -210,24 +224,23 @@ class TextToImage:
         return {"base_model": self.config.model, "pipeline_tag": self.name}
 
     def _check_validation(self) -> None:
-        config = self.config
-        if config.validate_every and not config.validation_prompts:
+        options = self.config.validation
+        if options.every and not options.prompts:
             raise ValueError(
-                f"validate_every={config.validate_every} has nothing to draw; give "
-                "validation_prompts"
+                f"validation.every={options.every} has nothing to draw; give validation.prompts"
             )
-        if config.validation_prompts and not config.validate_every:
-            raise ValueError("validation_prompts are never drawn; give validate_every")
-        if config.validate_every:
-            self.base.scheduler.schedule(config.validation_steps)
+        if options.prompts and not options.every:
+            raise ValueError("validation.prompts are never drawn; give validation.every")
+        if options.every:
+            self.base.scheduler.schedule(options.steps)
 
 
-def _check_without_pictures(config: TextToImageConfig) -> None:
+def _check_without_pictures(data: DataConfig) -> None:
     """Raises ValueError where options of pictures are given for a cache of latents."""
     names = ("resolution", "center_crop", "random_flip", "image_column", "caption_column")
-    given = [n for n in names if getattr(config, n) != getattr(DataConfig, n)]
+    given = [data.group + n for n in names if getattr(data, n) != getattr(DataConfig, n)]
     if given:
         raise ValueError(
-            f"{config.data} holds latents, on which {' and '.join(given)} can do nothing; give "
+            f"{data.path} holds latents, on which {' and '.join(given)} can do nothing; give "
             "them to cache-latents"
         )
