@@ -89,7 +89,9 @@ def check_each_once(out, expected, count):
     assert not list((out / "work").iterdir())
 
 
-@pytest.mark.parametrize(("name", "kills"), [("images", 4), ("webdataset", 1)])
+@pytest.mark.parametrize(
+    ("name", "kills"), [("images", 2), pytest.param("webdataset", 1, marks=pytest.mark.slow)]
+)
 def test_a_killed_run_makes_each_picture_once(tmp_path, model, prompts, undisturbed, name, kills):
     options = [*OPTIONS, *model, "--format", name]
     assert run_killed(prompts, tmp_path, kills, name, *options) == kills

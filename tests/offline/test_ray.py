@@ -70,7 +70,7 @@ def loader(model, workers):
     return load
 
 
-@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("victims", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_workers_are_replaced_and_each_picture_is_drawn_once(
     cluster, model, prompts, expected, tmp_path, victims
 ):
@@ -108,6 +108,7 @@ def test_what_cannot_be_is_the_drivers_error(cluster, model, prompts, expected, 
     assert not shards(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_workers_after_their_batch(cluster, model, prompts, tmp_path):
     out = tmp_path / "out"
     settings = dataclasses.replace(SETTINGS, images_per_shard=24, steps=100)
