@@ -1,6 +1,5 @@
 """CLIP's pictures: resized, cropped and normalised as its checkpoints say."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path

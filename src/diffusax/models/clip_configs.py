@@ -34,7 +34,7 @@ _IGNORED = frozenset(
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
     tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
     use_bfloat16 use_cache
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 

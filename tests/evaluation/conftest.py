@@ -1,0 +1,9 @@
+import pytest
+from rows import build_clip
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory):
+    """The folder of a tiny CLIP, and transformers' model of it."""
+    folder = tmp_path_factory.mktemp("clip")
+    return folder, build_clip(folder)
