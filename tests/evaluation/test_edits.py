@@ -77,7 +77,9 @@ def chosen_rows(rows, size):
     width = size * 40 // 32
     left = round((width - size) / 2)
     pictures = [
-        picture(i).resize((width, size), Image.Resampling.LANCZOS).crop((left, 0, left + size, size))
+        picture(i)
+        .resize((width, size), Image.Resampling.LANCZOS)
+        .crop((left, 0, left + size, size))
         for i in rows
     ]
     return texts, pictures

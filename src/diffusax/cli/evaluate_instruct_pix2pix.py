@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 from diffusax.cli.drawing import Drawing
 from diffusax.cli.edit import load_editor
-from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
 from diffusax.pictures import contact_sheet

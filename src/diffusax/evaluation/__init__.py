@@ -1,6 +1,6 @@
 """How good a model is: CLIP's similarities, and the Frechet Inception distance."""
 
-from diffusax.evaluation.edits import EditSettings, Edits, EditScores, evaluate_edits
+from diffusax.evaluation.edits import Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.features import CLIP, Inception
 from diffusax.evaluation.images import ImageScores, evaluate_images, statistics
 from diffusax.evaluation.metrics import (

@@ -59,9 +59,7 @@ class BasicConv2d(nnx.Module):
         padding: int | None = None,
         rngs: nnx.Rngs,
     ):
-        self.conv = Conv2d(
-            c, d, kernel_size, stride=stride, padding=padding, bias=False, rngs=rngs
-        )
+        self.conv = Conv2d(c, d, kernel_size, stride=stride, padding=padding, bias=False, rngs=rngs)
         self.bn = BatchNorm2d(d, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
