@@ -132,6 +132,7 @@ def test_official_pixel_range_is_that_of_the_authors_script(
 ):
     model, _ = tiny_checkpoints.pipeline("sd-instruct")
     args = ["--image-guidance", 1.2, "--resolution", 64, "--samples", 3, "--batch-size", 3]
+    args += ["--negative-prompt", "a drawing"]
     (line,) = evaluate(
         tmp_path, model, tiny_clip[0], data, *args, "--official-pixel-range", "--sheet", 0
     )
@@ -144,6 +145,7 @@ def test_official_pixel_range_is_that_of_the_authors_script(
     edited = pipe(
         [row["edit"] for row in rows],
         image=pictures,
+        negative_prompt=["a drawing"] * 3,
         seed=numbers,
         num_inference_steps=STEPS,
         guidance_scale=GUIDANCE,

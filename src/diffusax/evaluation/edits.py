@@ -54,6 +54,8 @@ class EditSettings(Options):
     """The image guidance scales to compare."""
     guidance: Guidance = 7.5
     """The guidance scale of the instruction."""
+    negative_prompt: str | None = None
+    """What to steer away from, in all edits."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 100
     """The number of sampler steps."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
@@ -197,8 +199,10 @@ def edit_batch(
     # SDXL's pipeline draws at its own size otherwise.
     width, height = batch[0].image.size
     size = {"height": height, "width": width} if pipe.family.resizes_edits else {}
+    negative = settings.negative_prompt
     images = pipe(
         [edit.instruction for edit in filled],
+        negative_prompt=None if negative is None else [negative] * len(filled),
         image=[edit.image for edit in filled],
         num_inference_steps=settings.steps,
         guidance_scale=settings.guidance,
