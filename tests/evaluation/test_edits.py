@@ -171,7 +171,7 @@ def failure(capsys, *args):
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", "instruct-pix2pix", *map(str, args)])
     assert stop.value.code == 2
-    return capsys.readouterr().err
+    return " ".join(capsys.readouterr().err.split())
 
 
 def test_mistakes_are_one_sentence(tiny_checkpoints, tiny_clip, data, tmp_path, capsys):

@@ -15,7 +15,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 import diffusax
 from diffusax.cli import main
-from diffusax.evaluation import Inception
+from diffusax.evaluation import Inception, statistics
 from diffusax.evaluation.features import inception_pixels
 
 
@@ -54,15 +54,15 @@ def test_pictures_are_resized_as_torch_does(size):
 def test_features_of_inception_are_those_of_pytorch(inception):
     file, theirs = inception
     network = Inception.from_file(file, batch_size=2)
-    pictures = [picture(0, 60, 80), picture(1, 400, 300), picture(2, 299, 299)]
+    pictures = [picture(0, 60, 80), picture(1, 400, 300)]
     expected = [theirs(pixels(image)) for image in pictures]
     features = torch.cat([feature for feature, _ in expected]).numpy()
     actual = network.images(pictures)
     assert np.abs(actual - features).max() <= 1e-5 * np.abs(features).max()
     # Far apart, so that a network that ignores its input would not pass.
     assert np.abs(features[0] - features[1]).max() > 1e-2 * np.abs(features).max()
-    prepared = np.stack([inception_pixels(image) for image in pictures[:2]])
-    logits = torch.cat([logit for _, logit in expected[:2]]).numpy()
+    prepared = np.stack([inception_pixels(image) for image in pictures])
+    logits = torch.cat([logit for _, logit in expected]).numpy()
     actual = np.asarray(network.model(prepared).logits)
     assert np.abs(actual - logits).max() <= 1e-5 * np.abs(logits).max()
 
@@ -97,17 +97,17 @@ def clip_scores(clip, pictures, texts):
 @torch.no_grad()
 def test_a_folder_is_measured_as_pytorch_does(inception, tiny_clip, tmp_path, capsys, caplog):
     file, network = inception
-    mine = write_pictures(tmp_path / "mine", range(5))
-    reference = write_pictures(tmp_path / "reference", range(10, 14))
+    mine = write_pictures(tmp_path / "mine", range(3))
+    reference = write_pictures(tmp_path / "reference", range(10, 12))
     args = ["--images", mine, "--clip", tiny_clip[0], "--inception", file]
     found = evaluate(tmp_path / "out", *args, "--reference", reference)
-    assert "4 pictures do not fill the covariance of 2048 features" in caplog.text
+    assert "2 pictures do not fill the covariance of 2048 features" in caplog.text
 
-    pictures = [Image.open(mine / f"{number:02}.png") for number in range(5)]
-    scores = clip_scores(tiny_clip, pictures, [f"{number} apples" for number in range(5)])
-    assert found["pictures"] == 5
+    pictures = [Image.open(mine / f"{number:02}.png") for number in range(3)]
+    scores = clip_scores(tiny_clip, pictures, [f"{number} apples" for number in range(3)])
+    assert found["pictures"] == 3
     assert found["clip_score"] == pytest.approx(scores.mean(), rel=1e-5, abs=1e-5)
-    error = scores.std(ddof=1) / 5**0.5
+    error = scores.std(ddof=1) / 3**0.5
     assert found["clip_score_error"] == pytest.approx(error, rel=1e-4, abs=1e-5)
 
     def gaussian(folder):
@@ -126,10 +126,9 @@ def test_a_folder_is_measured_as_pytorch_does(inception, tiny_clip, tmp_path, ca
     assert f"CLIP score {found['clip_score']:.3f} ± " in shown
 
     # What was written of the pictures can be compared with.
-    kept = tmp_path / "out" / "statistics.npz"
-    again = evaluate(tmp_path / "again", "--images", mine, "--inception", file, "--reference", kept)
-    assert again["fid"] == pytest.approx(0, abs=1e-4 * np.square(a).sum())
-    assert "clip_score" not in again
+    kept = statistics(None, str(tmp_path / "out" / "statistics.npz"))
+    np.testing.assert_allclose(kept.mu, mu_a, atol=1e-5 * np.abs(mu_a).max())
+    np.testing.assert_allclose(kept.sigma, a.T @ a, atol=1e-4 * np.square(a).sum(0).max())
 
 
 def test_a_model_is_measured_on_its_prompts(tiny_checkpoints, tiny_clip, tmp_path):
@@ -169,4 +168,4 @@ def test_mistakes_are_one_sentence(tiny_clip, tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             main(list(map(str, ["evaluate", "text-to-image", "--output", tmp_path / "o", *args])))
         assert stop.value.code == 2
-        assert message in capsys.readouterr().err
+        assert message in " ".join(capsys.readouterr().err.split())

@@ -108,13 +108,14 @@ class EvaluateTextToImage(Drawing):
             column = None if self.clip is None else self.caption_column
             pictures = read_pictures(self.images, self.image_column, column, self.samples)
             return tqdm(pictures, desc="measuring", disable=None)
+        assert self.model is not None
         assert self.prompts is not None
         prompts = read_prompts(self.prompts)
         count = len(prompts) if self.samples is None else self.samples
-        return tqdm(self._drawn(prompts, count), "drawing", count, disable=None)
+        return tqdm(self._drawn(self.model, prompts, count), "drawing", count, disable=None)
 
-    def _drawn(self, prompts: list[str], count: int) -> Iterator[tuple[Any, str]]:
-        pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
+    def _drawn(self, model: str, prompts: list[str], count: int) -> Iterator[tuple[Any, str]]:
+        pipe = diffusax.AutoPipelineForText2Image.from_pretrained(model, **self.loading())
         pipe = self.prepare(pipe)
         pipe.set_progress_bar_config(disable=True)
         for batch in batched(range(count), self.batch_size):

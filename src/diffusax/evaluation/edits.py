@@ -118,14 +118,14 @@ class Edits(Sequence[Edit]):
         values, options = self.source[row], self.settings
         try:
             picture = read_picture(values[options.image_column])
-            texts = [
+            instruction, before, after = (
                 _text(values[column], column)
                 for column in (
                     options.edit_prompt_column,
                     options.caption_column,
                     options.edited_caption_column,
                 )
-            ]
+            )
         except ValueError as error:
             raise ValueError(f"{self.source.name(row)}: {error}") from None
         pixels = prepare_image(
@@ -135,7 +135,8 @@ class Edits(Sequence[Edit]):
             center_crop=True,
             random_flip=False,
         )
-        return Edit(Image.fromarray(pixels), *texts, (options.seed + row) % 2**32)
+        seed = (options.seed + row) % 2**32
+        return Edit(Image.fromarray(pixels), instruction, before, after, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +175,8 @@ def evaluate_edits(
     batches = -(-len(edits) // settings.batch_size)
     with tqdm(total=batches * len(settings.image_guidance), desc="editing", disable=None) as bar:
         for scale in settings.image_guidance:
-            parts, kept = [], []
+            parts: list[np.ndarray] = []
+            kept: list[Image.Image] = []
             for batch in batched(edits, settings.batch_size):
                 pictures = edit_batch(pipe, batch, settings, scale)
                 parts.append(clip.images(pictures))

@@ -101,15 +101,16 @@ def read_pictures(
         raise ValueError(f"samples={count} is more than the {len(source)} rows of {data}")
     for index in range(count):
         row = source[index]
-        caption = None if caption_column is None else row[caption_column]
+        caption: Any = None if caption_column is None else row[caption_column]
         if isinstance(caption, list) and caption:
             caption = caption[0]
         if caption_column is not None and not isinstance(caption, str):
             raise ValueError(f"{source.name(index)}: {caption_column} must be a text")
         try:
-            yield read_picture(row[image_column]), caption
+            picture: Any = read_picture(row[image_column])
         except ValueError as error:
             raise ValueError(f"{source.name(index)}: {error}") from None
+        yield picture, caption
 
 
 def _gaussian(moments: Moments) -> Gaussian:
