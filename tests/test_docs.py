@@ -15,6 +15,7 @@ import diffusers
 import jax
 import pytest
 import yaml
+from evaluation.rows import build_clip
 from pairs import mask, picture
 from tiny import randomize
 from training.pictures import write_image_folder
@@ -53,6 +54,7 @@ CONTROLNETS = {
     "lllyasviel/sd-controlnet-depth": ("sd", 1),
     "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
 }
+WHOLE_CLIP = "openai/clip-vit-large-patch14"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
     (r"\.resize\(\(\d+, \d+\)\)", ".resize((64, 64))"),
@@ -101,6 +103,10 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         if repo in CONTROLNETS:
             family, seed = CONTROLNETS[repo]
             return tiny_checkpoints.controlnet(family, "a", seed)[0]
+        if repo == WHOLE_CLIP:
+            folder = tmp_path_factory.mktemp("clip")
+            build_clip(folder)
+            return folder
         folder = tmp_path_factory.mktemp("taesd")
         channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
         counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
@@ -127,7 +133,7 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, "madebyollin/taesd"):
+        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, WHOLE_CLIP, "madebyollin/taesd"):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

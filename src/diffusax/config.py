@@ -40,6 +40,7 @@ class Config(Protocol):
 
     `class_name` is the upstream class. `fixed` gives the options that exist upstream but have only
     one supported value (a tuple lists several); `ignored` those that change nothing in the result.
+    A static method `upgrade`, where there is one, puts the options of old files into newer words.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -59,6 +60,7 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
     """
     if not isinstance(data, dict):
         raise ValueError(f"{source} must hold a JSON object (got {reprlib.repr(data)})")
+    data = getattr(cls, "upgrade", dict)(data)
     names = {field.name for field in dataclasses.fields(cls)}
     values = {}
     for key, value in data.items():
@@ -156,4 +158,7 @@ def _supported(value: Any) -> tuple[Any, ...]:
 
 
 def _thaw(value: Any) -> Any:
+    """What JSON has for it; a config within another has no class name of its own there."""
+    if dataclasses.is_dataclass(value):
+        return {k: v for k, v in config_to_dict(value).items() if k != "_class_name"}  # type: ignore[arg-type]
     return list(map(_thaw, value)) if isinstance(value, tuple) else value

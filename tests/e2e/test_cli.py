@@ -311,7 +311,9 @@ def test_help_lists_all_commands(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
+    "name",
+    ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
+    + ["evaluate instruct-pix2pix", "evaluate text-to-image"],
 )
 def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
     with pytest.raises(SystemExit) as stop:

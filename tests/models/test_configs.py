@@ -176,6 +176,8 @@ NETWORKS = {
     "AutoencoderKL": {**VAE, "latents_mean": (0.0,) * 4},
     "AutoencoderTiny": {},
     "CLIPTextModelWithProjection": TEXT,
+    "CLIPVisionModel": {"num_attention_heads": 4},
+    "CLIPModel": {"text_config": TEXT, "vision_config": {"num_hidden_layers": 1}},
 }
 SCALARS = (
     st.none()

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from diffusax.checkpoints.networks import check_safe, load_network, save_network
+from diffusax.models import MODELS
+from diffusax.models.clip_vision import tower
 from diffusax.models.network import Model
 
 
@@ -11,6 +13,8 @@ class AutoModel:
     """Whatever network a config.json names. The networks themselves are in `diffusax.models`."""
 
     class_names: ClassVar[tuple[str, ...]] = ()
+    tower: ClassVar[bool] = False
+    """Whether it is a part of a CLIPModel, and is taken out of one."""
 
     @classmethod
     def from_pretrained(
@@ -51,6 +55,8 @@ class AutoModel:
             device=device,
             **hub,
         )
+        if model.class_name == "CLIPModel" and cls.tower:
+            return tower(model, MODELS[cls.class_names[0]])
         if cls.class_names and model.class_name not in cls.class_names:
             raise ValueError(
                 f"{path_or_repo} holds a {model.class_name}, not a {' or '.join(cls.class_names)}"
@@ -76,16 +82,38 @@ class ControlNetModel(AutoModel):
     class_names = ("ControlNetModel",)
 
 
+class CLIPModel(AutoModel):
+    """CLIP's text encoder and vision network, with their projections."""
+
+    class_names = ("CLIPModel",)
+
+
 class CLIPTextModel(AutoModel):
     """CLIP's text encoder."""
 
     class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+    tower = True
 
 
 class CLIPTextModelWithProjection(AutoModel):
     """CLIP's text encoder with its projection."""
 
     class_names = ("CLIPTextModelWithProjection",)
+    tower = True
+
+
+class CLIPVisionModel(AutoModel):
+    """CLIP's vision network."""
+
+    class_names = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+    tower = True
+
+
+class CLIPVisionModelWithProjection(AutoModel):
+    """CLIP's vision network with its projection."""
+
+    class_names = ("CLIPVisionModelWithProjection",)
+    tower = True
 
 
 class UNet2DConditionModel(AutoModel):
@@ -117,8 +145,11 @@ __all__ = [
     "AutoModel",
     "AutoencoderKL",
     "AutoencoderTiny",
+    "CLIPModel",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "CLIPVisionModel",
+    "CLIPVisionModelWithProjection",
     "ControlNetModel",
     "UNet2DConditionModel",
 ]

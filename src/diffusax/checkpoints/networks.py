@@ -16,7 +16,7 @@ from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
 from diffusax.runtime.mesh import param_sharding, tree_name
 
-_TRANSFORMERS = ("CLIPTextModel", "CLIPTextModelWithProjection")
+_TRANSFORMERS = tuple(name for name in MODELS if name.startswith("CLIP"))
 
 
 def load_network(

@@ -102,7 +102,8 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     Raises:
         OSError: it cannot be written; names the file and says why.
     """
-    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    # np.ascontiguousarray would give a scalar an axis.
+    contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     with written_whole(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode

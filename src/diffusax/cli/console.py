@@ -20,9 +20,10 @@ COMMANDS = {
     "export": "Write a model's programs as StableHLO, for any platform.",
     "train": "Train a denoiser or an autoencoder.",
     "cache-latents": "Encode a data set once, to train from faster.",
+    "evaluate": "Measure how good a model is.",
 }
 # One of the packages that an extra brings, by command.
-EXTRAS = {"train": "optax", "cache-latents": "optax"}
+EXTRAS = {"train": "optax", "cache-latents": "optax", "evaluate": "optax"}
 
 
 def main(args: Sequence[str] | None = None) -> None:

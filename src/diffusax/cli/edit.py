@@ -64,7 +64,7 @@ class Edit(drawing.ToFile):
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
         picture = load_image(self.image)
-        pipe = _load(self)
+        pipe = load_editor(self)
         size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
         picture = fit(picture, size)
         # SDXL's pipeline draws at its own size otherwise.
@@ -122,8 +122,11 @@ def fit(picture: Image.Image, side: int) -> Image.Image:
     return ImageOps.fit(picture, (width, height), method=Image.Resampling.LANCZOS)
 
 
-def _load(options: Edit) -> Any:
-    """The editing pipeline of the checkpoint's family, whatever pipeline its index names."""
+def load_editor(options: Any) -> Any:
+    """The editing pipeline of the checkpoint's family, whatever pipeline its index names.
+
+    options: of a command that draws, with the checkpoint as `model`.
+    """
     folder = resolve(options.model, variant=options.variant, revision=options.revision)
     class_name, _, _ = read_model_index(folder)
     kind = (

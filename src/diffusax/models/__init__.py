@@ -3,7 +3,13 @@
 from flax import nnx
 
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
-from diffusax.models.clip import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.clip import CLIPTextModel, CLIPTextModelWithProjection
+from diffusax.models.clip_configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
+from diffusax.models.clip_vision import (
+    CLIPModel,
+    CLIPVisionModel,
+    CLIPVisionModelWithProjection,
+)
 from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
@@ -15,8 +21,11 @@ MODELS: dict[str, type[nnx.Module]] = {
     for cls in (
         AutoencoderKL,
         AutoencoderTiny,
+        CLIPModel,
         CLIPTextModel,
         CLIPTextModelWithProjection,
+        CLIPVisionModel,
+        CLIPVisionModelWithProjection,
         ControlNetModel,
         UNet2DConditionModel,
     )
@@ -34,9 +43,14 @@ __all__ = [
     "AutoencoderKLConfig",
     "AutoencoderTiny",
     "AutoencoderTinyConfig",
+    "CLIPConfig",
+    "CLIPModel",
     "CLIPTextConfig",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "CLIPVisionConfig",
+    "CLIPVisionModel",
+    "CLIPVisionModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
     "Model",

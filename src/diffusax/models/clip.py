@@ -1,81 +1,26 @@
 """CLIP's text encoder (Radford et al. 2021), as Stable Diffusion conditions on it."""
 
-import dataclasses
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from msgspec import Meta
 
-from diffusax.config import Channels, Epsilon, Heads, Layers, check_types
 from diffusax.models.attention import attention
+from diffusax.models.clip_configs import CLIPTextConfig, CLIPVisionConfig
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
 from diffusax.runtime.mesh import Rules
 
-Tokens = Annotated[int, Meta(ge=1, le=10**7)]
+TowerConfig = CLIPTextConfig | CLIPVisionConfig
 
-
-@dataclasses.dataclass(frozen=True)
-class CLIPTextConfig:
-    """The options of transformers' CLIPTextConfig that change the result.
-
-    An `eos_token_id` of 2, as in checkpoints from before transformers 4.32, makes the pooled output
-    that of the highest token id; any other value that of the first such token.
-    """
-
-    class_name: ClassVar[str] = "CLIPTextModel"
-    fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip")}
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        [
-            "architectures",
-            "attention_dropout",
-            "dropout",
-            "bos_token_id",
-            "pad_token_id",
-            "dtype",
-            "torch_dtype",
-            "initializer_factor",
-            "initializer_range",
-            "transformers_version",
-            "use_cache",
-            "return_dict",
-            "output_attentions",
-            "output_hidden_states",
-            "gradient_checkpointing",
-            "chunk_size_feed_forward",
-            "is_encoder_decoder",
-            "is_decoder",
-            "add_cross_attention",
-            "tie_word_embeddings",
-            "id2label",
-            "label2id",
-            "problem_type",
-            "torchscript",
-            "use_bfloat16",
-            "pruned_heads",
-        ]
-    )
-
-    vocab_size: Tokens = 49408
-    hidden_size: Channels = 512
-    intermediate_size: Channels = 2048
-    projection_dim: Channels = 512
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Heads = 8
-    max_position_embeddings: Annotated[int, Meta(ge=1, le=65536)] = 77
-    hidden_act: Literal["quick_gelu", "gelu"] = "quick_gelu"
-    layer_norm_eps: Epsilon = 1e-5
-    eos_token_id: Annotated[int, Meta(ge=0, le=10**7)] = 49407
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} must be divisible by num_attention_heads="
-                f"{self.num_attention_heads}"
-            )
+TENSOR_RULES: Rules = (
+    (r"[qkv]_proj\.(kernel|bias)", -1),
+    (r"out_proj\.kernel", -2),
+    (r"fc1\.(kernel|bias)", -1),
+    (r"fc2\.kernel", -2),
+)
+"""Of both towers."""
 
 
 class CLIPTextOutput(NamedTuple):
@@ -105,11 +50,11 @@ class CLIPTextEmbeddings(nnx.Module):
 
 
 class CLIPAttention(nnx.Module):
-    """Causal multi-head self-attention. x: b t d -> b t d."""
+    """Multi-head self-attention, causal in the text encoder. x: b t d -> b t d."""
 
-    def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TowerConfig, *, causal: bool, rngs: nnx.Rngs):
         d = config.hidden_size
-        self.heads = config.num_attention_heads
+        self.heads, self.causal = config.num_attention_heads, causal
         self.q_proj = Linear(d, d, rngs=rngs)
         self.k_proj = Linear(d, d, rngs=rngs)
         self.v_proj = Linear(d, d, rngs=rngs)
@@ -120,13 +65,13 @@ class CLIPAttention(nnx.Module):
             proj(x).reshape(*x.shape[:2], self.heads, -1)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return self.out_proj(attention(q, k, v, causal=True).reshape(x.shape))
+        return self.out_proj(attention(q, k, v, causal=self.causal).reshape(x.shape))
 
 
 class CLIPMLP(nnx.Module):
     """Two linear layers. x: b t d -> b t d."""
 
-    def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TowerConfig, *, rngs: nnx.Rngs):
         self.activation = config.hidden_act
         self.fc1 = Linear(config.hidden_size, config.intermediate_size, rngs=rngs)
         self.fc2 = Linear(config.intermediate_size, config.hidden_size, rngs=rngs)
@@ -138,10 +83,10 @@ class CLIPMLP(nnx.Module):
 class CLIPEncoderLayer(nnx.Module):
     """Attention and MLP, each after a layer norm. x: b t d -> b t d."""
 
-    def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TowerConfig, *, causal: bool, rngs: nnx.Rngs):
         d, eps = config.hidden_size, config.layer_norm_eps
         self.layer_norm1 = LayerNorm(d, eps=eps, rngs=rngs)
-        self.self_attn = CLIPAttention(config, rngs=rngs)
+        self.self_attn = CLIPAttention(config, causal=causal, rngs=rngs)
         self.layer_norm2 = LayerNorm(d, eps=eps, rngs=rngs)
         self.mlp = CLIPMLP(config, rngs=rngs)
 
@@ -153,9 +98,11 @@ class CLIPEncoderLayer(nnx.Module):
 class CLIPEncoder(nnx.Module):
     """The layers. x: b t d -> every layer's input and the last one's output."""
 
-    def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TowerConfig, *, causal: bool, rngs: nnx.Rngs):
         count = config.num_hidden_layers
-        self.layers = nnx.List([CLIPEncoderLayer(config, rngs=rngs) for _ in range(count)])
+        self.layers = nnx.List(
+            [CLIPEncoderLayer(config, causal=causal, rngs=rngs) for _ in range(count)]
+        )
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:
         hidden_states = [x]
@@ -165,12 +112,33 @@ class CLIPEncoder(nnx.Module):
 
 
 class CLIPTextTransformer(nnx.Module):
-    """Embeddings, layers and the final norm, under the checkpoint's prefix `text_model`."""
+    """Embeddings, layers and the final norm, under the checkpoint's prefix `text_model`.
+
+    input_ids: b t -> every layer's input and the last one's output, b t d; that after the final
+    norm, b t d; and of this the end of the text, b d.
+    """
 
     def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
+        self.config = config
         self.embeddings = CLIPTextEmbeddings(config, rngs=rngs)
-        self.encoder = CLIPEncoder(config, rngs=rngs)
+        self.encoder = CLIPEncoder(config, causal=True, rngs=rngs)
         self.final_layer_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps, rngs=rngs)
+
+    def __call__(self, input_ids: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
+        if isinstance(input_ids, np.ndarray):
+            check_token_ids(self.config, input_ids)
+        limit = self.config.max_position_embeddings
+        # An index past the end of a table is no error in JAX.
+        if input_ids.shape[-1] > limit:
+            raise ValueError(
+                f"input_ids has {input_ids.shape[-1]} tokens for max_position_embeddings={limit}; "
+                f"cut the text into windows of at most {limit}"
+            )
+        hidden_states = self.encoder(self.embeddings(input_ids))
+        last = self.final_layer_norm(hidden_states[-1])
+        eos = self.config.eos_token_id
+        position = (input_ids if eos == 2 else input_ids == eos).argmax(-1)
+        return hidden_states, last, last[jnp.arange(last.shape[0]), position]
 
 
 class CLIPTextModel(nnx.Module):
@@ -180,12 +148,7 @@ class CLIPTextModel(nnx.Module):
     """
 
     config_class = CLIPTextConfig
-    tensor_rules: Rules = (
-        (r"[qkv]_proj\.(kernel|bias)", -1),
-        (r"out_proj\.kernel", -2),
-        (r"fc1\.(kernel|bias)", -1),
-        (r"fc2\.kernel", -2),
-    )
+    tensor_rules = TENSOR_RULES
     # transformers 5 writes this class's tensors without the prefix that all older files have.
     key_prefix = "text_model."
     ignored_keys = ("embeddings.position_ids",)
@@ -201,20 +164,7 @@ class CLIPTextModel(nnx.Module):
             ValueError: more tokens than the model has positions, or, in a NumPy array, an id that
                 the embedding does not have.
         """
-        if isinstance(input_ids, np.ndarray):
-            check_token_ids(self.config, input_ids)
-        limit = self.config.max_position_embeddings
-        # An index past the end of a table is no error in JAX.
-        if input_ids.shape[-1] > limit:
-            raise ValueError(
-                f"input_ids has {input_ids.shape[-1]} tokens for max_position_embeddings={limit}; "
-                f"cut the text into windows of at most {limit}"
-            )
-        hidden_states = self.text_model.encoder(self.text_model.embeddings(input_ids))
-        last = self.text_model.final_layer_norm(hidden_states[-1])
-        eos = self.config.eos_token_id
-        position = (input_ids if eos == 2 else input_ids == eos).argmax(-1)
-        pooled = last[jnp.arange(last.shape[0]), position]
+        hidden_states, last, pooled = self.text_model(input_ids)
         return CLIPTextOutput(last, hidden_states, pooled, self._project(pooled))
 
     def _project(self, pooled: jax.Array) -> jax.Array | None:

@@ -47,16 +47,17 @@ class Conv2d(nnx.Conv):
         self,
         c: int,
         d: int,
-        kernel_size: int,
+        kernel_size: int | tuple[int, int],
         *,
         stride: int = 1,
         padding: int | tuple[tuple[int, int], tuple[int, int]] | None = None,
         bias: bool = True,
         rngs: nnx.Rngs,
     ):
-        super().__init__(c, d, (kernel_size, kernel_size), use_bias=bias, rngs=rngs, **_DENSE)
+        kernel = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        super().__init__(c, d, kernel, use_bias=bias, rngs=rngs, **_DENSE)
         if padding is None:
-            padding = kernel_size // 2
+            padding = ((kernel[0] // 2, kernel[0] // 2), (kernel[1] // 2, kernel[1] // 2))
         self.stride = stride
         self.pad = ((padding, padding), (padding, padding)) if isinstance(padding, int) else padding
 

@@ -230,9 +230,11 @@ def initialize_params(
 
     def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
         kind = path[-1].key
+        if kind == "logit_scale":  # CLIP's, Radford et al. 2021, section 2.5.
+            return jnp.full(leaf.shape, -math.log(0.07), dtype)
         if kind in ("scale", "bias"):
             return jnp.full(leaf.shape, kind == "scale", dtype)
-        deviation = 0.02 if kind == "embedding" else math.prod(leaf.shape[:-1]) ** -0.5
+        deviation = 0.02 if kind.endswith("embedding") else math.prod(leaf.shape[:-1]) ** -0.5
         if path[-2].key in zero:
             deviation = 0.0
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)

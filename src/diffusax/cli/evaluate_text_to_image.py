@@ -1,0 +1,183 @@
+"""`diffusax evaluate text-to-image`."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from tqdm.auto import tqdm
+from tyro.conf import FlagCreatePairsOff, configure
+
+import diffusax
+from diffusax import offline
+from diffusax.cli.drawing import Drawing, call
+from diffusax.cli.parsing import OWN, parse
+from diffusax.evaluation import (
+    CLIP,
+    Gaussian,
+    ImageScores,
+    Inception,
+    evaluate_images,
+    frechet_distance,
+    save_statistics,
+    statistics,
+)
+from diffusax.evaluation.features import batched
+from diffusax.evaluation.images import read_pictures
+from diffusax.options import Count, Seed
+from diffusax.pipelines.arguments import Pixels
+from diffusax.printable import escaped
+
+Pictures = Iterable[tuple[Any, str | None]]
+
+
+@configure(FlagCreatePairsOff)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateTextToImage(Drawing):
+    """Measure pictures: how well they fit their captions, how far they are from others.
+
+    The pictures are those that a model draws of prompts (--model, --prompts), or those of a data
+    set (--images). With --clip, the CLIP score is the mean of 100 max(cos, 0) over CLIP's features
+    of pictures and captions. With --inception and --reference, the Frechet Inception distance (FID)
+    to the reference pictures is computed as pytorch-fid does. The output folder gets metrics.json,
+    and statistics.npz, which can be a --reference.
+    """
+
+    model: Annotated[str | None, OWN] = None
+    """The checkpoint that draws: a folder in diffusers' layout, or a Hub repository id."""
+    prompts: Annotated[Path | None, OWN] = None
+    """What it draws: a .txt file with a prompt a line, or a .jsonl or .parquet file with a column
+    prompt."""
+    images: Annotated[str | None, OWN] = None
+    """Pictures to measure instead: a folder of pictures, with a metadata.jsonl or .txt files if
+    their captions count, or a data set of Parquet files."""
+    image_column: str = "image"
+    """The column with the pictures of a data set, also of the reference."""
+    caption_column: str = "text"
+    """The column with the captions of a data set."""
+    clip: Annotated[str | None, OWN] = None
+    """The CLIP for the CLIP score: a folder with a whole CLIPModel, or a Hub repository id, such as
+    openai/clip-vit-large-patch14."""
+    inception: Annotated[Path | None, OWN] = None
+    """The weights of FID's Inception v3 as a .safetensors file with the tensors of pytorch-fid's
+    pt_inception-2015-12-05-6726825d.pth."""
+    reference: Annotated[str | None, OWN] = None
+    """What FID compares with: a folder or data set of pictures, or an .npz file with their mu and
+    sigma."""
+    samples: Annotated[Count | None, OWN] = None
+    """How many pictures; by default one for each prompt, or all there are. If there are more than
+    prompts, these are drawn again with other noise."""
+    height: Annotated[Pixels | None, OWN] = None
+    """Height in pixels of what is drawn; by default the model's own."""
+    width: Annotated[Pixels | None, OWN] = None
+    """Width in pixels of what is drawn; by default the model's own."""
+    batch_size: Count = 8
+    """How many pictures to draw and measure at a time, over all devices."""
+    seed: Seed = 0
+    """The random seed. Each prompt has noise of its own."""
+    output: Path
+    """The folder to write."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.model is None) == (self.images is None):
+            raise ValueError("give either --model with --prompts, or --images")
+        if (self.model is None) != (self.prompts is None):
+            raise ValueError("--model and --prompts go together")
+        if self.clip is None and self.inception is None:
+            raise ValueError("there is nothing to measure with; give --clip, --inception or both")
+        if self.reference is not None and self.inception is None:
+            raise ValueError("--reference needs --inception")
+
+    def run(self) -> None:
+        """Measures, and writes what came of it."""
+        size = self.batch_size
+        clip = None if self.clip is None else CLIP.from_pretrained(self.clip, batch_size=size)
+        inception, reference = None, None
+        if self.inception is not None:
+            inception = Inception.from_file(self.inception, batch_size=size)
+            if self.reference is not None:
+                reference = statistics(inception, self.reference, self.image_column)
+        with self.profiled():
+            scores = evaluate_images(self._pictures(), clip=clip, inception=inception)
+        self._write(scores, reference)
+
+    def _pictures(self) -> Pictures:
+        if self.images is not None:
+            column = None if self.clip is None else self.caption_column
+            pictures = read_pictures(self.images, self.image_column, column, self.samples)
+            return tqdm(pictures, desc="measuring", disable=None)
+        assert self.model is not None
+        assert self.prompts is not None
+        prompts = read_prompts(self.prompts)
+        count = len(prompts) if self.samples is None else self.samples
+        return tqdm(self._drawn(self.model, prompts, count), "drawing", count, disable=None)
+
+    def _drawn(self, model: str, prompts: list[str], count: int) -> Iterator[tuple[Any, str]]:
+        pipe = diffusax.AutoPipelineForText2Image.from_pretrained(model, **self.loading())
+        pipe = self.prepare(pipe)
+        pipe.set_progress_bar_config(disable=True)
+        for batch in batched(range(count), self.batch_size):
+            # Filled up, so that all batches have one shape.
+            numbers = [*batch, *[batch[-1]] * (self.batch_size - len(batch))]
+            texts = [prompts[number % len(prompts)] for number in numbers]
+            negative = self.negative_prompt
+            drawn = call(
+                pipe,
+                prompt=texts,
+                negative_prompt=None if negative is None else [negative] * len(texts),
+                num_inference_steps=self.steps,
+                guidance_scale=self.guidance,
+                height=self.height,
+                width=self.width,
+                seed=[(self.seed + number) % 2**32 for number in numbers],
+            )
+            yield from zip(drawn[: len(batch)], texts)
+
+    def _write(self, scores: ImageScores, reference: Gaussian | None) -> None:
+        self.output.mkdir(parents=True, exist_ok=True)
+        metrics: dict[str, Any] = {"pictures": scores.pictures}
+        if scores.clip_score is not None:
+            mean, error = scores.clip_score
+            metrics |= {"clip_score": mean, "clip_score_error": error}
+            print(f"CLIP score {mean:.3f} ± {error:.3f}")
+        if scores.gaussian is not None:
+            save_statistics(self.output / "statistics.npz", scores.gaussian)
+            if reference is not None:
+                metrics["fid"] = frechet_distance(scores.gaussian, reference)
+                print(f"FID {metrics['fid']:.3f}")
+        names = ("model", "prompts", "images", "clip", "inception", "reference", "seed", "steps")
+        settings = {name: getattr(self, name) for name in (*names, "guidance", "sampler")}
+        metrics |= {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
+        text = json.dumps({k: v for k, v in metrics.items() if v is not None}, indent=2)
+        (self.output / "metrics.json").write_text(text + "\n", encoding="utf-8")
+        print(f"wrote {escaped(self.output)} ({scores.pictures} pictures)")
+
+
+def command(args: list[str]) -> EvaluateTextToImage:
+    """The options from the arguments."""
+    return parse(EvaluateTextToImage, args, prog="diffusax evaluate text-to-image")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file; empty lines are left out.
+
+    Raises:
+        ValueError: it cannot be read, or a line has no prompt; names the file and the line.
+    """
+    source, texts = offline.open_prompts(path), []
+    for _, lines in source.parts(1024, lambda part: True):
+        for line in lines:
+            try:
+                row = source.row(line)
+                if row is None:
+                    continue
+                if not isinstance(row.get("prompt"), str):
+                    raise ValueError("it has no prompt")
+            except ValueError as error:
+                raise ValueError(f"{path} line {line.number}: {error}") from None
+            texts.append(row["prompt"])
+    if not texts:
+        raise ValueError(f"{path} has no prompts")
+    return texts

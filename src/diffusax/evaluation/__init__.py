@@ -1,0 +1,37 @@
+"""How good a model is: CLIP's similarities, and the Frechet Inception distance."""
+
+from diffusax.evaluation.edits import Edits, EditScores, EditSettings, evaluate_edits
+from diffusax.evaluation.features import CLIP, Inception
+from diffusax.evaluation.images import ImageScores, evaluate_images, statistics
+from diffusax.evaluation.metrics import (
+    Gaussian,
+    Mean,
+    clip_score,
+    direction_similarity,
+    frechet_distance,
+    image_similarity,
+    load_statistics,
+    save_statistics,
+    text_image_similarity,
+)
+
+__all__ = [
+    "CLIP",
+    "EditScores",
+    "EditSettings",
+    "Edits",
+    "Gaussian",
+    "ImageScores",
+    "Inception",
+    "Mean",
+    "clip_score",
+    "direction_similarity",
+    "evaluate_edits",
+    "evaluate_images",
+    "frechet_distance",
+    "image_similarity",
+    "load_statistics",
+    "save_statistics",
+    "statistics",
+    "text_image_similarity",
+]

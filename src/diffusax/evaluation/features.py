@@ -1,0 +1,211 @@
+"""Features of pictures and texts, batch by batch, over all devices of this process."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from PIL import Image
+
+from diffusax.checkpoints import load_network, resolve
+from diffusax.checkpoints.tree import load_params
+from diffusax.image_processor import CLIPImageProcessor
+from diffusax.models.inception import SIDE, InceptionConfig, InceptionV3
+from diffusax.models.network import Model, Network
+from diffusax.pictures import load_image
+from diffusax.pipelines.placement import put
+from diffusax.runtime.mesh import in_mesh, make_mesh, replicated
+from diffusax.text.tokenizer import CLIPTokenizer
+
+
+def local_mesh() -> Mesh | None:
+    """The devices of this process as a mesh; None for a single one."""
+    devices = jax.local_devices()
+    return make_mesh(devices=devices) if len(devices) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class CLIP:
+    """A CLIP checkpoint that gives the features of pictures and texts, b p float32 of length one.
+
+    model: a CLIPModel. batch_size: over all devices of the mesh.
+    """
+
+    model: Model
+    tokenizer: CLIPTokenizer
+    processor: CLIPImageProcessor
+    batch_size: int = 32
+    mesh: Mesh | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path,
+        *,
+        dtype: Any = "float32",
+        batch_size: int = 32,
+        mesh: Mesh | None = None,
+        **hub: Any,
+    ) -> "CLIP":
+        """The checkpoint in a folder or Hub repository, such as openai/clip-vit-large-patch14.
+
+        Args:
+            path_or_repo: a folder with config.json, weights, the tokenizer's files and perhaps
+                preprocessor_config.json, as transformers' CLIPModel and CLIPProcessor write them.
+            dtype: of the parameters and the computation.
+            batch_size: over all devices.
+            mesh: by default all devices of this process.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: it cannot be had or read, or is no whole CLIP.
+        """
+        folder = resolve(path_or_repo, **hub)
+        mesh = local_mesh() if mesh is None else mesh
+        model = load_network(folder, dtype=dtype, device=mesh)
+        if model.class_name != "CLIPModel":
+            raise ValueError(
+                f"{path_or_repo} holds a {model.class_name}; CLIP's metrics need a CLIPModel with "
+                "both towers, such as openai/clip-vit-large-patch14"
+            )
+        text = model.config.text_config
+        tokenizer = CLIPTokenizer.from_folder(folder)
+        tokenizer.check_fits(text.vocab_size, text.max_position_embeddings)
+        size = model.config.vision_config.image_size
+        return cls(model, tokenizer, CLIPImageProcessor.from_folder(folder, size), batch_size, mesh)
+
+    def images(self, pictures: Iterable[Any]) -> np.ndarray:
+        """The features of pictures, PIL images or paths, b p."""
+
+        def run(pixels: Any) -> jax.Array:
+            return self.model(pixels, method="get_image_features")
+
+        return _unit(self._features(run, pictures, self.processor))
+
+    def texts(self, texts: Iterable[str]) -> np.ndarray:
+        """The features of texts, b p. What is longer than the model's window is cut off."""
+
+        def run(input_ids: Any) -> jax.Array:
+            return self.model(input_ids, method="get_text_features")
+
+        return _unit(self._features(run, texts, lambda text: self.tokenizer([text])[0]))
+
+    def _features(
+        self, run: Callable[[Any], jax.Array], items: Iterable[Any], prepare: Callable[[Any], Any]
+    ) -> np.ndarray:
+        return batched_features(run, items, prepare, self.batch_size, self.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inception:
+    """FID's Inception v3, which gives the features of pictures, b 2048 float32.
+
+    batch_size: over all devices of the mesh.
+    """
+
+    model: Model
+    batch_size: int = 32
+    mesh: Mesh | None = None
+
+    @classmethod
+    def from_file(
+        cls, file: Path, *, batch_size: int = 32, mesh: Mesh | None = None
+    ) -> "Inception":
+        """The network with the weights of a safetensors file, in pytorch-fid's layout.
+
+        Args:
+            file: the tensors of pt_inception-2015-12-05-6726825d.pth under their names.
+            batch_size: over all devices.
+            mesh: by default all devices of this process.
+
+        Raises:
+            ValueError: the file is none, or has other tensors.
+        """
+        if file.suffix != ".safetensors":
+            raise ValueError(
+                f"{file} must be a .safetensors file; where PyTorch is, convert a .pth file with "
+                "safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
+            )
+        network = Network(InceptionV3, InceptionConfig())
+        mesh = local_mesh() if mesh is None else mesh
+        device = None if mesh is None else replicated(mesh)
+        try:
+            params = load_params(
+                InceptionV3, network.shapes, [file], dtype=np.float32, device=device
+            )
+        except ValueError as error:
+            reason = str(error).replace("does not fit its config.json", "is not FID's Inception v3")
+            raise ValueError(reason) from None
+        return cls(Model(network, params), batch_size, mesh)
+
+    def images(self, pictures: Iterable[Any]) -> np.ndarray:
+        """The features of pictures, PIL images or paths of any size, b 2048."""
+
+        def run(pixels: Any) -> jax.Array:
+            return self.model(pixels).features
+
+        return batched_features(run, pictures, inception_pixels, self.batch_size, self.mesh)
+
+
+def batched_features(
+    run: Callable[[Any], jax.Array],
+    items: Iterable[Any],
+    prepare: Callable[[Any], Any],
+    batch_size: int,
+    mesh: Mesh | None,
+) -> np.ndarray:
+    """`run` on batches of what `prepare` makes of each item, n d float32.
+
+    Every batch has `batch_size` rows, the last one repeated, so that one program serves all.
+
+    Raises:
+        ValueError: there are no items.
+    """
+    parts = []
+    for batch in batched(items, batch_size):
+        rows = np.stack([prepare(item) for item in batch])
+        filled = np.concatenate([rows, np.repeat(rows[-1:], batch_size - len(rows), axis=0)])
+        with in_mesh(mesh):
+            features = run(put(mesh, filled))
+        parts.append(np.asarray(features, np.float32)[: len(rows)])
+    if not parts:
+        raise ValueError("there is nothing to take the features of")
+    return np.concatenate(parts)
+
+
+def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """The items in lists of `size`, the last one with what is left."""
+    rest = iter(items)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
+
+
+def inception_pixels(image: Any) -> np.ndarray:
+    """A picture in [0, 1] at 299x299, 299 299 3: linear between pixels, as pytorch-fid resizes.
+
+    That is torch's `interpolate(mode="bilinear", align_corners=False)`, which does not smooth what
+    it makes smaller, as Pillow's filters do; the published statistics were not made with those.
+    """
+    picture: Image.Image = load_image(image)
+    pixels = np.asarray(picture).astype(np.float32) / 255
+    for axis in (0, 1):
+        low, high, share = _neighbours(pixels.shape[axis])
+        share = share.reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        pixels = pixels.take(low, axis) * (1 - share) + pixels.take(high, axis) * share
+    return pixels
+
+
+def _neighbours(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of the new pixels the two old ones around it, and the share of the second."""
+    position = (np.arange(SIDE, dtype=np.float32) + np.float32(0.5)) * np.float32(size / SIDE)
+    position = np.maximum(position - np.float32(0.5), 0)
+    low = np.minimum(position.astype(int), size - 1)
+    return low, np.minimum(low + 1, size - 1), (position - low).astype(np.float32)
+
+
+def _unit(features: np.ndarray) -> np.ndarray:
+    return features / np.linalg.norm(features, axis=-1, keepdims=True)

@@ -1,0 +1,125 @@
+"""Pictures and their captions: CLIP score and the Frechet Inception distance."""
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffusax.evaluation.features import CLIP, Inception, batched
+from diffusax.evaluation.metrics import (
+    Gaussian,
+    Mean,
+    Moments,
+    clip_score,
+    load_statistics,
+    mean_and_error,
+)
+from diffusax.training.data import read_picture
+from diffusax.training.sources import open_source
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageScores:
+    """What came of some pictures.
+
+    clip_score: None without captions or CLIP. gaussian: of their Inception features, None without
+    the network.
+    """
+
+    pictures: int
+    clip_score: Mean | None
+    gaussian: Gaussian | None
+
+
+def evaluate_images(
+    pictures: Iterable[tuple[Any, str | None]],
+    *,
+    clip: CLIP | None = None,
+    inception: Inception | None = None,
+) -> ImageScores:
+    """The scores of pictures with captions, which are gone through once.
+
+    Args:
+        pictures: pairs of a PIL image, or a path, and its caption; None where `clip` is.
+        clip: for the CLIP score.
+        inception: for the statistics that FID compares.
+
+    Raises:
+        ValueError: there are no pictures, or less than two for statistics.
+    """
+    scores: list[np.ndarray] = []
+    moments, count = Moments(), 0
+    sizes = [network.batch_size for network in (clip, inception) if network is not None]
+    for batch in batched(pictures, max(sizes, default=1)):
+        images = [image for image, _ in batch]
+        count += len(batch)
+        if clip is not None:
+            texts = clip.texts(text or "" for _, text in batch)
+            scores.append(np.asarray(clip_score(clip.images(images), texts)))
+        if inception is not None:
+            moments.add(inception.images(images))
+    if not count:
+        raise ValueError("there are no pictures to score")
+    return ImageScores(
+        count,
+        mean_and_error(np.concatenate(scores)) if scores else None,
+        _gaussian(moments) if inception is not None else None,
+    )
+
+
+def statistics(inception: Inception, reference: str, image_column: str = "image") -> Gaussian:
+    """What FID compares with: of a data set's pictures, or what an .npz file holds of them.
+
+    Raises:
+        ValueError: it is neither, or has less than two pictures.
+    """
+    if reference.endswith(".npz"):
+        return load_statistics(Path(reference))
+    moments = Moments()
+    for batch in batched(read_pictures(reference, image_column), inception.batch_size):
+        moments.add(inception.images([picture for picture, _ in batch]))
+    return _gaussian(moments)
+
+
+def read_pictures(
+    data: str, image_column: str, caption_column: str | None = None, samples: int | None = None
+) -> Iterable[tuple[Any, str | None]]:
+    """The pictures of a data set, the first `samples` of them, with captions if they have a column.
+
+    Raises:
+        ValueError: there is no such data set, it is too small, or a row holds no picture or text.
+    """
+    columns = [image_column] if caption_column is None else [image_column, caption_column]
+    source = open_source(data, columns)
+    count = len(source) if samples is None else samples
+    if count > len(source):
+        raise ValueError(f"samples={count} is more than the {len(source)} rows of {data}")
+    for index in range(count):
+        row = source[index]
+        caption: Any = None if caption_column is None else row[caption_column]
+        if isinstance(caption, list) and caption:
+            caption = caption[0]
+        if caption_column is not None and not isinstance(caption, str):
+            raise ValueError(f"{source.name(index)}: {caption_column} must be a text")
+        try:
+            picture: Any = read_picture(row[image_column])
+        except ValueError as error:
+            raise ValueError(f"{source.name(index)}: {error}") from None
+        yield picture, caption
+
+
+def _gaussian(moments: Moments) -> Gaussian:
+    gaussian = moments.gaussian()
+    if moments.count <= gaussian.mu.size:
+        log.warning(
+            "%d pictures do not fill the covariance of %d features; compare FID only among sets of "
+            "the same number, and take at least 10,000 for one that others can compare with",
+            moments.count,
+            gaussian.mu.size,
+        )
+    return gaussian

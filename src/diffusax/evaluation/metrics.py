@@ -1,0 +1,162 @@
+"""The metrics as pure functions of features."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.files import written_whole
+
+_SMALLEST_NORM = 1e-8
+
+
+class Mean(NamedTuple):
+    """A mean, and its standard error: the deviation of the values by the root of their number."""
+
+    mean: float
+    error: float
+
+
+class Gaussian(NamedTuple):
+    """mu: d. sigma: d d, the unbiased covariance. Both float64."""
+
+    mu: np.ndarray
+    sigma: np.ndarray
+
+
+def text_image_similarity(images: Any, texts: Any) -> jax.Array:
+    """cos(E(picture), T(text)). images, texts: b d, CLIP's features of any length -> b."""
+    return _cosine(images, texts)
+
+
+def clip_score(images: Any, texts: Any) -> jax.Array:
+    """100 max(cos(E(picture), T(text)), 0), as torchmetrics scales it.
+
+    Hessel et al. 2021, "CLIPScore", equation 1, has 2.5 in the place of 100. images, texts: b d,
+    CLIP's features -> b.
+    """
+    return 100 * jnp.maximum(_cosine(images, texts), 0)
+
+
+def image_similarity(original: Any, edited: Any) -> jax.Array:
+    """cos(E(original), E(edited)): how much of a picture an edit has kept. b d, b d -> b."""
+    return _cosine(original, edited)
+
+
+def direction_similarity(original: Any, edited: Any, before: Any, after: Any) -> jax.Array:
+    """cos(E(edited) - E(original), T(after) - T(before)): how well an edit follows its captions.
+
+    Gal et al. 2022, "StyleGAN-NADA", equation 2, as InstructPix2Pix measures it: the features have
+    length one before they are subtracted (its metrics/clip_similarity.py).
+
+    original, edited: CLIP's features of the pictures, b d. before, after: of their captions, b d.
+    -> b; 0 where nothing changed.
+    """
+    original, edited, before, after = map(_unit, (original, edited, before, after))
+    return _cosine(edited - original, after - before)
+
+
+def mean_and_error(values: Any) -> Mean:
+    """The mean of some values and its standard error, 0 for a single one."""
+    array = np.asarray(values, np.float64)
+    error = array.std(ddof=1) / len(array) ** 0.5 if len(array) > 1 else 0.0
+    return Mean(float(array.mean()), float(error))
+
+
+class Moments:
+    """The mean and covariance of features that come in batches, in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: Any = 0.0
+        self._products: Any = 0.0
+
+    def add(self, features: Any) -> None:
+        """Counts some more. features: b d."""
+        features = np.asarray(features, np.float64)
+        self.count += len(features)
+        self._sums = self._sums + features.sum(0)
+        self._products = self._products + features.T @ features
+
+    def gaussian(self) -> Gaussian:
+        """What has been counted so far.
+
+        Raises:
+            ValueError: less than two features have no covariance.
+        """
+        if self.count < 2:
+            raise ValueError(f"FID needs at least 2 pictures on each side (got {self.count})")
+        mu = self._sums / self.count
+        sigma = (self._products - self.count * np.outer(mu, mu)) / (self.count - 1)
+        return Gaussian(mu, sigma)
+
+
+def frechet_distance(a: Gaussian, b: Gaussian) -> float:
+    """|mu_a - mu_b|^2 + tr(A + B - 2 (A B)^(1/2)) (Dowson and Landau 1982; Heusel et al. 2017).
+
+    tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2), which is
+    symmetric: unlike the root of A B, it stays real where a covariance is singular.
+
+    Raises:
+        ValueError: the two have features of different lengths.
+    """
+    if a.mu.shape != b.mu.shape:
+        raise ValueError(
+            f"the statistics are of features of different lengths ({a.mu.size} and {b.mu.size})"
+        )
+    values, vectors = np.linalg.eigh(a.sigma)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    inner = root @ b.sigma @ root
+    shared = np.sqrt(np.linalg.eigvalsh((inner + inner.T) / 2).clip(0)).sum()
+    distance = np.square(a.mu - b.mu).sum() + np.trace(a.sigma) + np.trace(b.sigma) - 2 * shared
+    return float(max(distance, 0.0))
+
+
+def save_statistics(path: Path, gaussian: Gaussian) -> None:
+    """Writes mu and sigma to an .npz file, as pytorch-fid does. It appears only when whole."""
+    with written_whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, mu=gaussian.mu, sigma=gaussian.sigma)
+
+
+def load_statistics(path: Path) -> Gaussian:
+    """The mu and sigma of an .npz file, pytorch-fid's too.
+
+    Raises:
+        ValueError: there are none in it, or they do not fit together.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            mu, sigma = (np.asarray(data[name], np.float64) for name in ("mu", "sigma"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no .npz file with mu and sigma ({reason})") from None
+    fits = mu.ndim == 1 and sigma.shape == (mu.size, mu.size)
+    if not fits or not (np.isfinite(mu).all() and np.isfinite(sigma).all()):
+        raise ValueError(
+            f"{path} must hold mu, d, and sigma, d d, of finite numbers (got {mu.shape} and "
+            f"{sigma.shape})"
+        )
+    return Gaussian(mu, sigma)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its columns aligned."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    lines = [columns, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths)) + " |"
+        for line in lines
+    )
+
+
+def _unit(x: Any) -> jax.Array:
+    x = jnp.asarray(x, jnp.float32)
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), _SMALLEST_NORM)
+
+
+def _cosine(a: Any, b: Any) -> jax.Array:
+    return jnp.sum(_unit(a) * _unit(b), axis=-1)

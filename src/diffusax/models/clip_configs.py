@@ -1,0 +1,146 @@
+"""The configs of CLIP (Radford et al. 2021): its two towers, and both together."""
+
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from diffusax.config import (
+    Channels,
+    Epsilon,
+    Heads,
+    Layers,
+    Pixels,
+    Shift,
+    check_types,
+    config_from_dict,
+)
+
+Tokens = Annotated[int, Meta(ge=1, le=10**7)]
+Activation = Literal["quick_gelu", "gelu"]
+
+# Options of training, and those that transformers 4 wrote of every model that could write texts.
+_IGNORED = frozenset(
+    """
+    add_cross_attention architectures attention_dropout bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample dropout dtype early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_factor initializer_range is_decoder
+    is_encoder_decoder label2id length_penalty max_length min_length no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
+    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    use_bfloat16 use_cache
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CLIPTextConfig:
+    """The options of transformers' CLIPTextConfig that change the result.
+
+    An `eos_token_id` of 2, as in checkpoints from before transformers 4.32, makes the pooled output
+    that of the highest token id; any other value that of the first such token.
+    """
+
+    class_name: ClassVar[str] = "CLIPTextModel"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip")}
+    ignored: ClassVar[frozenset[str]] = _IGNORED
+
+    vocab_size: Tokens = 49408
+    hidden_size: Channels = 512
+    intermediate_size: Channels = 2048
+    projection_dim: Channels = 512
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 8
+    max_position_embeddings: Annotated[int, Meta(ge=1, le=65536)] = 77
+    hidden_act: Activation = "quick_gelu"
+    layer_norm_eps: Epsilon = 1e-5
+    eos_token_id: Annotated[int, Meta(ge=0, le=10**7)] = 49407
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_heads(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class CLIPVisionConfig:
+    """The options of transformers' CLIPVisionConfig that change the result."""
+
+    class_name: ClassVar[str] = "CLIPVisionModel"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_vision_model", "clip")}
+    ignored: ClassVar[frozenset[str]] = _IGNORED | {"eos_token_id"}
+
+    hidden_size: Channels = 768
+    intermediate_size: Channels = 3072
+    projection_dim: Channels = 512
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Heads = 12
+    num_channels: Annotated[int, Meta(ge=1, le=64)] = 3
+    image_size: Pixels = 224
+    patch_size: Pixels = 32
+    hidden_act: Activation = "quick_gelu"
+    layer_norm_eps: Epsilon = 1e-5
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_heads(self)
+        if self.image_size < self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} must be at least patch_size={self.patch_size}"
+            )
+
+    @property
+    def patches(self) -> int:
+        """How many a picture has; what is left at its right and bottom edge is not seen."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+@dataclasses.dataclass(frozen=True)
+class CLIPConfig:
+    """The options of transformers' CLIPConfig that change the result."""
+
+    class_name: ClassVar[str] = "CLIPModel"
+    fixed: ClassVar[dict[str, Any]] = {"model_type": "clip"}
+    ignored: ClassVar[frozenset[str]] = _IGNORED
+
+    text_config: CLIPTextConfig = dataclasses.field(default_factory=CLIPTextConfig)
+    vision_config: CLIPVisionConfig = dataclasses.field(default_factory=CLIPVisionConfig)
+    projection_dim: Channels = 512
+    logit_scale_init_value: Shift = 2.6592
+
+    def __post_init__(self) -> None:
+        for name, kind in _TOWERS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                value = config_from_dict(kind, {} if value is None else value, source=name)
+            object.__setattr__(self, name, value)
+        check_types(self)
+
+    @staticmethod
+    def upgrade(data: dict[str, Any]) -> dict[str, Any]:
+        """What a file of transformers 4 says in the words of a newer one.
+
+        Where it has text_config_dict or vision_config_dict, these and the defaults count, and not
+        text_config and vision_config (transformers' configuration_clip.py, CLIPConfig).
+        """
+        data = dict(data)
+        for name in _TOWERS:
+            old = data.pop(f"{name}_dict", None)
+            if old is not None:
+                data[name] = old
+        return data
+
+
+_TOWERS: dict[str, Any] = {"text_config": CLIPTextConfig, "vision_config": CLIPVisionConfig}
+
+
+def _check_heads(config: CLIPTextConfig | CLIPVisionConfig) -> None:
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size={config.hidden_size} must be divisible by num_attention_heads="
+            f"{config.num_attention_heads}"
+        )
