@@ -8,6 +8,7 @@ from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.autoencoder import AutoencoderConfig, autoencoder
+from diffusax.training.recipes.instruct_pix2pix import InstructPix2PixConfig, instruct_pix2pix
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
 from diffusax.training.signals import Preempted
 
@@ -15,6 +16,7 @@ __all__ = [
     "AutoencoderConfig",
     "CacheConfig",
     "EMAConfig",
+    "InstructPix2PixConfig",
     "OptimizerConfig",
     "Preempted",
     "Recipe",
@@ -22,6 +24,7 @@ __all__ = [
     "TrainConfig",
     "autoencoder",
     "cache_latents",
+    "instruct_pix2pix",
     "read_config",
     "text_to_image",
     "train",

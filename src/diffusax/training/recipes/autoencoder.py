@@ -23,7 +23,8 @@ from diffusax.models.network import Model, Network, Params, cast_params, initial
 from diffusax.options import Weight
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element, picture_size, read_pixels
+from diffusax.training.data import Element
+from diffusax.training.examples import ImageData, picture_size, read_pixels
 from diffusax.training.losses import (
     gradient_difference,
     kl_divergence,
@@ -41,7 +42,7 @@ _SAMPLES = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoencoderConfig(TrainConfig):
+class AutoencoderConfig(ImageData, TrainConfig):
     """Train an autoencoder on pictures."""
 
     model: str = ""
@@ -118,7 +119,8 @@ class Autoencoder:
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels."""
-        return {"pixel_values": read_pixels(self.config, self.size, row, rng)}
+        config = self.config
+        return {"pixel_values": read_pixels(config, self.size, config.image_column, row, rng)}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """What a picture (b H W 3 uint8, under "pixel_values") loses through the latents, b."""
