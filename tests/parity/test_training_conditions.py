@@ -1,4 +1,4 @@
-"""One loss for text to image and InstructPix2Pix, with Stable Diffusion and SDXL: values, gradients.
+"""One loss for text to image and InstructPix2Pix, with Stable Diffusion and SDXL.
 
 The reference is the inner loop of diffusers' examples train_text_to_image.py,
 train_text_to_image_sdxl.py, train_instruct_pix2pix.py and train_instruct_pix2pix_sdxl.py, on the
@@ -18,6 +18,7 @@ import torch
 from diffusers.training_utils import compute_snr
 from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl
 
+from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
 from diffusax.training.base_model import BaseModel
 from diffusax.training.conditioning_dropout import Dropped, drop_conditions
@@ -50,6 +51,7 @@ CASES = {
     "xl-text-epsilon-min-snr": Case("xl", "epsilon", False, gamma=5.0),
     "xl-text-v": Case("xl", "v_prediction", False),
 }
+REPETITIONS = ("xl-edit-epsilon", "xl-edit-epsilon-pooled-dropped", "xl-text-v")
 
 
 def build(folder, case: Case) -> Any:
@@ -181,21 +183,17 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
     return np.asarray(losses), gradient
 
 
-def kernel_gradients(unet: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: parameter.grad.numpy() for name, parameter in unet.named_parameters()}
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in REPETITIONS)) for n in CASES]
+)
 def test_losses_and_gradients_are_those_of_diffusers(tmp_path, name):
-    from diffusax.checkpoints.tree import params_to_tensors
-
     case = CASES[name]
     pipe, batch = build(tmp_path / "model", case), draw_batch()
     expected = torch_loss(pipe, batch, case)
     expected.mean().backward()
     losses, gradient = our_loss(tmp_path / "model", batch, case)
     np.testing.assert_allclose(losses, expected.detach(), rtol=LOSS)
-    theirs = kernel_gradients(pipe.unet)
+    theirs = {name: parameter.grad.numpy() for name, parameter in pipe.unet.named_parameters()}
     ours = params_to_tensors(gradient)
     assert set(ours) == set(theirs)
     largest = max(np.abs(g).max() for g in theirs.values())

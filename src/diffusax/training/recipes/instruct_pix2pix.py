@@ -81,7 +81,7 @@ class InstructPix2Pix(Denoiser):
         self.pictures = [self._cut(path) for path in config.validation_images]
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Both pictures, tokens and, where the family has them, sizes; a cached row is an example."""
+        """Both pictures, tokens and, where it has them, sizes; a cached row is an example."""
         return row if self.cached else edit_example(self.config, self.base, self.size, row, rng)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
