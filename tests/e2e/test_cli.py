@@ -311,7 +311,11 @@ def test_help_lists_all_commands(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
+    "name",
+    [
+        *("generate", "edit", "info", "compile", "export", "convert"),
+        *("train instruct-pix2pix", "train autoencoder", "cache-latents"),
+    ],
 )
 def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
     with pytest.raises(SystemExit) as stop:
@@ -370,7 +374,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,compile,export,train, cache-latents"),
+        ([], "generate,edit,info,compile,export, convert,train,cache-latents"),
         (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),
@@ -394,7 +398,8 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
         (["compile", "a", "--sizes", "512"], "--sizes must be height and width"),
         (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
-        (["train"], "text-to-image,autoencoder"),
+        (["train"], "text-to-image,instruct-pix2pix, autoencoder"),
+        (["convert", "instruct-pix2pix", "a"], "Required options were not provided: OUT"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
         (["train", "text-to-image", "--lr", "fast"], "Error parsing --lr"),
         (["train", "text-to-image", "--lr", "nan"], "lr must be a number from 0"),

@@ -1,13 +1,13 @@
-"""`diffusax convert TASK`."""
+"""`diffusax convert`."""
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from diffusax.checkpoints import resolve
-from diffusax.cli.parsing import OWN, choose, parse
+from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Options
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.converting import to_instruct_pix2pix
@@ -15,13 +15,15 @@ from diffusax.printable import escaped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InstructPix2Pix(Options):
-    """Write an InstructPix2Pix checkpoint that a training can start from.
+class Convert(Options):
+    """Make a text-to-image checkpoint into one of another task, to be trained further.
 
-    The UNet gets input channels for a second picture, whose weights are zero, so that it draws what
-    it drew before.
+    The UNet gets input channels for a second picture, whose weights are zero, so that it predicts
+    what it did before.
     """
 
+    task: Positional[Literal["instruct-pix2pix"]]
+    """What the result is for: instruct-pix2pix edits a picture as a text says."""
     source: Annotated[Positional[str], arg(metavar="IN")]
     """The text-to-image checkpoint: a folder in diffusers' layout, or a Hub repository id."""
     output: Annotated[Positional[Path], arg(metavar="OUT")]
@@ -44,15 +46,6 @@ class InstructPix2Pix(Options):
         return self.output
 
 
-TASKS = {"instruct-pix2pix": InstructPix2Pix}
-
-
-def command(args: list[str]) -> Any:
-    """What the arguments ask for."""
-    texts = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in TASKS.items()}
-    description = "Make a checkpoint of one task into one of another."
-    return choose(texts, args, _read, prog="diffusax convert", description=description)
-
-
-def _read(name: str, args: list[str]) -> Any:
-    return parse(TASKS[name], args, prog=f"diffusax convert {name}")
+def command(args: list[str]) -> Convert:
+    """The options from the arguments."""
+    return parse(Convert, args, prog="diffusax convert")
