@@ -237,7 +237,8 @@ def training_shapes(pipe: Any, batch: int) -> tuple[dict[str, Any], dict[str, An
     """Frozen parameters and a batch."""
     side, width = pipe.parts.unet_config.sample_size, pipe.parts.context_dim
     shape = jax.ShapeDtypeStruct
-    return {"empty": shape((TOKENS, width), jnp.bfloat16)}, {
+    empty = {"encoder_hidden_states": shape((TOKENS, width), jnp.bfloat16)}
+    return {"empty": empty}, {
         "moments": shape((batch, side, side, 8), jnp.float32),
         "encoder_hidden_states": shape((batch, TOKENS, width), jnp.bfloat16),
     }

@@ -61,7 +61,7 @@ def compile_training(pipe, mesh, batch: int, size: int):
     state = jax.eval_shape(create, {"unet": c.networks["unet"].shapes})
     half = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, "bfloat16"))
     frozen = {name: half(c.networks[name].shapes) for name in ("vae", "text_encoder")}
-    frozen["empty"] = jax.ShapeDtypeStruct((77,), np.int32)
+    frozen["empty"] = {"input_ids": jax.ShapeDtypeStruct((77,), np.int32)}
     data = {
         "pixel_values": jax.ShapeDtypeStruct((b, size, size, 3), np.uint8),
         "input_ids": jax.ShapeDtypeStruct((b, 77), np.int32),

@@ -28,6 +28,7 @@ from diffusax.models import (
 )
 from diffusax.models.network import Network
 from diffusax.pipelines.families import STABLE_DIFFUSION
+from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step import initial_state, make_train_step
@@ -89,14 +90,15 @@ def jax_step(network, latents, noise, timesteps, hidden):
     loss = DenoisingLoss(STABLE_DIFFUSION, networks, alphas_cumprod, "epsilon")
     zeros = jnp.zeros_like(latents)
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
-    draws = Draws(zeros, noise, timesteps, jnp.zeros(len(latents), bool))
+    none = jnp.zeros(len(latents), bool)
+    draws = Draws(zeros, noise, timesteps, Dropped(none, none))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
     step = jax.jit(
         make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
         donate_argnums=0,
     )
     batch = {"all": jax.device_put(({"moments": moments, "encoder_hidden_states": hidden}, draws))}
-    frozen = {"empty": jnp.zeros(hidden.shape[1:])}
+    frozen = {"empty": {"encoder_hidden_states": jnp.zeros(hidden.shape[1:])}}
     state = initial_state({"unet": network.params}, optimizer, seed=0)
 
     def run() -> float:

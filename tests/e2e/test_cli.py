@@ -312,8 +312,11 @@ def test_help_lists_all_commands(capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
-    + ["evaluate instruct-pix2pix", "evaluate text-to-image"],
+    [
+        *("generate", "edit", "info", "compile", "export", "convert", "cache-latents"),
+        *("train instruct-pix2pix", "train autoencoder"),
+        *("evaluate instruct-pix2pix", "evaluate text-to-image"),
+    ],
 )
 def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
     with pytest.raises(SystemExit) as stop:
@@ -372,7 +375,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,compile,export,train, cache-latents"),
+        ([], "generate,edit,info,compile,export, convert,train,cache-latents"),
         (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),
@@ -396,7 +399,8 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
         (["compile", "a", "--sizes", "512"], "--sizes must be height and width"),
         (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
-        (["train"], "text-to-image,autoencoder"),
+        (["train"], "text-to-image,instruct-pix2pix, autoencoder"),
+        (["convert", "instruct-pix2pix", "a"], "Required options were not provided: OUT"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
         (["train", "text-to-image", "--optimizer.learning-rate", "fast"], "Error parsing --optim"),
         (

@@ -10,6 +10,7 @@ from diffusers.training_utils import compute_snr
 from tiny import build_stable_diffusion
 
 from diffusax.training.base_model import BaseModel
+from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step import initial_state, make_train_step
@@ -86,15 +87,16 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
     )
 
     def with_draws(params, frozen, batch, keys):
+        none = jnp.zeros(BATCH, bool)
         draws = Draws(
-            batch["latent_noise"], batch["noise"], batch["timesteps"], jnp.zeros(BATCH, bool)
+            batch["latent_noise"], batch["noise"], batch["timesteps"], Dropped(none, none)
         )
         return loss.with_draws(params, frozen, batch, draws)
 
     optimizer = make_optimizer(OptimizerConfig(learning_rate=LR, weight_decay=WEIGHT_DECAY), STEPS)
     step = jax.jit(make_train_step(with_draws, optimizer))
     state = initial_state({name: params[name] for name in trained}, optimizer, seed=0)
-    frozen = {**params, "empty": jnp.zeros(77, jnp.int32)}
+    frozen = {**params, "empty": {"input_ids": jnp.zeros(77, jnp.int32)}}
     losses = []
     for batch in run:
         state, metrics = step(state, frozen, batch)

@@ -1,5 +1,5 @@
 import pytest
-from pictures import row, write_parquet
+from pictures import edit_row, row, write_parquet
 from tiny import build_stable_diffusion
 
 
@@ -15,6 +15,12 @@ def checkpoint(tmp_path_factory):
 def pictures(tmp_path_factory):
     """Thirty random pictures with captions, in Parquet."""
     return write_parquet(tmp_path_factory.mktemp("pictures"), [row(i) for i in range(30)], shards=2)
+
+
+@pytest.fixture(scope="session")
+def edits(tmp_path_factory):
+    """Sixteen random pictures with their negatives and instructions, in Parquet."""
+    return write_parquet(tmp_path_factory.mktemp("edits"), [edit_row(i) for i in range(16)])
 
 
 @pytest.fixture(autouse=True)

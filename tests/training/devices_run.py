@@ -1,11 +1,25 @@
-"""Trains the tiny checkpoint for a few steps and writes the result.
+"""Trains a tiny checkpoint for a few steps and writes the result.
 
 python devices_run.py MODEL DATA OUTPUT name=value ...
+
+One pair is the program's own: recipe=instruct-pix2pix, by default text-to-image.
 """
 
 import sys
 
-from diffusax.training import TextToImageConfig, read_config, text_to_image, train
+from diffusax.training import (
+    InstructPix2PixConfig,
+    TextToImageConfig,
+    instruct_pix2pix,
+    read_config,
+    text_to_image,
+    train,
+)
+
+RECIPES = {
+    "text-to-image": (TextToImageConfig, text_to_image),
+    "instruct-pix2pix": (InstructPix2PixConfig, instruct_pix2pix),
+}
 
 
 def main(model: str, data: str, output: str, *pairs: str) -> None:
@@ -27,8 +41,11 @@ def main(model: str, data: str, output: str, *pairs: str) -> None:
         "validation.prompts=[a dog]",
         "validation.steps=1",
     ]
-    config = read_config(TextToImageConfig, None, [*options, *pairs])
-    train(text_to_image(config), config)
+    own = dict(pair.split("=") for pair in pairs if pair.startswith("recipe="))
+    config_class, recipe = RECIPES[own.get("recipe", "text-to-image")]
+    pairs = tuple(pair for pair in pairs if not pair.startswith("recipe="))
+    config = read_config(config_class, None, [*options, *pairs])
+    train(recipe(config), config)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,17 @@ def row(index: int, **size) -> dict:
     }
 
 
+def edit_row(index: int) -> dict:
+    """A picture, what to do to it, and its negative."""
+    before = picture(index)
+    after = Image.fromarray(255 - np.asarray(before))
+    return {
+        "input_image": {"bytes": png(before), "path": None},
+        "edit_prompt": f"turn number {index} around",
+        "edited_image": {"bytes": png(after), "path": None},
+    }
+
+
 def write_parquet(folder: Path, rows: list[dict], *, shards: int = 1) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(shards):

@@ -14,7 +14,7 @@ from diffusax.models import AutoencoderKL, AutoencoderKLConfig, initialize
 from diffusax.training import (
     AutoencoderConfig,
     AutoencoderValidationConfig,
-    DataConfig,
+    ImageDataConfig,
     OptimizerConfig,
     autoencoder,
     train,
@@ -34,7 +34,7 @@ def config(tmp_path_factory, pictures):
     save_network(initialize(AutoencoderKL, TINY), folder / "vae")
     return AutoencoderConfig(
         model=str(folder / "vae"),
-        data=DataConfig(str(pictures), resolution=16),
+        data=ImageDataConfig(str(pictures), resolution=16),
         output=str(folder / "out"),
         steps=30,
         batch_size=8,

@@ -7,10 +7,10 @@ import yaml
 
 from diffusax.cli.train import read_recipe
 from diffusax.training import (
+    DenoiserValidationConfig,
     EMAConfig,
     OptimizerConfig,
     TextToImageConfig,
-    TextToImageValidationConfig,
     read_config,
 )
 from diffusax.training.options import from_values, to_yaml
@@ -49,7 +49,7 @@ def test_what_a_file_turns_on_the_command_line_turns_off(tmp_path):
 def test_the_resolved_options_read_back_the_same(tmp_path):
     config = TextToImageConfig(
         optimizer=OptimizerConfig(learning_rate=3e-5, max_grad_norm=float("inf")),
-        validation=TextToImageValidationConfig(prompts=("a", "b")),
+        validation=DenoiserValidationConfig(prompts=("a", "b")),
         report_to=(),
         mesh="fsdp=-1",
     )

@@ -2,25 +2,12 @@
 
 import json
 import logging
-import os
-import resource
-import time
-import warnings
 
 import numpy as np
 import pytest
-from pictures import picture, png
-from PIL import Image
 from toy_run import Rows
 
-from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.training.data import (
-    Batches,
-    caption_ids,
-    choose_caption,
-    prepare_image,
-    read_picture,
-)
+from diffusax.training.data import Batches
 
 
 def prepare(row, rng):
@@ -112,98 +99,3 @@ def test_a_row_that_cannot_be_prepared_is_broken_too():
     run = Batches(Numbered(200), fussy, batch_size=10, seed=0)
     assert 5 not in take(run, 20)
     assert run.tally.broken == 1
-
-
-@pytest.mark.parametrize("size", [(40, 32), (31, 77), (16, 16), (8, 12)])
-def test_pictures_are_resized_and_cropped_in_the_middle(size):
-    image = picture(0, size)
-    rng = np.random.default_rng(0)
-    options = {"resolution": 16, "center_crop": True, "random_flip": False}
-    result = prepare_image(image, rng, **options)
-    scale = 16 / min(size)
-    whole = image.resize(
-        (max(16, round(size[0] * scale)), max(16, round(size[1] * scale))),
-        Image.Resampling.LANCZOS,
-    )
-    left, top = round((whole.width - 16) / 2), round((whole.height - 16) / 2)
-    np.testing.assert_array_equal(result, np.asarray(whole)[top : top + 16, left : left + 16])
-
-
-def test_crops_and_mirroring_are_drawn():
-    image = picture(0, (48, 16))
-    options = {"resolution": 16, "center_crop": False, "random_flip": True}
-    rng = np.random.default_rng(0)
-    results = [prepare_image(image, rng, **options) for _ in range(60)]
-    pixels = np.asarray(image)
-    windows = {pixels[:, i : i + 16].tobytes(): False for i in range(33)}
-    windows |= {pixels[:, i : i + 16][:, ::-1].tobytes(): True for i in range(33)}
-    mirrored = [windows[r.tobytes()] for r in results]
-    assert 15 < sum(mirrored) < 45
-    assert len({r.tobytes() for r in results}) > 20
-
-
-def test_images_in_any_mode_become_rgb_and_upright(tmp_path):
-    image = picture(0)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image.convert("L").save(tmp_path / "gray.png", exif=exif)
-    loaded = read_picture({"bytes": None, "path": str(tmp_path / "gray.png")})
-    assert loaded.mode == "RGB"
-    assert loaded.size == (32, 40)
-    assert read_picture(png(image)).tobytes() == image.tobytes()
-    with pytest.raises(ValueError, match="no image bytes, but int"):
-        read_picture(3)
-
-
-def test_deep_and_transparent_pictures_look_as_they_should():
-    deep = Image.fromarray(np.full((4, 4), 0x8080, np.uint16))
-    np.testing.assert_array_equal(np.asarray(read_picture(png(deep))), 0x80)
-    clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
-    np.testing.assert_array_equal(np.asarray(read_picture(png(clear))), 255)
-
-
-@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1), (2, 100)])
-@pytest.mark.parametrize("center_crop", [True, False])
-def test_long_and_narrow_pictures_are_cut_before_they_grow(size, center_crop):
-    image = Image.new("L", size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = prepare_image(
-        image,
-        np.random.default_rng(0),
-        resolution=64,
-        center_crop=center_crop,
-        random_flip=False,
-    )
-    assert result.shape == (64, 64)
-    # Kilobytes; whole, the picture would have 245 million pixels.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
-
-
-@pytest.mark.parametrize("special", ["/dev/zero", "fifo", ""])
-def test_paths_that_are_no_files_are_not_read(special, tmp_path):
-    if special == "fifo":
-        special = str(tmp_path / "fifo")
-        os.mkfifo(special)
-    with pytest.raises(ValueError, match="is not a regular file"):
-        read_picture({"bytes": None, "path": special})
-
-
-def test_captions_without_end_are_cut_off(checkpoint):
-    tokenizer = CLIPTokenizer.from_folder(checkpoint / "tokenizer")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        start = time.perf_counter()
-        ids = caption_ids(tokenizer, "a dog " * 2_000_000)
-        assert time.perf_counter() - start < 5
-    np.testing.assert_array_equal(ids, caption_ids(tokenizer, "a dog " * 200))
-    assert ids[-1] == tokenizer.eos_token_id
-    np.testing.assert_array_equal(caption_ids(tokenizer, "a\n dog"), tokenizer("a\n dog")[0])
-    assert caption_ids(tokenizer, "half a pair: \ud83d").shape == ids.shape
-
-
-def test_one_of_several_captions_is_drawn():
-    rng = np.random.default_rng(0)
-    assert {choose_caption(["a", "b"], rng) for _ in range(20)} == {"a", "b"}
-    assert choose_caption("c", rng) == "c"
-    with pytest.raises(ValueError, match="NoneType"):
-        choose_caption(None, rng)

@@ -15,7 +15,7 @@ import pytest
 from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
-from diffusax.training.data import read_picture
+from diffusax.training.examples import read_picture
 from diffusax.training.sources import cache_folder, open_source
 
 COLUMNS = ("image", "text")

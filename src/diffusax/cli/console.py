@@ -18,6 +18,7 @@ COMMANDS = {
     "info": "Show what a checkpoint holds, the devices, and the names of the samplers.",
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
+    "convert": "Make a text-to-image checkpoint into one of another task.",
     "train": "Train a denoiser or an autoencoder.",
     "cache-latents": "Encode a data set once, to train from faster.",
     "evaluate": "Measure how good a model is.",

@@ -11,10 +11,12 @@ from diffusax.printable import escaped
 from diffusax.runtime.mesh import initialize
 from diffusax.training import (
     AutoencoderConfig,
+    InstructPix2PixConfig,
     Preempted,
     TextToImageConfig,
     TrainConfig,
     autoencoder,
+    instruct_pix2pix,
     read_config,
     text_to_image,
     train,
@@ -31,6 +33,15 @@ class TextToImage(FromFiles, TextToImageConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class InstructPix2Pix(FromFiles, InstructPix2PixConfig):
+    """Train the denoiser of a checkpoint to edit pictures as a text says."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(instruct_pix2pix, self, InstructPix2PixConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Autoencoder(FromFiles, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on pictures."""
 
@@ -41,6 +52,7 @@ class Autoencoder(FromFiles, AutoencoderConfig):
 
 RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
+    "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
 }
 

@@ -18,7 +18,7 @@ from diffusax.evaluation.metrics import (
     text_image_similarity,
 )
 from diffusax.options import Count, Options, Seed
-from diffusax.training.data import prepare_image, read_picture
+from diffusax.training.examples import prepare_images, read_picture
 from diffusax.training.sources import Source, open_source
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
@@ -128,8 +128,8 @@ class Edits(Sequence[Edit]):
             )
         except ValueError as error:
             raise ValueError(f"{self.source.name(row)}: {error}") from None
-        pixels = prepare_image(
-            picture,
+        (pixels,), _ = prepare_images(
+            [picture],
             np.random.default_rng(0),
             resolution=self.size,
             center_crop=True,

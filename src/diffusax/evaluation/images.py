@@ -17,7 +17,7 @@ from diffusax.evaluation.metrics import (
     load_statistics,
     mean_and_error,
 )
-from diffusax.training.data import read_picture
+from diffusax.training.examples import read_picture
 from diffusax.training.sources import open_source
 
 log = logging.getLogger(__name__)

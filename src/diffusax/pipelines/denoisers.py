@@ -52,6 +52,7 @@ class UNetDenoiser:
         timestep: jax.Array,
         conditions: Conditions,
         control: jax.Array | None = None,
+        gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """The prediction for each branch, b h w c.
 
@@ -61,6 +62,7 @@ class UNetDenoiser:
             timestep: b.
             conditions: without the axis of the branches, which are in the batch.
             control: m k r, or (b/k) m k r: the weight of each residual, see `Knobs`.
+            gradient_checkpointing: see `UNet2DConditionModel`.
         """
         added = dict(conditions.added or {})
         options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
@@ -68,6 +70,7 @@ class UNetDenoiser:
         residuals = self._residuals(params, x, timestep, conditions, control, options)
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
+        options["gradient_checkpointing"] = gradient_checkpointing
         return self.unet.apply(
             params["unet"], x, timestep, conditions.context, **options, **residuals
         )

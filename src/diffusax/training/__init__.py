@@ -1,9 +1,10 @@
 """Training of diffusion models. Needs the extra `train`."""
 
-from diffusax.training.cached import CacheConfig, cache_latents
+from diffusax.training.cached import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
+from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, ImageDataConfig
 from diffusax.training.loop import train
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
@@ -13,11 +14,13 @@ from diffusax.training.recipes.autoencoder import (
     AutoencoderValidationConfig,
     autoencoder,
 )
-from diffusax.training.recipes.text_to_image import (
-    TextToImageConfig,
-    TextToImageValidationConfig,
-    text_to_image,
+from diffusax.training.recipes.denoiser import DenoiserValidationConfig
+from diffusax.training.recipes.instruct_pix2pix import (
+    InstructPix2PixConfig,
+    InstructPix2PixValidationConfig,
+    instruct_pix2pix,
 )
+from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
 from diffusax.training.signals import Preempted
 from diffusax.training.timesteps import TimestepBiasConfig
 
@@ -25,18 +28,25 @@ __all__ = [
     "AutoencoderConfig",
     "AutoencoderValidationConfig",
     "CacheConfig",
+    "CacheDataConfig",
+    "CaptionedDataConfig",
     "DataConfig",
+    "DenoiserValidationConfig",
     "EMAConfig",
+    "EditDataConfig",
+    "ImageDataConfig",
+    "InstructPix2PixConfig",
+    "InstructPix2PixValidationConfig",
     "OptimizerConfig",
     "Preempted",
     "Recipe",
     "TextToImageConfig",
-    "TextToImageValidationConfig",
     "TimestepBiasConfig",
     "TrainConfig",
     "ValidationConfig",
     "autoencoder",
     "cache_latents",
+    "instruct_pix2pix",
     "read_config",
     "text_to_image",
     "train",

@@ -1,18 +1,25 @@
-"""The checkpoint that a text-to-image training starts from."""
+"""The checkpoint that a denoiser's training starts from."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.files import load_json
-from diffusax.models.network import Model, Network
+from diffusax.models.network import Model, Network, Params
+from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.families import STABLE_DIFFUSION, Family
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.training.denoising import ids_name
+from diffusax.training.examples import caption_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,52 +29,85 @@ class BaseModel:
     folder: Path
     family: Family
     networks: dict[str, Network]
-    tokenizer: CLIPTokenizer
+    """By the names in the checkpoint; the UNet as it is trained."""
+    tokenizers: dict[str, CLIPTokenizer]
     scheduler: Scheduler
+    options: dict[str, Any]
+    """Those in model_index.json that the family reads."""
 
     @classmethod
-    def open(cls, path_or_repo: str, *, prediction_type: str | None = None) -> "BaseModel":
+    def open(
+        cls, path_or_repo: str, *, prediction_type: str | None = None, edits: bool = False
+    ) -> "BaseModel":
         """The checkpoint in a folder or of a Hub repository.
 
-        prediction_type: instead of the scheduler's own.
+        Args:
+            path_or_repo: which.
+            prediction_type: instead of the scheduler's own.
+            edits: whether the UNet is to take the latents of another picture besides, as
+                InstructPix2Pix's does; one that does not is widened.
 
         Raises:
-            ValueError: it cannot be had or read, or is of another family; says why.
+            ValueError: it cannot be had or read, or is of another kind; says why.
         """
         folder = resolve(path_or_repo)
         family = class_for(DiffusionPipeline, folder, DiffusionPipeline).family
-        if family is not STABLE_DIFFUSION:
-            raise ValueError(
-                f"text to image trains Stable Diffusion 1.x and 2.x; {path_or_repo} is "
-                f"{family.name}"
-            )
-        _, listed, _ = read_model_index(folder)
-        missing = [n for n in ("vae", "unet", "text_encoder", "tokenizer") if n not in listed]
+        _, listed, stored = read_model_index(folder)
+        tokenizers, encoders = zip(*family.text)
+        names = ("unet", "vae", *encoders)
+        missing = [n for n in (*names, *tokenizers, "scheduler") if n not in listed]
         if missing:
             raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
-        networks = {name: read_network(folder / name) for name in ("unet", "vae", "text_encoder")}
-        channels, latents = (
-            networks["unet"].config.in_channels,
-            networks["vae"].config.latent_channels,
-        )
-        if channels != latents:
-            raise ValueError(
-                f"text to image needs a UNet with {latents} input channels; that of {path_or_repo} "
-                f"has {channels}"
-            )
-        config: dict[str, Any] = load_json(folder / "scheduler" / "scheduler_config.json")
-        changed = {} if prediction_type is None else {"prediction_type": prediction_type}
+        networks = {name: read_network(folder / name) for name in names}
+        unet, latents = networks["unet"], networks["vae"].config.latent_channels
+        _check_channels(path_or_repo, unet.config.in_channels, latents, edits)
+        if edits:
+            networks["unet"] = widen_network(unet, 2 * latents)
+        options = dict(family.options)
         return cls(
             folder,
             family,
             networks,
-            CLIPTokenizer.from_folder(folder / "tokenizer"),
-            scheduler_from_config({"_class_name": listed["scheduler"][1], **config}, **changed),
+            {name: CLIPTokenizer.from_folder(folder / name) for name in tokenizers},
+            _scheduler(folder, listed["scheduler"][1], prediction_type),
+            {**options, **{k: v for k, v in stored.items() if k in options}},
         )
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
         """A network with its parameters, on a device or spread over a mesh."""
-        return load_network(self.folder / name, dtype=dtype, device=device)
+        stored = load_network(self.folder / name, dtype=dtype, device=device)
+        network = self.networks[name]
+        if stored.network == network:
+            return stored
+        return Model(network, widen_params(stored.params, network.config.in_channels))
+
+    def tokenize(self, caption: str) -> dict[str, np.ndarray]:
+        """A caption's ids for each text encoder, t int32, by their names in a batch."""
+        return {ids_name(k): caption_ids(v, caption) for k, v in self.tokenizers.items()}
+
+    def components(self, params: dict[str, Params], **options: Any) -> Components:
+        """What the tasks of `diffusax.pipelines` draw with.
+
+        options: in the place of those in model_index.json.
+        """
+        return Components(
+            self.family,
+            self.networks,
+            params,
+            dict(self.tokenizers),
+            self.scheduler,
+            {**self.options, **options},
+        )
+
+    @property
+    def text_encoders(self) -> Sequence[str]:
+        """The names of the text encoders."""
+        return [encoder for _, encoder in self.family.text]
+
+    @property
+    def micro_conditioned(self) -> bool:
+        """Whether the UNet is told the sizes of pictures."""
+        return self.family.added is not None
 
     @property
     def factor(self) -> int:
@@ -79,3 +119,25 @@ class BaseModel:
         """The side in pixels that the UNet was trained at."""
         size = self.networks["unet"].config.sample_size or 64
         return (size if isinstance(size, int) else max(size)) * self.factor
+
+
+def _check_channels(name: str, channels: int, latents: int, edits: bool) -> None:
+    fitting = (latents, 2 * latents) if edits else (latents,)
+    if channels not in fitting:
+        task = "InstructPix2Pix" if edits else "text to image"
+        raise ValueError(
+            f"{task} needs a UNet with {' or '.join(map(str, fitting))} input channels; that of "
+            f"{name} has {channels}"
+        )
+
+
+def _scheduler(folder: Path, class_name: str, prediction_type: str | None) -> Scheduler:
+    config: dict[str, Any] = load_json(folder / "scheduler" / "scheduler_config.json")
+    changed = {} if prediction_type is None else {"prediction_type": prediction_type}
+    scheduler = scheduler_from_config({"_class_name": class_name, **config}, **changed)
+    if not hasattr(scheduler, "alphas_cumprod"):
+        raise ValueError(
+            f"{folder} has the scheduler {class_name}, which has no alphas_cumprod to add noise "
+            "with; training needs a checkpoint with discrete timesteps"
+        )
+    return scheduler

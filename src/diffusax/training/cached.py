@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,74 +16,80 @@ from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
-from diffusax.models.latents import from_bytes
-from diffusax.models.network import Model, Params
+from diffusax.models.network import Params
 from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
-from diffusax.training.data import (
-    Broken,
-    DataConfig,
-    Element,
-    Tally,
-    caption_ids,
-    choose_caption,
-    picture_size,
-    read_pixels,
-)
-from diffusax.training.denoising import encode_captions
+from diffusax.training.data import Broken, Element, Tally
+from diffusax.training.denoising import TEXT_EMBEDDINGS, encode_captions, encode_pixels
+from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, picture_size
 from diffusax.training.options import require_options
+from diffusax.training.rows import caption_example, edit_example
 from diffusax.training.sources import ArrowSource, Source, open_source
 
 _INDEX = "cache.json"
+_ORIGINAL = "original_latents"
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
+    """Pictures with captions, or before and after an edit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheConfig(Options):
-    """Encode a data set once; `train text-to-image --data.path OUTPUT` then uses the result."""
+    """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
 
+    recipe: Literal["text-to-image", "instruct-pix2pix"] = "text-to-image"
+    """What will be trained: pictures with captions, or pictures before and after an edit."""
     model: str = ""
-    """The checkpoint whose autoencoder and text encoder are used."""
+    """The checkpoint whose autoencoder and text encoders are used."""
     output: Annotated[str, Meta(min_length=1)] = "out/cache"
     """The folder to write."""
     text_embeddings: bool = False
-    """Store what the text encoder makes of the captions, not only their tokens."""
+    """Store what the text encoders make of the captions, not only their tokens."""
     copies: Count = 1
-    """How often to store each picture, each time cropped and mirrored anew."""
+    """How often to store each row, each time cropped and mirrored anew."""
     batch_size: Count = 16
     """The number of pictures encoded at a time."""
     seed: Seed = 0
     """The random seed of crops, mirroring and the choice among several captions."""
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
     """The examples."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedSource:
-    """Rows as arrays: moments (h w 2z, mean and log variance) and what stands for the caption."""
+    """Rows as arrays, by the names in a batch of `DenoisingLoss`."""
 
     rows: ArrowSource
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
 
     @classmethod
-    def open(cls, folder: str, load: Callable[[str], Model]) -> "CachedSource":
-        """The cache in a folder.
+    def open(cls, folder: str, base: BaseModel, *, edits: bool) -> "CachedSource":
+        """The cache in a folder, for training a checkpoint.
 
-        load: gives a network of the checkpoint, with its parameters, by its name there.
+        edits: whether it is to hold pictures before and after an edit.
 
         Raises:
-            ValueError: it was made with another autoencoder or, where it holds text embeddings,
-                another text encoder, or it is not whole.
+            ValueError: it holds other things, it was made with another autoencoder or, where it
+                holds text embeddings, other text encoders, or it is not whole.
         """
         index = load_json(Path(folder) / _INDEX)
-        networks = [("latents", "autoencoder", "vae")]
-        if "encoder_hidden_states" in index["shapes"]:
-            networks.append(("text embeddings", "text encoder", "text_encoder"))
-        for what, made_by, name in networks:
-            if index.get(made_by) != fingerprint(load(name).params):
+        if (_ORIGINAL in index["shapes"]) is not edits:
+            recipe = "instruct-pix2pix" if edits else "text-to-image"
+            raise ValueError(
+                f"{folder} was not written for {recipe}; write it again with cache-latents "
+                f"--recipe {recipe}"
+            )
+        made_by = {"vae": ("latents", "autoencoder")}
+        if TEXT_EMBEDDINGS[0] in index["shapes"]:
+            made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
+        for name, (what, network) in made_by.items():
+            if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
                 raise ValueError(
-                    f"the {what} in {folder} are of another {made_by} than the checkpoint's; "
+                    f"the {what} in {folder} are of another {network} than the checkpoint's; "
                     "write them again with cache-latents"
                 )
         files = tuple(str(Path(folder) / name) for name in index["files"])
@@ -131,15 +137,15 @@ def cache_latents(config: CacheConfig) -> int:
     """
     require_options(config, ("model", "data.path"))
     pyarrow = require_extra("pyarrow", "train")
-    base = BaseModel.open(config.model)
-    data = config.data
-    size = picture_size(data, base.default_size, base.factor)
-    source = open_source(data.path, (data.image_column, data.caption_column))
+    base = BaseModel.open(config.model, edits=_edits(config))
+    size = picture_size(config.data, base.default_size, base.factor)
+    source = open_source(config.data.path, _columns(config))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.
     (folder / _INDEX).unlink(missing_ok=True)
-    params = {name: base.load(name).params for name in ("vae", "text_encoder")}
+    names = ["vae", *(base.text_encoders if config.text_embeddings else ())]
+    params = {name: base.load(name).params for name in names}
     encode = _encoder(base, params, config.text_embeddings)
     count, writer, specs = 0, None, {}
     file = _part(jax.process_index())
@@ -153,19 +159,36 @@ def cache_latents(config: CacheConfig) -> int:
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
         count += len(columns[0])
     if writer is None:
-        raise ValueError(f"{data.path} has no row that can be used")
+        raise ValueError(f"{config.data.path} has no row that can be used")
     writer.close()
     if jax.process_index() == 0:
         index = {
             "files": [_part(i) for i in range(jax.process_count())],
             "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
             "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
-            "autoencoder": fingerprint(params["vae"]),
+            "networks": {name: fingerprint(part) for name, part in params.items()},
         }
-        if config.text_embeddings:
-            index["text encoder"] = fingerprint(params["text_encoder"])
         write_json(folder / _INDEX, index)
     return count
+
+
+def _edits(config: CacheConfig) -> bool:
+    return config.recipe == "instruct-pix2pix"
+
+
+def _columns(config: CacheConfig) -> tuple[str, ...]:
+    """Those of the recipe.
+
+    Raises:
+        ValueError: one of the other's is given.
+    """
+    captions = ("image_column", "caption_column")
+    pairs = ("original_image_column", "edit_prompt_column", "edited_image_column")
+    used, unused = (pairs, captions) if _edits(config) else (captions, pairs)
+    for name in unused:
+        if getattr(config.data, name) != getattr(CacheDataConfig, name):
+            raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
+    return tuple(getattr(config.data, name) for name in used)
 
 
 def _part(process: int) -> str:
@@ -175,18 +198,16 @@ def _part(process: int) -> str:
 def _batches(
     source: Source, base: BaseModel, config: CacheConfig, size: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Pictures and tokens of this process's rows, in order."""
+    """Examples of this process's rows, in order."""
+    example: Any = edit_example if _edits(config) else caption_example
 
     def prepare(job: int) -> Element | Broken:
         copy, index = divmod(job, len(source))
         rng = np.random.default_rng((config.seed, copy, index))
         try:
-            row = source[index]
-            pixels = read_pixels(config.data, size, row, rng)
-            caption = choose_caption(row[config.data.caption_column], rng)
+            return example(config.data, base, size, source[index], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
-        return {"pixel_values": pixels, "input_ids": caption_ids(base.tokenizer, caption)}
 
     tally = Tally(len(source))
     jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
@@ -208,14 +229,17 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
     params = jax.device_put(params, replicated(mesh))
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
-    def run(params: Params, pixels: jax.Array, ids: jax.Array) -> dict[str, jax.Array]:
-        vae = base.networks["vae"]
-        mean, logvar = vae.apply(params["vae"], from_bytes(pixels), method="encode")
-        moments = jnp.concatenate([mean, logvar], axis=-1)
-        if not text_embeddings:
-            return {"moments": moments, "input_ids": ids}
-        hidden = encode_captions(base.family, base.networks, params, ids)
-        return {"moments": moments, "encoder_hidden_states": hidden}
+    def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        encode = functools.partial(encode_pixels, base.networks["vae"], params["vae"])
+        arrays = dict(batch)
+        arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
+        if "original_pixel_values" in arrays:
+            arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
+        if text_embeddings:
+            encoded = encode_captions(base.family, base.networks, params, batch)
+            arrays = {k: v for k, v in arrays.items() if not k.startswith("input_ids")}
+            arrays |= dict(zip(TEXT_EMBEDDINGS, encoded))
+        return arrays
 
     size = 0
 
@@ -224,8 +248,7 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
         n = len(batch["pixel_values"])
         size = max(size, n + -n % mesh.size)
         padded = {k: np.concatenate([v, np.repeat(v[:1], size - n, 0)]) for k, v in batch.items()}
-        put = jax.device_put(padded, batch_sharding(mesh))
-        result = run(params, put["pixel_values"], put["input_ids"])
+        result = run(params, jax.device_put(padded, batch_sharding(mesh)))
         return {name: np.asarray(value)[:n] for name, value in result.items()}
 
     return encode

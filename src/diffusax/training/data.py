@@ -3,17 +3,13 @@
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
-from PIL import Image, ImageOps
 
 from diffusax.extras import require_extra
 from diffusax.options import Options
-from diffusax.pictures import load_image
-from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.signals import follow_parent
 from diffusax.training.sources import Source
 
@@ -23,10 +19,6 @@ MAX_BROKEN = 0.01
 """The share of broken rows that stops a run."""
 BROKEN_WINDOW = 1000
 """Rows before which the share is of this many (or of the whole data set), not of those seen."""
-MAX_ASPECT = 16
-"""Longer pictures are cut to this many times their shorter side before they are resized."""
-MAX_CAPTION = 10_000
-"""Characters of a caption that are read; no text encoder takes a tenth of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +30,6 @@ class DataConfig(Options):
     path: str = ""
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
-    image_column: str = "image"
-    """The column with the pictures: bytes, or {bytes, path} as `datasets` writes them."""
-    caption_column: str = "text"
-    """The column with the captions: a text, or a list of which one is drawn each time. What is too
-    long for the text encoder is cut off."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
     """The height and width of the training pictures in pixels; by default the model's own."""
     center_crop: bool = False
@@ -65,106 +52,6 @@ class Broken:
 
 Element = dict[str, np.ndarray]
 Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
-
-
-def picture_size(config: DataConfig, default: int, factor: int) -> int:
-    """The side of training pictures in pixels: what is asked for, or the model's own.
-
-    factor: pixels per latent.
-
-    Raises:
-        ValueError: it is not a multiple of the factor.
-    """
-    size = config.resolution or default
-    if size % factor:
-        low = max(size // factor, 1) * factor
-        raise ValueError(
-            f"data.resolution must be divisible by {factor}, the pixels per latent (got {size}); "
-            f"use {low} or {low + factor}"
-        )
-    return size
-
-
-def read_pixels(
-    config: DataConfig, size: int, row: dict[str, Any], rng: np.random.Generator
-) -> np.ndarray:
-    """The picture of a row, resized and cropped as the options say. h w 3 uint8."""
-    return prepare_image(
-        read_picture(row[config.image_column]),
-        rng,
-        resolution=size,
-        center_crop=config.center_crop,
-        random_flip=config.random_flip,
-    )
-
-
-def read_picture(cell: Any) -> Image.Image:
-    """The picture in a cell, RGB, upright, on white.
-
-    cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
-
-    Raises:
-        ValueError: the cell holds no picture that Pillow can read.
-    """
-    if isinstance(cell, dict):
-        cell = cell.get("bytes") or Path(cell.get("path") or "")
-    if not isinstance(cell, bytes | Path):
-        raise ValueError(f"no image bytes, but {type(cell).__name__}")
-    return load_image(cell)
-
-
-def prepare_image(
-    image: Image.Image,
-    rng: np.random.Generator,
-    *,
-    resolution: int,
-    center_crop: bool,
-    random_flip: bool,
-) -> np.ndarray:
-    """The shorter side resized to `resolution`, a square cut out of it. h w 3 uint8."""
-
-    def cut(image: Image.Image, width: int, height: int) -> Image.Image:
-        spare = image.width - width, image.height - height
-        left, top = (
-            (round(n / 2) for n in spare)
-            if center_crop
-            else (int(rng.integers(n + 1)) for n in spare)
-        )
-        return image.crop((left, top, left + width, top + height))
-
-    # A picture of 1x60000 would grow to gigabytes.
-    longest = MAX_ASPECT * min(image.size)
-    if max(image.size) > longest:
-        image = cut(image, min(image.width, longest), min(image.height, longest))
-    scale = resolution / min(image.size)
-    width, height = (max(resolution, round(n * scale)) for n in image.size)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling.LANCZOS)
-    image = cut(image, resolution, resolution)
-    if random_flip and rng.random() < 0.5:
-        image = ImageOps.mirror(image)
-    return np.asarray(image)
-
-
-def choose_caption(cell: Any, rng: np.random.Generator) -> str:
-    """The caption in a cell, one of them where there are several.
-
-    Raises:
-        ValueError: it holds no text.
-    """
-    if isinstance(cell, list) and cell:
-        cell = cell[rng.integers(len(cell))]
-    if not isinstance(cell, str):
-        raise ValueError(f"the caption is not a text but {type(cell).__name__}")
-    return cell
-
-
-def caption_ids(tokenizer: CLIPTokenizer, caption: str) -> np.ndarray:
-    """The ids of a caption, t int32; what does not fit is cut off. Of endless texts the beginning
-    is read alone.
-    """
-    text = " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
-    return tokenizer.window(tokenizer.tokenize(text)[: tokenizer.model_max_length - 2])
 
 
 @dataclasses.dataclass(frozen=True)

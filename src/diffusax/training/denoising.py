@@ -10,7 +10,10 @@ import numpy as np
 
 from diffusax.models.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
+from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
 from diffusax.pipelines.families import Family
+from diffusax.pipelines.families.family import Encoded
+from diffusax.training.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.losses import (
     add_noise,
     min_snr_weight,
@@ -19,6 +22,9 @@ from diffusax.training.losses import (
 )
 from diffusax.training.step import Batch
 from diffusax.training.timesteps import draw_timestep
+
+TEXT_EMBEDDINGS = ("encoder_hidden_states", "text_embeds")
+"""What a family's `encode` gives, by the names in a batch."""
 
 
 class Draws(NamedTuple):
@@ -30,27 +36,39 @@ class Draws(NamedTuple):
     """b h w z, with its offset."""
     timesteps: jax.Array
     """b, from 0 to num_train_timesteps - 1."""
-    dropped: jax.Array
-    """b, bool: the empty caption instead."""
+    dropped: Dropped
+    """b: the empty caption instead, zeros instead of the picture."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisingLoss:
-    """The loss of pictures with captions.
+    """The loss of pictures with captions, and with pictures that they were made from.
 
-    A batch has pixel_values (b H W 3 uint8) or moments (b h w 2z, cached), and input_ids (b t) or
-    encoder_hidden_states (b t d, cached). Frozen parameters have the empty caption as input_ids (t)
-    or embeddings (t d) under "empty".
+    A batch has, by name:
+        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The pictures to learn.
+        input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
+            and text_embeds: b p, cached.
+        time_ids: b 6, where the family has micro-conditioning.
+        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. Of
+            InstructPix2Pix alone: the pictures before the edit.
+
+    Frozen parameters have under "empty" what stands for a caption that is dropped, under the names
+    of the caption's entries in a batch, without the axis b.
     """
 
     family: Family
     networks: Mapping[str, Network]
-    """By the names in the checkpoint: unet, vae, and the text encoder unless all is cached."""
+    """By the names in the checkpoint: unet, vae, and the text encoders unless all is cached."""
     alphas_cumprod: np.ndarray
     prediction_type: str
     snr_gamma: float | None = None
     noise_offset: float = 0.0
     caption_dropout: float = 0.0
+    """The share of examples without their text."""
+    conditioning_dropout: float = 0.0
+    """The shares without text, without both and without picture, see `drop_conditions`."""
+    keep_pooled: bool = False
+    """Whether the pooled embedding stays where the text is dropped."""
     gradient_checkpointing: str = "none"
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
@@ -67,11 +85,13 @@ class DenoisingLoss:
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
             mean = self.noise_offset * jax.random.normal(offset, shape[-1:])
+            u = jax.random.uniform(drop)
+            text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
                 jax.random.normal(latent, shape),
                 jax.random.normal(noise, shape) + mean,
                 draw_timestep(timestep, len(self.alphas_cumprod), self.timestep_probabilities),
-                jax.random.uniform(drop) < self.caption_dropout,
+                Dropped(text | (u < self.caption_dropout), image),
             )
 
         return jax.vmap(draw_one)(keys)
@@ -80,13 +100,12 @@ class DenoisingLoss:
         """As a call, from these random numbers."""
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
-        context = self._context(weights, batch, draws.dropped)
         alpha_bar = jnp.asarray(self.alphas_cumprod, jnp.float32)[draws.timesteps]
-        prediction = self.networks["unet"].apply(
-            weights["unet"],
+        prediction = UNetDenoiser(self.networks["unet"])(
+            weights,
             add_noise(x0, draws.noise, alpha_bar),
             draws.timesteps,
-            context,
+            self._conditions(weights, batch, draws.dropped),
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = prediction_target(self.prediction_type, x0, draws.noise, alpha_bar)
@@ -108,23 +127,67 @@ class DenoisingLoss:
         if "moments" in batch:
             mean, logvar = jnp.split(batch["moments"].astype(jnp.float32), 2, axis=-1)
         else:
-            moments = vae.apply(weights["vae"], from_bytes(batch["pixel_values"]), method="encode")
-            mean, logvar = (m.astype(jnp.float32) for m in moments)
+            mean, logvar = encode_pixels(vae, weights["vae"], batch["pixel_values"])
         latents = sample_latents(mean, logvar, noise)
         return scale_latents(vae.config, latents, normalize=self.family.normalizes_latents)
 
-    def _context(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array:
-        if "encoder_hidden_states" in batch:
-            hidden = batch["encoder_hidden_states"].astype(self.compute_dtype)
-            return jnp.where(dropped[:, None, None], weights["empty"], hidden)
-        ids = jnp.where(dropped[:, None], weights["empty"], batch["input_ids"])
-        return encode_captions(self.family, self.networks, weights, ids)
+    def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
+        """Without the axis of the branches: training has one."""
+        context, *pooled = self._text(weights, batch, dropped.text)
+        added = None
+        if pooled:
+            sizes = batch["time_ids"].astype(jnp.float32)
+            added = {"text_embeds": pooled[0], "time_ids": sizes}
+        return Conditions(context, self._image(weights, batch, dropped.image), added)
+
+    def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Encoded:
+        empty = weights["empty"]
+        given = {name: batch[name] for name in empty}
+        chosen = {name: _replace(dropped, empty[name], given[name]) for name in empty}
+        encoded = self._encode(weights, chosen)
+        return (encoded[0], *self._encode(weights, given)[1:]) if self.keep_pooled else encoded
+
+    def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Encoded:
+        cached = [text[name] for name in TEXT_EMBEDDINGS if name in text]
+        if cached:
+            return tuple(embedding.astype(self.compute_dtype) for embedding in cached)
+        return encode_captions(self.family, self.networks, weights, text)
+
+    def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
+        """The latents before the edit as a UNet takes them besides: the likeliest, not scaled."""
+        if "original_latents" in batch:
+            latents = batch["original_latents"].astype(jnp.float32)
+        elif "original_pixel_values" in batch:
+            vae, pixels = self.networks["vae"], batch["original_pixel_values"]
+            latents, _ = encode_pixels(vae, weights["vae"], pixels)
+        else:
+            return None
+        return _replace(dropped, jnp.float32(0), latents)
+
+
+def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Pictures b H W 3 uint8 to mean and log variance of their latents, b h w z float32."""
+    mean, logvar = vae.apply(params, from_bytes(pixels), method="encode")
+    return mean.astype(jnp.float32), logvar.astype(jnp.float32)
 
 
 def encode_captions(
-    family: Family, networks: Mapping[str, Network], params: Params, ids: jax.Array
-) -> jax.Array:
-    """Token ids b t to what cross-attention looks at, b t d."""
-    names = [encoder for _, encoder in family.text]
-    encoders = tuple(networks[name] for name in names)
-    return family.encode(encoders, tuple(params[name] for name in names), (ids[:, None],))[0]
+    family: Family, networks: Mapping[str, Network], params: Params, ids: Mapping[str, jax.Array]
+) -> Encoded:
+    """Token ids b t, by their names in a batch, to context b t d and, with SDXL, pooled b p."""
+    encoders = [encoder for _, encoder in family.text]
+    return family.encode(
+        tuple(networks[name] for name in encoders),
+        tuple(params[name] for name in encoders),
+        tuple(ids[ids_name(tokenizer)][:, None] for tokenizer, _ in family.text),
+    )
+
+
+def ids_name(tokenizer: str) -> str:
+    """What a batch calls the ids of a tokenizer: input_ids, input_ids_2."""
+    return tokenizer.replace("tokenizer", "input_ids")
+
+
+def _replace(dropped: jax.Array, value: jax.Array, given: jax.Array) -> jax.Array:
+    """b ...: the value where an example's condition is dropped, otherwise what is given."""
+    return jnp.where(dropped.reshape(-1, *(1,) * (given.ndim - 1)), value, given)

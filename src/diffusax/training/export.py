@@ -33,11 +33,17 @@ _USAGE = """```python
 import diffusax
 
 pipe = diffusax.DiffusionPipeline.from_pretrained("{location}")
-pipe("a prompt").images[0].save("picture.png")
+pipe({call}).images[0].save("picture.png")
 ```
 
 PyTorch diffusers opens the same folder.
 """
+
+_CALLS = {
+    "text-to-image": '"a prompt"',
+    "image-to-image": '"make it snowy", image="photo.png"',
+}
+"""What a card shows of a call, by the model's pipeline_tag."""
 
 
 def export(
@@ -73,7 +79,9 @@ def write_model_card(
     averaged = folder.name == "model_ema"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
     base = front.get("base_model")
-    usage = _USAGE.format(location=address or folder.resolve()) if "pipeline_tag" in front else ""
+    call, usage = _CALLS.get(front.get("pipeline_tag", "")), ""
+    if call is not None:
+        usage = _USAGE.format(location=address or folder.resolve(), call=call)
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,

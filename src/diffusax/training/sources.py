@@ -115,7 +115,9 @@ class ArrowSource:
         return ends
 
     def _with_path(self, cell: Any, part: int) -> Any:
-        """A picture that stands in a file of its own gets its whole path."""
+        """A picture that stands in a file of its own gets its whole path, also in a list."""
+        if isinstance(cell, list):
+            return [self._with_path(entry, part) for entry in cell]
         if not isinstance(cell, dict) or cell.get("bytes") or not isinstance(cell.get("path"), str):
             return cell
         return cell | {"path": str(path_inside(Path(self.names[part]).parent, cell["path"]))}
@@ -130,34 +132,42 @@ class ArrowSource:
 
 @dataclasses.dataclass(frozen=True)
 class FolderSource:
-    """Image files with their columns; the first column is the image."""
+    """Image files with their columns."""
 
     folder: str
     rows: tuple[dict[str, Any], ...]
-    files: tuple[str, ...]
-    image_column: str
+    files: tuple[dict[str, Any], ...]
+    """The names of the images in the folder, one or a list, by column."""
 
     @classmethod
     def from_metadata(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Rows from metadata.jsonl or .csv (`datasets`' ImageFolder): file_name, other columns."""
+        """Rows from metadata.jsonl or .csv as `datasets`' ImageFolder has them.
+
+        file_name is the image in the first column, x_file_name one in the column x, and
+        x_file_names a list of them.
+        """
         file = next(folder / name for name in METADATA if (folder / name).is_file())
         rows, files = [], []
         for number, row in _metadata_rows(file):
             where = f"{file} line {number}"
-            name = row.pop("file_name", None) if isinstance(row, dict) else None
-            if not isinstance(name, str) or not name:
+            names = _take_file_names(row, columns) if isinstance(row, dict) else {}
+            every = [name for value in names.values() for name in _as_list(value)]
+            if not every or not all(isinstance(name, str) and name for name in every):
                 raise ValueError(f"{where} must be a row with a file_name")
             try:
-                path_inside(folder, name)
+                for name in every:
+                    path_inside(folder, name)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
+            for column in columns:
+                if any(isinstance(cell, dict) for cell in _as_list(row.get(column))):
+                    raise ValueError(f"{where} must name its images by {column}_file_name")
             rows.append(row)
-            files.append(name)
+            files.append(names)
         if not rows:
             raise ValueError(f"{file} has no rows")
-        image_column, *others = columns
-        _check_columns(others, rows[0], file)
-        return cls(str(folder), tuple(rows), tuple(files), image_column)
+        _check_columns(columns, {**rows[0], **files[0]}, file)
+        return cls(str(folder), tuple(rows), tuple(files))
 
     @classmethod
     def from_names(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
@@ -167,12 +177,14 @@ class FolderSource:
         such a file.
 
         Raises:
-            ValueError: there are no images, or only some of them have a text file.
+            ValueError: there are no images, only some of them have a text file, or more columns
+                are asked for than an image and its caption.
         """
         files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
-        if not files:
+        if not files or len(columns) > 2:
+            images = "" if len(columns) > 2 else ", nor images"
             raise ValueError(
-                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}, nor images"
+                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}{images}"
             )
         image_column, *others = columns
         captions = _sidecars(files) if others else None
@@ -181,18 +193,25 @@ class FolderSource:
             if others:
                 log.warning("%s has no captions; the names of the files serve as such", folder)
         rows = tuple(dict.fromkeys(others, caption) for caption in captions)
-        names = tuple(str(file.relative_to(folder)) for file in files)
-        return cls(str(folder), rows, names, image_column)
+        cells = tuple({image_column: str(file.relative_to(folder))} for file in files)
+        return cls(str(folder), rows, cells)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.rows[index], self.image_column: {"path": self.name(index), "bytes": None}}
+        cells = {column: self._cells(names) for column, names in self.files[index].items()}
+        return {**self.rows[index], **cells}
 
     def name(self, index: int) -> str:
-        """The image's file."""
-        return str(Path(self.folder) / self.files[index])
+        """The image's file, the first one's where there are several."""
+        first = next(iter(self.files[index].values()))
+        return str(Path(self.folder) / _as_list(first)[0])
+
+    def _cells(self, names: Any) -> Any:
+        if isinstance(names, list):
+            return [self._cells(name) for name in names]
+        return {"path": str(Path(self.folder) / names), "bytes": None}
 
 
 def _folder(path: str) -> Path:
@@ -219,6 +238,17 @@ def path_inside(folder: Path, name: str) -> Path:
     if "\0" in name or not path.is_relative_to(os.path.normpath(folder)):
         raise ValueError(f"the path {name!r} leads out of the data set's folder")
     return path
+
+
+def _take_file_names(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """Takes the names of images out of a row of metadata: one or a list for each column."""
+    keys = [(columns[0], "file_name")]
+    keys += [(c, f"{c}_{ending}") for c in columns for ending in ("file_name", "file_names")]
+    return {column: row.pop(key) for column, key in keys if key in row}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:

@@ -23,7 +23,8 @@ from diffusax.models.network import Model, Network, Params, cast_params, initial
 from diffusax.options import Weight
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import Element, picture_size, read_pixels
+from diffusax.training.data import Element
+from diffusax.training.examples import ImageDataConfig, picture_size, read_pixels
 from diffusax.training.losses import (
     gradient_difference,
     kl_divergence,
@@ -68,6 +69,8 @@ class AutoencoderConfig(TrainConfig):
     pixels."""
     compute_dtype: ComputeDtype = "bfloat16"
     """The dtype that the network computes in; parameters are float32."""
+    data: ImageDataConfig = dataclasses.field(default_factory=ImageDataConfig)
+    """The examples."""
     validation: AutoencoderValidationConfig = dataclasses.field(
         default_factory=AutoencoderValidationConfig
     )
@@ -128,7 +131,8 @@ class Autoencoder:
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels."""
-        return {"pixel_values": read_pixels(self.config.data, self.size, row, rng)}
+        data = self.config.data
+        return {"pixel_values": read_pixels(data, self.size, data.image_column, row, rng)}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """What a picture (b H W 3 uint8, under "pixel_values") loses through the latents, b."""

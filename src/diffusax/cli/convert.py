@@ -1,0 +1,51 @@
+"""`diffusax convert`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from diffusax.checkpoints import resolve
+from diffusax.cli.parsing import OWN, parse
+from diffusax.options import Options
+from diffusax.pipelines import DiffusionPipeline
+from diffusax.pipelines.converting import to_instruct_pix2pix
+from diffusax.printable import escaped
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convert(Options):
+    """Make a text-to-image checkpoint into one of another task, to be trained further.
+
+    The UNet gets input channels for a second picture, whose weights are zero, so that it predicts
+    what it did before.
+    """
+
+    task: Positional[Literal["instruct-pix2pix"]]
+    """What the result is for: instruct-pix2pix edits a picture as a text says."""
+    source: Annotated[Positional[str], arg(metavar="IN")]
+    """The text-to-image checkpoint: a folder in diffusers' layout, or a Hub repository id."""
+    output: Annotated[Positional[Path], arg(metavar="OUT")]
+    """The folder to write."""
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, OWN] = None
+    """Dtype of the parameters; by default that of the checkpoint's files."""
+
+    def run(self) -> Path:
+        """Writes the folder and returns it.
+
+        Raises:
+            ValueError: the checkpoint cannot be converted, or would be written over itself.
+        """
+        folder = resolve(self.source)
+        if folder.resolve() == self.output.resolve():
+            raise ValueError(f"OUT must be another folder than IN (got {self.output})")
+        pipe = DiffusionPipeline.from_pretrained(folder, dtype=self.dtype or "auto")
+        to_instruct_pix2pix(pipe).save_pretrained(self.output)
+        print(f"wrote {escaped(self.output)}")
+        return self.output
+
+
+def command(args: list[str]) -> Convert:
+    """The options from the arguments."""
+    return parse(Convert, args, prog="diffusax convert")

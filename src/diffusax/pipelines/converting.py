@@ -1,0 +1,37 @@
+"""Checkpoints of one task made into checkpoints of another."""
+
+from typing import Any
+
+from diffusax.models.widening import widen_input
+from diffusax.pipelines.classes import (
+    StableDiffusionInstructPix2PixPipeline,
+    StableDiffusionXLInstructPix2PixPipeline,
+)
+from diffusax.pipelines.families import Family
+from diffusax.pipelines.pipeline import DiffusionPipeline
+
+_INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPix2PixPipeline)
+
+
+def instruct_class(family: Family) -> Any:
+    """The class that edits with a family's checkpoints as InstructPix2Pix does."""
+    return next(cls for cls in _INSTRUCT if cls.family is family)
+
+
+def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
+    """The InstructPix2Pix pipeline that a training starts from (Brooks et al. 2023, section 3.2).
+
+    Its UNet takes the latents of another picture besides, and gives them no weight yet. All else
+    is shared with `pipe`.
+
+    Raises:
+        ValueError: the UNet takes something else besides the latents already.
+    """
+    latents, channels = pipe.vae.config.latent_channels, pipe.unet.config.in_channels
+    if channels not in (latents, 2 * latents):
+        raise ValueError(
+            f"InstructPix2Pix needs a UNet with {latents} or {2 * latents} input channels; this "
+            f"one has {channels}"
+        )
+    unet = widen_input(pipe.unet, 2 * latents)
+    return instruct_class(pipe.family).from_pipe(pipe, unet=unet)

@@ -1,0 +1,224 @@
+"""What the recipes that train a denoiser have in common: the checkpoint, its parts, validation."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from msgspec import Meta
+from PIL import Image
+
+from diffusax.models.network import Model, Params
+from diffusax.pipelines import DiffusionPipeline, programs, run
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.tasks import Job
+from diffusax.training.base_model import BaseModel
+from diffusax.training.cached import CachedSource, is_cache
+from diffusax.training.config import TrainConfig, ValidationConfig
+from diffusax.training.data import DataConfig
+from diffusax.training.denoising import TEXT_EMBEDDINGS, DenoisingLoss, encode_captions
+from diffusax.training.examples import picture_size
+from diffusax.training.options import ComputeDtype, require_options
+from diffusax.training.sources import Source, open_source
+from diffusax.training.step import Batch
+from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoiserValidationConfig(ValidationConfig):
+    """Pictures of prompts, always from the same noise."""
+
+    prompts: tuple[str, ...] = ()
+    """What to draw."""
+    steps: Annotated[int, Meta(ge=1, le=1000)] = 20
+    """The number of sampler steps."""
+    guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
+    """The guidance scale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoiserConfig(TrainConfig):
+    """The options of all recipes that train a denoiser."""
+
+    model: str = ""
+    """The checkpoint to start from: a folder in diffusers' layout, or a Hub repository id."""
+    train_text_encoder: bool = False
+    """Train the text encoder too, with SDXL both of them."""
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
+    """What the network predicts, also of the result; by default the checkpoint's own."""
+    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual, none weighs all alike."""
+    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
+    pictures are learnt; 0.1 is usual."""
+    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
+    """What is computed again for the gradient to save memory: none; blocks (each resnet and
+    transformer); full (levels too: the least memory, the most time)."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """The dtype that the networks compute in; parameters are float32."""
+    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
+    """Timesteps drawn more often."""
+    validation: DenoiserValidationConfig = dataclasses.field(
+        default_factory=DenoiserValidationConfig
+    )
+    """The pictures that are drawn during the run."""
+
+
+class Denoiser:
+    """A checkpoint's denoiser in training, with the checkpoint's configs read and the data opened.
+
+    Recipes derive from it and add what their examples, pictures and results are.
+    """
+
+    config: DenoiserConfig
+    pipeline_class: Any = DiffusionPipeline
+    """Of the result; by default the checkpoint's own."""
+
+    def __init__(
+        self, config: DenoiserConfig, columns: tuple[str, ...], *, edits: bool, **dropout: Any
+    ):
+        """columns: of the data set. edits: see `BaseModel.open`. dropout: for `DenoisingLoss`."""
+        require_options(config, ("model", "data.path"))
+        self.config, data = config, config.data
+        prediction_type = config.prediction_type
+        self.base = base = BaseModel.open(
+            config.model, prediction_type=prediction_type, edits=edits
+        )
+        self.size = picture_size(data, base.default_size, base.factor)
+        self.source: Source
+        self.cached, self.embedded = is_cache(data.path), False
+        if self.cached:
+            _check_without_pictures(data)
+            self.source = cache = CachedSource.open(data.path, base, edits=edits)
+            self.embedded = TEXT_EMBEDDINGS[0] in cache.shapes
+        else:
+            self.source = open_source(data.path, columns)
+        if self.embedded and config.train_text_encoder:
+            raise ValueError(
+                f"{data.path} holds text embeddings, so train_text_encoder has nothing to train; "
+                "write it again without --text-embeddings"
+            )
+        self._check_validation()
+        encoders = base.text_encoders if config.train_text_encoder else ()
+        self.components = ("unet", *encoders)
+        scheduler = base.scheduler
+        self.denoising = DenoisingLoss(
+            base.family,
+            base.networks,
+            scheduler.alphas_cumprod,
+            scheduler.prediction_type,
+            snr_gamma=config.snr_gamma,
+            noise_offset=config.noise_offset,
+            gradient_checkpointing=config.gradient_checkpointing,
+            compute_dtype=jnp.dtype(config.compute_dtype),
+            timestep_probabilities=timestep_probabilities(
+                config.timestep_bias, len(scheduler.alphas_cumprod)
+            ),
+            **dropout,
+        )
+
+    def shapes(self) -> Params:
+        """What is trained, as shapes."""
+        return {name: self.base.networks[name].shapes for name in self.components}
+
+    def trained(self, mesh: Mesh | None = None) -> Params:
+        """What is trained, float32."""
+        return {name: self.base.load(name, device=mesh).params for name in self.components}
+
+    def frozen(self, mesh: Mesh | None = None) -> Params:
+        """Networks that are not trained, in the dtype of the computation, and the empty caption."""
+        base, dtype = self.base, self.config.compute_dtype
+        empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
+        drawn = bool(self.config.validation.every)
+        names = ["vae"] if drawn or not self.cached else []
+        if drawn or not self.embedded:
+            names += [name for name in base.text_encoders if name not in self.components]
+        frozen = {name: base.load(name, dtype, device=mesh).params for name in names}
+        if not self.embedded:
+            return {**frozen, "empty": empty}
+        params = {name: base.load(name).params for name in base.text_encoders}
+        batch = {name: ids[None] for name, ids in empty.items()}
+        encoded = encode_captions(base.family, base.networks, params, batch)
+        embedded = {name: leaf[0].astype(dtype) for name, leaf in zip(TEXT_EMBEDDINGS, encoded)}
+        return {**frozen, "empty": embedded}
+
+    def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """See `DenoisingLoss`."""
+        return self.denoising(trained, frozen, batch, keys)
+
+    def save(self, trained: Params, folder: Path) -> None:
+        """The checkpoint with its trained parts replaced, all in float32."""
+        models: dict[str, Any] = {
+            name: Model(self.base.networks[name], trained[name]) for name in self.components
+        }
+        pipe = self.pipeline_class.from_pretrained(
+            self.base.folder, dtype="float32", scheduler=self.base.scheduler, **models
+        )
+        pipe.register_to_config(**self.result_options())
+        pipe.save_pretrained(folder)
+
+    def result_options(self) -> dict[str, Any]:
+        """Options in the result's model_index.json that are not the checkpoint's."""
+        return {}
+
+    def draw(
+        self,
+        trained: Params,
+        frozen: Params,
+        task: Callable[[Components, Call], Job],
+        **arguments: Any,
+    ) -> list[Image.Image]:
+        """The validation prompts' pictures, from the seed of the run.
+
+        arguments: of the call, besides what all recipes have.
+        """
+        config, params = self.config, {**frozen, **trained}
+        params.pop("empty")
+        components = self.base.components(params, **self.result_options())
+        call = Call(
+            prompt=list(config.validation.prompts),
+            height=self.size,
+            width=self.size,
+            num_inference_steps=config.validation.steps,
+            guidance_scale=config.validation.guidance,
+            seed=config.seed,
+            **arguments,
+        )
+        job = task(components, call)
+        state = programs.denoise(
+            components.denoiser,
+            components.denoiser_params,
+            programs.first_state(job.plan.latents),
+            job.plan,
+            np.int32(0),
+            np.int32(len(job.schedule)),
+        )
+        return run.output(components, state[0], "pil", tiled=False)
+
+    def _check_validation(self) -> None:
+        options = self.config.validation
+        if options.every and not options.prompts:
+            raise ValueError(
+                f"validation.every={options.every} has nothing to draw; give validation.prompts"
+            )
+        if options.prompts and not options.every:
+            raise ValueError("validation.prompts are never drawn; give validation.every")
+        if options.every:
+            self.base.scheduler.schedule(options.steps)
+
+
+def _check_without_pictures(data: DataConfig) -> None:
+    """Raises ValueError where options of pictures are given for a cache of latents."""
+    names = [field.name for field in dataclasses.fields(data) if field.name.endswith("_column")]
+    names = ["resolution", "center_crop", "random_flip", *names]
+    given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]
+    if given:
+        raise ValueError(
+            f"{data.path} holds latents, on which {' and '.join(given)} can do nothing; give "
+            "them to cache-latents"
+        )

@@ -1,0 +1,139 @@
+"""InstructPix2Pix (Brooks et al. 2023): pictures edited as a text says.
+
+The denoising loss of the edited picture, given the latents of the picture before beside the noisy
+ones and the instruction as the caption, as in diffusers' examples/instruct_pix2pix.
+"""
+
+import dataclasses
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+from PIL import Image
+
+from diffusax.models.network import Params
+from diffusax.pictures import load_image
+from diffusax.pipelines import tasks
+from diffusax.pipelines.converting import instruct_class
+from diffusax.training.data import Element
+from diffusax.training.examples import EditDataConfig, prepare_images
+from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.denoiser import (
+    Denoiser,
+    DenoiserConfig,
+    DenoiserValidationConfig,
+)
+from diffusax.training.rows import edit_example
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructPix2PixValidationConfig(DenoiserValidationConfig):
+    """Pictures before and after the edits that the prompts ask for."""
+
+    images: tuple[str, ...] = ()
+    """The pictures to edit: one, or one for each of the prompts."""
+    image_guidance: Annotated[float, Meta(ge=0, le=1000)] = 1.5
+    """The image guidance scale."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        images, prompts = len(self.images), len(self.prompts)
+        if bool(images) != bool(prompts) or (images > 1 and images != prompts):
+            raise ValueError(
+                f"validation.images must be one or as many as validation.prompts (got {images} for "
+                f"{prompts})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructPix2PixConfig(DenoiserConfig):
+    """Train a model that edits pictures as a text says, on pictures before and after an edit."""
+
+    conditioning_dropout: Annotated[float, Meta(ge=0, le=1 / 3)] = 0.05
+    """The share of examples without their instruction, that without their picture, and that without
+    both, for guidance by each."""
+    keep_pooled: bool = False
+    """Keep SDXL's pooled embedding where the instruction is dropped, as diffusers' script does;
+    pipelines do not have it there."""
+    data: EditDataConfig = dataclasses.field(default_factory=EditDataConfig)
+    """The examples."""
+    validation: InstructPix2PixValidationConfig = dataclasses.field(
+        default_factory=InstructPix2PixValidationConfig
+    )
+    """The pictures that are edited during the run."""
+
+
+def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
+    """The recipe for these options.
+
+    The UNet of a text-to-image checkpoint is given the input channels for the other picture, with
+    weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
+
+    Raises:
+        ValueError: the checkpoint, the data set or a validation picture cannot be used, or options
+            do not go together; says why.
+    """
+    return InstructPix2Pix(config)
+
+
+class InstructPix2Pix(Denoiser):
+    """The recipe, with the checkpoint's configs read and the data set opened."""
+
+    name = "instruct-pix2pix"
+    config: InstructPix2PixConfig
+
+    def __init__(self, config: InstructPix2PixConfig):
+        """See `instruct_pix2pix`."""
+        data = config.data
+        super().__init__(
+            config,
+            (data.original_image_column, data.edit_prompt_column, data.edited_image_column),
+            edits=True,
+            conditioning_dropout=config.conditioning_dropout,
+            keep_pooled=config.keep_pooled,
+        )
+        self.pipeline_class = instruct_class(self.base.family)
+        self.pictures = [self._cut(path) for path in config.validation.images]
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Both pictures, tokens and, where it has them, sizes; a cached row is an example."""
+        return (
+            row if self.cached else edit_example(self.config.data, self.base, self.size, row, rng)
+        )
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Each validation picture beside what becomes of it, from the seed of the run."""
+        count = len(self.config.validation.prompts)
+        before = self.pictures * (count // len(self.pictures))
+        after = self.draw(
+            trained,
+            frozen,
+            tasks.instruct,
+            image=before,
+            image_guidance_scale=self.config.validation.image_guidance,
+        )
+        return [_beside(*pair) for pair in zip(before, after, strict=True)]
+
+    def result_options(self) -> dict[str, Any]:
+        """A missing negative prompt is the empty text, as in training, and not zeros."""
+        name = "force_zeros_for_empty_prompt"
+        return {name: False} if name in self.base.options else {}
+
+    def card(self) -> dict[str, Any]:
+        """The model that this one was trained from."""
+        return {"base_model": self.config.model, "pipeline_tag": "image-to-image"}
+
+    def _cut(self, path: str) -> Image.Image:
+        """The middle of a validation picture, at the size of the training."""
+        rng = np.random.default_rng(0)
+        (pixels,), _ = prepare_images(
+            [load_image(path)], rng, resolution=self.size, center_crop=True, random_flip=False
+        )
+        return Image.fromarray(pixels)
+
+
+def _beside(before: Image.Image, after: Image.Image) -> Image.Image:
+    both = Image.new("RGB", (before.width + after.width, before.height))
+    both.paste(before, (0, 0))
+    both.paste(after, (before.width, 0))
+    return both

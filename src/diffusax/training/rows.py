@@ -1,0 +1,61 @@
+"""Rows of a data set as examples for a checkpoint, by the names in a batch of `DenoisingLoss`."""
+
+from typing import Any
+
+import numpy as np
+
+from diffusax.training.base_model import BaseModel
+from diffusax.training.data import Element
+from diffusax.training.examples import (
+    CaptionedDataConfig,
+    EditDataConfig,
+    choose_caption,
+    choose_edit,
+    prepare_pictures,
+    read_picture,
+)
+
+
+def caption_example(
+    config: CaptionedDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """A picture's pixels and its caption's tokens.
+
+    size: of the cut picture, in pixels.
+
+    Raises:
+        ValueError: the row cannot be used; says why.
+    """
+    (pixels,), sizes = prepare_pictures(config, size, [read_picture(row[config.image_column])], rng)
+    caption = choose_caption(row[config.caption_column], rng)
+    return {"pixel_values": pixels, **base.tokenize(caption), **_time_ids(base, sizes)}
+
+
+def edit_example(
+    config: EditDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """The pixels of an edited picture and of the one before, cut alike, and the edit's tokens.
+
+    As `caption_example`. Where the two differ in size, the edited picture's counts.
+    """
+    prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
+    pictures = [read_picture(cell), read_picture(row[config.original_image_column])]
+    (edited, original), sizes = prepare_pictures(config, size, pictures, rng)
+    return {
+        "pixel_values": edited,
+        "original_pixel_values": original,
+        **base.tokenize(prompt),
+        **_time_ids(base, sizes),
+    }
+
+
+def _time_ids(base: BaseModel, sizes: np.ndarray) -> Element:
+    return {"time_ids": sizes} if base.micro_conditioned else {}

@@ -1,0 +1,202 @@
+"""One loss for text to image and InstructPix2Pix, with Stable Diffusion and SDXL.
+
+The reference is the inner loop of diffusers' examples train_text_to_image.py,
+train_text_to_image_sdxl.py, train_instruct_pix2pix.py and train_instruct_pix2pix_sdxl.py, on the
+same pictures, noise, timesteps and dropout masks. The last of these samples the latents of the
+picture before the edit, where the paper and the other scripts take their mode, as is done here.
+"""
+
+import dataclasses
+from typing import Any
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from diffusers.training_utils import compute_snr
+from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl
+
+from diffusax.checkpoints.tree import params_to_tensors
+from diffusax.models.network import Params
+from diffusax.training.base_model import BaseModel
+from diffusax.training.conditioning_dropout import Dropped, drop_conditions
+from diffusax.training.denoising import DenoisingLoss, Draws
+
+PROBABILITY = 0.25
+# Nothing dropped, text alone, both, picture alone.
+U = np.array([0.9, 0.1, 0.3, 0.6], np.float32)
+PROMPTS = ["make it snowy", "as a drawing", "", "two DOGS running at night!"]
+LOSS = 1e-5
+GRADIENT = 1e-4
+"""Of the largest entry of the same tensor's gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    style: str
+    prediction: str
+    edits: bool
+    gamma: float | None = None
+    keep_pooled: bool = False
+
+
+CASES = {
+    "sd1-edit-epsilon": Case("sd1", "epsilon", True),
+    "sd2-edit-v": Case("sd2", "v_prediction", True),
+    "xl-edit-epsilon": Case("xl", "epsilon", True, keep_pooled=True),
+    "xl-edit-v": Case("xl", "v_prediction", True, keep_pooled=True),
+    "xl-edit-epsilon-pooled-dropped": Case("xl", "epsilon", True),
+    "xl-text-epsilon-min-snr": Case("xl", "epsilon", False, gamma=5.0),
+    "xl-text-v": Case("xl", "v_prediction", False),
+}
+REPETITIONS = ("xl-edit-epsilon", "xl-edit-epsilon-pooled-dropped", "xl-text-v")
+
+
+def build(folder, case: Case) -> Any:
+    scheduler = diffusers.DDIMScheduler(
+        **LEVELS, clip_sample=False, prediction_type=case.prediction
+    )
+    unet = {"in_channels": 8} if case.edits else {}
+    if case.style == "xl":
+        kind = diffusers.StableDiffusionXLInstructPix2PixPipeline
+        kind = kind if case.edits else diffusers.StableDiffusionXLPipeline
+        return build_stable_diffusion_xl(
+            folder, unet=unet, scheduler=scheduler, pipeline_class=kind
+        )
+    return build_stable_diffusion(
+        folder,
+        style=case.style,
+        unet=unet,
+        scheduler=scheduler,
+        pipeline_class=diffusers.StableDiffusionInstructPix2PixPipeline,
+    )
+
+
+def draw_batch() -> dict[str, np.ndarray]:
+    """Pictures and every random number, with sizes of SDXL."""
+    rng = np.random.default_rng(0)
+    b = len(PROMPTS)
+    return {
+        "pixel_values": rng.integers(0, 256, (b, 32, 32, 3), np.uint8),
+        "original_pixel_values": rng.integers(0, 256, (b, 32, 32, 3), np.uint8),
+        "time_ids": np.array([[40 + i, 50, i, 3, 32, 32] for i in range(b)], np.int32),
+        "latent_noise": rng.standard_normal((b, 8, 8, 4), np.float32),
+        "noise": rng.standard_normal((b, 8, 8, 4), np.float32),
+        "timesteps": np.array([1, 250, 700, 999], np.int32),
+    }
+
+
+def nchw(x: np.ndarray) -> torch.Tensor:
+    return torch.tensor(np.moveaxis(np.asarray(x, np.float32), -1, 1).copy())
+
+
+def encode_prompts(pipe: Any, prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """encode_prompt of the scripts: last hidden states, or SDXL's penultimate ones and pooled."""
+
+    def ids(tokenizer):
+        options = {"padding": "max_length", "max_length": 77, "truncation": True}
+        return tokenizer(prompts, **options, return_tensors="pt").input_ids
+
+    if not hasattr(pipe, "text_encoder_2"):
+        return pipe.text_encoder(ids(pipe.tokenizer))[0], None
+    embeds = []
+    for tokenizer, encoder in (
+        (pipe.tokenizer, pipe.text_encoder),
+        (pipe.tokenizer_2, pipe.text_encoder_2),
+    ):
+        output = encoder(ids(tokenizer), output_hidden_states=True)
+        embeds.append(output.hidden_states[-2])
+    return torch.cat(embeds, dim=-1), output[0]
+
+
+def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Tensor:
+    """The loss of each example as the scripts compute it."""
+    scheduler = diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
+    timesteps = torch.tensor(batch["timesteps"]).long()
+    noise = nchw(batch["noise"])
+    with torch.no_grad():
+        latent_dist = pipe.vae.encode(nchw(batch["pixel_values"] / 127.5 - 1)).latent_dist
+        latents = latent_dist.mean + latent_dist.std * nchw(batch["latent_noise"])
+        latents = latents * pipe.vae.config.scaling_factor
+        context, pooled = encode_prompts(pipe, PROMPTS)
+        null, null_pooled = encode_prompts(pipe, [""])
+        original = pipe.vae.encode(nchw(batch["original_pixel_values"] / 127.5 - 1))
+        original = original.latent_dist.mode()
+    sample = scheduler.add_noise(latents, noise, timesteps)
+    if case.edits:
+        random_p = torch.tensor(U)
+        prompt_mask = (random_p < 2 * PROBABILITY).reshape(-1, 1, 1)
+        context = torch.where(prompt_mask, null, context)
+        if pooled is not None and not case.keep_pooled:
+            pooled = torch.where(prompt_mask[:, 0], null_pooled, pooled)
+        image_mask = 1 - ((random_p >= PROBABILITY).float() * (random_p < 3 * PROBABILITY).float())
+        sample = torch.cat([sample, image_mask.reshape(-1, 1, 1, 1) * original], dim=1)
+    added = None
+    if pooled is not None:
+        added = {"text_embeds": pooled, "time_ids": torch.tensor(batch["time_ids"])}
+    prediction = pipe.unet(sample, timesteps, context, added_cond_kwargs=added).sample
+    if case.prediction == "epsilon":
+        target = noise
+    else:
+        target = scheduler.get_velocity(latents, noise, timesteps)
+    loss = torch.nn.functional.mse_loss(prediction, target, reduction="none").mean((1, 2, 3))
+    if case.gamma is not None:
+        snr = compute_snr(scheduler, timesteps)
+        loss = loss * torch.stack([snr, case.gamma * torch.ones_like(snr)], 1).min(1)[0] / snr
+    return loss
+
+
+def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarray, Params]:
+    """The loss of each example, and the gradient of their mean."""
+    base = BaseModel.open(str(folder), edits=case.edits)
+    params = {name: base.load(name).params for name in base.networks}
+    loss = DenoisingLoss(
+        base.family,
+        base.networks,
+        base.scheduler.alphas_cumprod,
+        base.scheduler.prediction_type,
+        snr_gamma=case.gamma,
+        keep_pooled=case.keep_pooled,
+    )
+    none = jnp.zeros(len(PROMPTS), bool)
+    dropped = drop_conditions(jnp.asarray(U), PROBABILITY) if case.edits else Dropped(none, none)
+    draws = Draws(batch["latent_noise"], batch["noise"], batch["timesteps"], dropped)
+    tokens = [base.tokenize(prompt) for prompt in PROMPTS]
+    kept = {k: v for k, v in batch.items() if k in ("pixel_values", "time_ids")}
+    if case.edits:
+        kept["original_pixel_values"] = batch["original_pixel_values"]
+    kept |= {name: np.stack([ids[name] for ids in tokens]) for name in tokens[0]}
+    frozen = {**params, "empty": base.tokenize("")}
+    del frozen["unet"]
+
+    @jax.jit
+    def value_and_grad(unet, frozen, batch, draws):
+        def mean(unet):
+            losses = loss.with_draws({"unet": unet}, frozen, batch, draws)
+            return losses.mean(), losses
+
+        return jax.grad(mean, has_aux=True)(unet)
+
+    gradient, losses = value_and_grad(params["unet"], frozen, kept, draws)
+    return np.asarray(losses), gradient
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in REPETITIONS)) for n in CASES]
+)
+def test_losses_and_gradients_are_those_of_diffusers(tmp_path, name):
+    case = CASES[name]
+    pipe, batch = build(tmp_path / "model", case), draw_batch()
+    expected = torch_loss(pipe, batch, case)
+    expected.mean().backward()
+    losses, gradient = our_loss(tmp_path / "model", batch, case)
+    np.testing.assert_allclose(losses, expected.detach(), rtol=LOSS)
+    theirs = {name: parameter.grad.numpy() for name, parameter in pipe.unet.named_parameters()}
+    ours = params_to_tensors(gradient)
+    assert set(ours) == set(theirs)
+    largest = max(np.abs(g).max() for g in theirs.values())
+    for key, value in theirs.items():
+        scale = max(np.abs(value).max(), 1e-3 * largest)
+        assert np.abs(np.asarray(ours[key]) - value).max() < GRADIENT * scale, key
