@@ -13,6 +13,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 import diffusax
 from diffusax.cli import main
+from diffusax.cli.evaluate_instruct_pix2pix import write_plot
+from diffusax.evaluation import EditScores, Mean
 from diffusax.runtime.compilations import count_compilations
 
 STEPS, GUIDANCE = 2, 5.0
@@ -165,6 +167,14 @@ def test_other_scales_and_other_rows_compile_nothing(tiny_checkpoints, tiny_clip
     with count_compilations() as compiled:
         evaluate(tmp_path, model, tiny_clip[0], data, *args, "--image-guidance", 1.1, 2, 3)
     assert not compiled
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = [EditScores(1 + i, *[Mean(0.1 * i, 0.01)] * 3, []) for i in range(3)]
+    assert write_plot(found, tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as plot:
+        assert plot.width > 600
 
 
 def failure(capsys, *args):
