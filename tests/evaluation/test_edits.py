@@ -13,6 +13,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 import diffusax
 from diffusax.cli import main
+from diffusax.cli.evaluate_instruct_pix2pix import write_plot
+from diffusax.evaluation import EditScores, Mean
 from diffusax.runtime.compilations import count_compilations
 
 STEPS, GUIDANCE = 2, 5.0
@@ -131,21 +133,21 @@ def test_official_pixel_range_is_that_of_the_authors_script(
     tiny_checkpoints, tiny_clip, data, tmp_path
 ):
     model, _ = tiny_checkpoints.pipeline("sd-instruct")
-    args = ["--image-guidance", 1.2, "--resolution", 64, "--samples", 3, "--batch-size", 3]
+    args = ["--image-guidance", 1.2, "--resolution", 64, "--samples", 2, "--batch-size", 2]
     args += ["--negative-prompt", "a drawing"]
     (line,) = evaluate(
         tmp_path, model, tiny_clip[0], data, *args, "--official-pixel-range", "--sheet", 0
     )
     assert line["official_pixel_range"]
     assert not (tmp_path / "out" / "edits.png").exists()
-    order = np.random.default_rng(0).permutation(5)[:3]
+    order = np.random.default_rng(0).permutation(5)[:2]
     numbers = sorted(map(int, order))
     rows, pictures = chosen_rows(numbers, 64)
     pipe = diffusax.DiffusionPipeline.from_pretrained(model)
     edited = pipe(
         [row["edit"] for row in rows],
         image=pictures,
-        negative_prompt=["a drawing"] * 3,
+        negative_prompt=["a drawing"] * 2,
         seed=numbers,
         num_inference_steps=STEPS,
         guidance_scale=GUIDANCE,
@@ -160,11 +162,19 @@ def test_official_pixel_range_is_that_of_the_authors_script(
 
 def test_other_scales_and_other_rows_compile_nothing(tiny_checkpoints, tiny_clip, data, tmp_path):
     model, _ = tiny_checkpoints.pipeline("sd-instruct")
-    args = ["--resolution", 64, "--batch-size", 3, "--sheet", 0]
+    args = ["--resolution", 64, "--batch-size", 2, "--sheet", 0]
     evaluate(tmp_path, model, tiny_clip[0], data, *args, "--image-guidance", 1)
     with count_compilations() as compiled:
         evaluate(tmp_path, model, tiny_clip[0], data, *args, "--image-guidance", 1.1, 2, 3)
     assert not compiled
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = [EditScores(1 + i, *[Mean(0.1 * i, 0.01)] * 3, []) for i in range(3)]
+    assert write_plot(found, tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as plot:
+        assert plot.width > 600
 
 
 def failure(capsys, *args):

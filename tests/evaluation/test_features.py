@@ -1,5 +1,9 @@
 """Features against PyTorch's networks on the same weights."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +35,34 @@ def test_clip_features_are_those_of_transformers(tiny_clip):
     with pytest.warns(UserWarning, match="longer than 75 tokens"):
         actual = clip.texts(TEXTS)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+FOUR_DEVICES = """
+import sys
+import jax
+import numpy as np
+from rows import picture
+from diffusax.evaluation import CLIP
+
+clip = CLIP.from_pretrained(sys.argv[1], batch_size=6)
+assert clip.mesh.size == 4
+assert len(jax.tree.leaves(clip.model.params)[0].devices()) == 4
+np.save(sys.argv[2], clip.images([picture(seed) for seed in range(7)]))
+"""
+
+
+def test_features_over_four_devices_are_the_same(tiny_clip, tmp_path):
+    folder, _ = tiny_clip
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", FOUR_DEVICES, str(folder), str(tmp_path / "features.npy")],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = CLIP.from_pretrained(folder).images([picture(seed) for seed in range(7)])
+    np.testing.assert_allclose(np.load(tmp_path / "features.npy"), expected, atol=1e-6)
 
 
 def test_no_pictures_is_an_error(tiny_clip):
