@@ -144,4 +144,9 @@ def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    return Knobs(np.stack(columns, 1), np.broadcast_to(rescale, (height, len(pictures))))
+    of_all, freeu = (height, len(pictures)), c.freeu
+    return Knobs(
+        np.stack(columns, 1),
+        np.broadcast_to(rescale, of_all),
+        freeu=None if freeu is None else np.broadcast_to(np.float32(freeu), (*of_all, len(freeu))),
+    )

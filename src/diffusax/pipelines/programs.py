@@ -24,12 +24,14 @@ class Knobs(NamedTuple):
     """What may change from row to row, besides the sampler. A row's values may be one per image.
 
     weights: n k-1, of guidance. rescale: n. control: n m k r, what each of the r residuals of each
-    of m ControlNets counts for in each branch; None without ControlNets.
+    of m ControlNets counts for in each branch; None without ControlNets. freeu: n 4, the numbers of
+    `FreeU`; None without it.
     """
 
     weights: Any
     rescale: Any
     control: Any = None
+    freeu: Any = None
 
 
 class Known(NamedTuple):
@@ -90,7 +92,7 @@ def denoise_rows(
         knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
         branches = spread(x[:, None], k)
         t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = predict(params, branches, t, conditions, knobs.control)
+        y = predict(params, branches, t, conditions, knobs.control, knobs.freeu)
         y = y.astype(jnp.float32)[..., : x.shape[-1]]
         return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
 

@@ -201,6 +201,7 @@ def make_job(
     knobs = Knobs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
+        freeu=None if c.freeu is None else np.tile(np.float32(c.freeu), (height, 1)),
     )
     conditions = Conditions(context, channels, added)
     plan = Plan(latents, conditions, table, knobs, noise.keys, known)
