@@ -75,13 +75,12 @@ class AsymmetricAutoencoderKLConfig:
     def half(self, side: Literal["down", "up"]) -> AutoencoderKLConfig:
         """The options of an AutoencoderKL whose encoder ("down") or decoder ("up") this one has."""
         shared = ("in_channels", "out_channels", "latent_channels", "norm_num_groups")
-        widths = getattr(self, f"{side}_block_out_channels")
         return AutoencoderKLConfig(
             **{name: getattr(self, name) for name in shared},
-            block_out_channels=widths,
+            block_out_channels=getattr(self, f"{side}_block_out_channels"),
             layers_per_block=getattr(self, f"layers_per_{side}_block"),
-            down_block_types=("DownEncoderBlock2D",) * len(widths),
-            up_block_types=("UpDecoderBlock2D",) * len(widths),
+            down_block_types=self.down_block_types,
+            up_block_types=self.up_block_types,
         )
 
 

@@ -129,7 +129,7 @@ class Model:
     def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
         """The network's result for these arrays."""
         if self.switches.freeu is not None and method == "__call__":
-            kwargs = {"freeu": np.float32(self.switches.freeu), **kwargs}
+            kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
         return _apply(self.network, self.params, method, args, kwargs)
 
     def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":

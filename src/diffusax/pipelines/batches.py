@@ -144,9 +144,9 @@ def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    of_all, freeu = (height, len(pictures)), c.freeu
+    freeu = None
+    if c.freeu is not None:
+        freeu = np.tile(np.array(c.freeu, np.float32), (height, len(pictures), 1))
     return Knobs(
-        np.stack(columns, 1),
-        np.broadcast_to(rescale, of_all),
-        freeu=None if freeu is None else np.broadcast_to(np.float32(freeu), (*of_all, len(freeu))),
+        np.stack(columns, 1), np.broadcast_to(rescale, (height, len(pictures))), freeu=freeu
     )

@@ -325,7 +325,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
         vars(self)["_num_timesteps"] = len(job.schedule)
         latents = run_rows(self, job, call)
-        options = {"tiled": self._models["vae"].tiling, "normalized": job.normalized}
+        options: dict[str, Any] = {"normalized": job.normalized, "kept": job.kept}
+        options["tiled"] = self._models["vae"].tiling
         images = output(self.parts, latents, call.output_type, **options)
         images = images if job.finish is None else job.finish(images)
         if call.return_dict:

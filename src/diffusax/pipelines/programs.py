@@ -45,6 +45,16 @@ class Known(NamedTuple):
     noise: Any
 
 
+class Kept(NamedTuple):
+    """What a decoder is shown that sees what inpainting keeps (AsymmetricAutoencoderKL).
+
+    image: b H W 3 in [-1, 1]. mask: b H W 1, zero where the image is kept.
+    """
+
+    image: Any
+    mask: Any
+
+
 class Plan(NamedTuple):
     """One run of the sampler, all of it data."""
 
@@ -174,22 +184,35 @@ def encode_image(
 
 @functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode(
-    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    kept: Kept | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Latents b h w z to pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
-    images = decode_pixels(vae, params, latents, upcast=upcast, normalize=normalize)
+    images = decode_pixels(vae, params, latents, kept, upcast=upcast, normalize=normalize)
     finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
     return to_unit(images), finite
 
 
 @functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode_pixels(
-    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    kept: Kept | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
 ) -> jax.Array:
     """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
     params = _upcast(params) if upcast else params
     z = unscale_latents(vae.config, latents, normalize=normalize)
-    return vae.apply(params, z, method="decode").astype(jnp.float32)
+    shown = {} if kept is None else kept._asdict()
+    return vae.apply(params, z, method="decode", **shown).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))

@@ -1,6 +1,7 @@
 """Running a job: in one dispatch, or in pieces where somebody watches."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.noise import TorchNoise
 from diffusax.pipelines.placement import own_images, put, put_plan
-from diffusax.pipelines.programs import Plan
+from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.tasks import Job, check_latents
 from diffusax.runtime.mesh import in_mesh
 
@@ -217,11 +218,17 @@ def _reweigh(job: Job, call: Call, scale: float) -> None:
 
 
 def output(
-    c: Components, latents: jax.Array, output_type: str, *, tiled: bool, normalized: bool = True
+    c: Components,
+    latents: jax.Array,
+    output_type: str,
+    *,
+    tiled: bool,
+    normalized: bool = True,
+    kept: Kept | None = None,
 ) -> Any:
     """Latents b h w c as what the call asked for.
 
-    normalized: see `Job.normalized`.
+    normalized, kept: see `Job`.
 
     Raises:
         FloatingPointError: they, or the pictures, are not finite.
@@ -230,7 +237,8 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    images, finite = decode_images(c, latents, tiled=tiled, normalized=normalized)
+    options = {"tiled": tiled, "normalized": normalized}
+    images, finite = decode_images(c, latents, kept, **options)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -246,33 +254,41 @@ def output(
 
 
 def decode_images(
-    c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
+    c: Components,
+    latents: Any,
+    kept: Kept | None = None,
+    *,
+    tiled: bool = False,
+    normalized: bool = True,
 ) -> tuple[Any, Any]:
     """Latents b h w c to pictures b H W 3 in [0, 1], and whether each is finite, b.
 
-    normalized: see `Job.normalized`.
+    normalized, kept: see `Job`.
     """
     options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
     if tiled:
-        return _decode_tiles(c, latents, **options)
+        return _decode_tiles(c, latents, kept, **options)
     n, mesh = len(latents), c.local_mesh
     with in_mesh(mesh):
-        padded = put(mesh, latents)
-        decoded = programs.decode(c.networks["vae"], c.params["vae"], padded, **options)
+        padded = jax.tree.map(functools.partial(put, mesh), (latents, kept))
+        decoded = programs.decode(c.networks["vae"], c.params["vae"], *padded, **options)
     images, finite = (own_images(mesh, x, n) for x in decoded)
     return images, finite
 
 
-def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, Any]:
+def _decode_tiles(
+    c: Components, latents: Any, kept: Kept | None, **options: bool
+) -> tuple[Any, Any]:
     """As `programs.decode`, in overlapping tiles where the pictures are large."""
     side = getattr(c.vae_config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.factor
 
-    def decode(part: np.ndarray) -> jax.Array:
+    def decode(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
+        given = part, Kept(*shown) if shown else None
         with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
+            return programs.decode_pixels(c.networks["vae"], c.params["vae"], *given, **options)
 
-    images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
+    images = tiled_decode(decode, latents, *(kept or ()), tile=tile, factor=c.factor)
     return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))
 
 
