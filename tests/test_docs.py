@@ -53,6 +53,9 @@ CONTROLNETS = {
     "lllyasviel/sd-controlnet-depth": ("sd", 1),
     "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
 }
+TAESD = "madebyollin/taesd"
+ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
+HALVES = {"down": "DownEncoderBlock2D", "up": "UpDecoderBlock2D"}
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
     (r"\.resize\(\(\d+, \d+\)\)", ".resize((64, 64))"),
@@ -88,6 +91,18 @@ def quick_compilation():
     jax.clear_caches()
 
 
+def tiny_taesd():
+    channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
+    counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
+    return diffusers.AutoencoderTiny(**channels, **counts)
+
+
+def tiny_asymmetric():
+    widths = {f"{side}_block_out_channels": (8, 16, 16) for side in ("down", "up")}
+    types = {f"{side}_block_types": (kind,) * 3 for side, kind in HALVES.items()}
+    return diffusers.AsymmetricAutoencoderKL(**widths, **types, norm_num_groups=4)
+
+
 @pytest.fixture(scope="module")
 def stand_in(tiny_checkpoints, tmp_path_factory):
     """A function that gives the folder of a tiny checkpoint for a Hub repository."""
@@ -101,10 +116,9 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         if repo in CONTROLNETS:
             family, seed = CONTROLNETS[repo]
             return tiny_checkpoints.controlnet(family, "a", seed)[0]
-        folder = tmp_path_factory.mktemp("taesd")
-        channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
-        counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
-        randomize(diffusers.AutoencoderTiny(**channels, **counts)).save_pretrained(folder)
+        folder = tmp_path_factory.mktemp("autoencoder")
+        vae = tiny_asymmetric() if repo == ASYMMETRIC else tiny_taesd()
+        randomize(vae).save_pretrained(folder)
         return folder
 
     return find
@@ -127,7 +141,7 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, "madebyollin/taesd"):
+        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, TAESD, ASYMMETRIC):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

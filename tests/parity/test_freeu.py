@@ -52,6 +52,23 @@ def test_pictures_with_freeu(pairs, name, kind, call):
     assert np.abs(other - drawn).max() > 1e-3
 
 
+def test_a_callback_turns_freeu_off_and_on(pairs):
+    pair = pairs("StableDiffusionPipeline", "sd")
+
+    def switch(pipe, step, timestep, tensors):
+        if step % 2:
+            pipe.enable_freeu(**NUMBERS)
+        else:
+            pipe.disable_freeu()
+        return tensors
+
+    with freeu(pair, OTHER):
+        whole = pair.check(**TWO)
+        pair.ours.enable_freeu(**OTHER)
+        drawn = pair.check(**TWO, callback_on_step_end=switch)
+    assert np.abs(drawn - whole).max() > 1e-3
+
+
 def test_a_controlnet_beside_a_unet_with_freeu(pairs):
     name, kind, call = CONTROL
     pair = pairs(name, kind, controls=1)

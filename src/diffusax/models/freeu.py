@@ -39,6 +39,11 @@ def check_freeu(s1: float, s2: float, b1: float, b2: float) -> FreeU | None:
     return FreeU(*map(float, values)) if all(values) else None
 
 
+def freeu_rows(freeu: FreeU | None, *shape: int) -> np.ndarray | None:
+    """The numbers as an array of this shape and 4; None without FreeU."""
+    return None if freeu is None else np.tile(np.array(freeu, np.float32), (*shape, 1))
+
+
 def of_level(freeu: jax.Array | None, level: int) -> jax.Array | None:
     """The s and b of a level on the way up, 2 or b 2; None where FreeU leaves it alone.
 

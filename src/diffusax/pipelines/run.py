@@ -12,6 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
+from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import to_unit
 from diffusax.models.tiling import tiled_decode
 from diffusax.pictures import to_html, to_pil
@@ -126,7 +127,7 @@ def call_back(
     """
     names = call.callback_on_step_end_tensor_inputs or ["latents"]
     tensors = {name: _tensor(name, job, state) for name in names}
-    timestep = float(job.schedule.timesteps[row])
+    timestep, freeu = float(job.schedule.timesteps[row]), pipe.parts.freeu
     result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
     if isinstance(result, dict):
         for name, value in result.items():
@@ -140,6 +141,10 @@ def call_back(
     if job.weights and scale != (call.guidance_scale if job.scale is None else job.scale):
         _reweigh(job, call, scale)
         job.scale = scale
+    if pipe.parts.freeu != freeu:
+        knobs = job.plan.knobs
+        numbers = freeu_rows(pipe.parts.freeu, len(knobs.rescale))
+        job.plan = job.plan._replace(knobs=knobs._replace(freeu=numbers))
     return state, isinstance(result, bool | np.bool_) and not result
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from diffusax.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.freeu import freeu_rows
 from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
@@ -206,7 +207,7 @@ def make_job(
     knobs = Knobs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
-        freeu=None if c.freeu is None else np.tile(np.array(c.freeu, np.float32), (height, 1)),
+        freeu=freeu_rows(c.freeu, height),
     )
     conditions = Conditions(context, channels, added)
     plan = Plan(latents, conditions, table, knobs, noise.keys, known)
