@@ -16,7 +16,7 @@ import jax
 import pytest
 import yaml
 from pairs import mask, picture
-from tiny import randomize
+from tiny import build_asymmetric, randomize
 from training.pictures import write_image_folder
 
 from diffusax.checkpoints import hub
@@ -55,7 +55,6 @@ CONTROLNETS = {
 }
 TAESD = "madebyollin/taesd"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
-HALVES = {"down": "DownEncoderBlock2D", "up": "UpDecoderBlock2D"}
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
     (r"\.resize\(\(\d+, \d+\)\)", ".resize((64, 64))"),
@@ -97,12 +96,6 @@ def tiny_taesd():
     return diffusers.AutoencoderTiny(**channels, **counts)
 
 
-def tiny_asymmetric():
-    widths = {f"{side}_block_out_channels": (8, 16, 16) for side in ("down", "up")}
-    types = {f"{side}_block_types": (kind,) * 3 for side, kind in HALVES.items()}
-    return diffusers.AsymmetricAutoencoderKL(**widths, **types, norm_num_groups=4)
-
-
 @pytest.fixture(scope="module")
 def stand_in(tiny_checkpoints, tmp_path_factory):
     """A function that gives the folder of a tiny checkpoint for a Hub repository."""
@@ -117,8 +110,10 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             family, seed = CONTROLNETS[repo]
             return tiny_checkpoints.controlnet(family, "a", seed)[0]
         folder = tmp_path_factory.mktemp("autoencoder")
-        vae = tiny_asymmetric() if repo == ASYMMETRIC else tiny_taesd()
-        randomize(vae).save_pretrained(folder)
+        if repo == ASYMMETRIC:
+            build_asymmetric(folder)
+        else:
+            randomize(tiny_taesd()).save_pretrained(folder)
         return folder
 
     return find

@@ -2,12 +2,11 @@
 
 import contextlib
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 from pairs import NEGATIVES, PROMPTS, mask, picture
-from tiny import randomize
+from tiny import build_asymmetric
 
 import diffusax
 from diffusax.models import tiling
@@ -15,15 +14,6 @@ from diffusax.pipelines import ahead, programs
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 
-LEVELS = 3
-CONFIG = {
-    "down_block_types": ("DownEncoderBlock2D",) * LEVELS,
-    "down_block_out_channels": (16, 16, 32),
-    "up_block_types": ("UpDecoderBlock2D",) * LEVELS,
-    "up_block_out_channels": (16, 32, 48),
-    "norm_num_groups": 8,
-    "sample_size": 32,
-}
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 3}
 INPAINT = {
     **TWO,
@@ -39,9 +29,7 @@ SD = "StableDiffusionInpaintPipeline"
 def vaes(tmp_path_factory):
     """The same network of diffusers and of ours."""
     folder = tmp_path_factory.mktemp("asymmetric")
-    theirs = randomize(diffusers.AsymmetricAutoencoderKL(**CONFIG)).requires_grad_(False)
-    theirs.save_pretrained(folder)
-    return theirs, diffusax.AsymmetricAutoencoderKL.from_pretrained(folder)
+    return build_asymmetric(folder), diffusax.AsymmetricAutoencoderKL.from_pretrained(folder)
 
 
 @contextlib.contextmanager
