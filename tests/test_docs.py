@@ -17,7 +17,7 @@ import pytest
 import yaml
 from evaluation.rows import build_clip
 from pairs import mask, picture
-from tiny import randomize
+from tiny import build_asymmetric, randomize
 from training.pictures import write_image_folder
 
 from diffusax.checkpoints import hub
@@ -55,6 +55,8 @@ CONTROLNETS = {
     "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
 }
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
+TAESD = "madebyollin/taesd"
+ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
     (r"\.resize\(\(\d+, \d+\)\)", ".resize((64, 64))"),
@@ -90,6 +92,12 @@ def quick_compilation():
     jax.clear_caches()
 
 
+def tiny_taesd():
+    channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
+    counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
+    return diffusers.AutoencoderTiny(**channels, **counts)
+
+
 @pytest.fixture(scope="module")
 def stand_in(tiny_checkpoints, tmp_path_factory):
     """A function that gives the folder of a tiny checkpoint for a Hub repository."""
@@ -103,14 +111,13 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         if repo in CONTROLNETS:
             family, seed = CONTROLNETS[repo]
             return tiny_checkpoints.controlnet(family, "a", seed)[0]
+        folder = tmp_path_factory.mktemp("network")
         if repo == WHOLE_CLIP:
-            folder = tmp_path_factory.mktemp("clip")
             build_clip(folder)
-            return folder
-        folder = tmp_path_factory.mktemp("taesd")
-        channels = {f"{side}_block_out_channels": (8, 8, 8) for side in ("encoder", "decoder")}
-        counts = {"num_encoder_blocks": (1, 1, 1), "num_decoder_blocks": (1, 1, 1)}
-        randomize(diffusers.AutoencoderTiny(**channels, **counts)).save_pretrained(folder)
+        elif repo == ASYMMETRIC:
+            build_asymmetric(folder)
+        else:
+            randomize(tiny_taesd()).save_pretrained(folder)
         return folder
 
     return find
@@ -133,7 +140,7 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, WHOLE_CLIP, "madebyollin/taesd"):
+        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, WHOLE_CLIP, TAESD, ASYMMETRIC):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

@@ -64,6 +64,14 @@ VAE_8: dict[str, Any] = {
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
 }
+ASYMMETRIC: dict[str, Any] = {
+    "down_block_types": ("DownEncoderBlock2D",) * 3,
+    "down_block_out_channels": (16, 16, 32),
+    "up_block_types": ("UpDecoderBlock2D",) * 3,
+    "up_block_out_channels": (16, 32, 48),
+    "norm_num_groups": 8,
+    "sample_size": 32,
+}
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -243,6 +251,13 @@ def build_controlnet(folder: Path, family: str, variation: str, seed: int = 0) -
     randomize(controlnet, SEEDS[variation] + 50 + seed)
     controlnet.save_pretrained(folder)
     return controlnet
+
+
+def build_asymmetric(folder: Path) -> Any:
+    """A tiny autoencoder for inpainting in the place of a variation's a or c, saved in `folder`."""
+    vae = randomize(diffusers.AsymmetricAutoencoderKL(**ASYMMETRIC)).requires_grad_(False)
+    vae.save_pretrained(folder)
+    return vae
 
 
 class TinyCheckpoints:

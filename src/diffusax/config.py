@@ -120,13 +120,11 @@ def per_level(name: str, value: Any, count: int) -> tuple[Any, ...]:
     return value
 
 
-def check_groups(widths: tuple[int, ...], groups: int) -> None:
-    """Raises a ValueError unless `norm_num_groups` divides all of block_out_channels."""
+def check_groups(widths: tuple[int, ...], groups: int, name: str = "block_out_channels") -> None:
+    """Raises a ValueError unless `norm_num_groups` divides all of the option `name`."""
     for width in widths:
         if width % groups:
-            raise ValueError(
-                f"block_out_channels={widths} must be divisible by norm_num_groups={groups}"
-            )
+            raise ValueError(f"{name}={widths} must be divisible by norm_num_groups={groups}")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from tiny import TEXT, UNET, VAE
 from diffusax.config import config_from_dict, config_to_dict
 from diffusax.models import (
     MODELS,
+    AsymmetricAutoencoderKLConfig,
     AutoencoderKLConfig,
     AutoencoderTinyConfig,
     CLIPTextConfig,
@@ -92,6 +93,13 @@ BAD = [
     (AutoencoderTinyConfig, "encoder_block_out_channels", [64, 64, 64, 32]),
     (AutoencoderTinyConfig, "upsampling_scaling_factor", 0),
     (AutoencoderTinyConfig, "latent_magnitude", 0),
+    (AsymmetricAutoencoderKLConfig, "up_block_types", ["UpBlock2D"]),
+    (AsymmetricAutoencoderKLConfig, "down_block_out_channels", [64, 64]),
+    (AsymmetricAutoencoderKLConfig, "up_block_out_channels", [48]),
+    (AsymmetricAutoencoderKLConfig, "layers_per_up_block", 10**9),
+    (AsymmetricAutoencoderKLConfig, "scaling_factor", math.nan),
+    (AsymmetricAutoencoderKLConfig, "norm_num_groups", 0),
+    (AsymmetricAutoencoderKLConfig, "block_out_channel", [64]),
     (CLIPTextConfig, "num_attention_heads", 0),
     (CLIPTextConfig, "num_attention_heads", -6),
     (CLIPTextConfig, "num_attention_heads", 7),
@@ -174,6 +182,12 @@ NETWORKS = {
         k: v for k, v in UNET["sd1"].items() if k not in ("up_block_types", "sample_size")
     },
     "AutoencoderKL": {**VAE, "latents_mean": (0.0,) * 4},
+    "AsymmetricAutoencoderKL": {
+        "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "down_block_out_channels": (32, 64),
+        "up_block_types": ("UpDecoderBlock2D",) * 2,
+        "up_block_out_channels": (32, 96),
+    },
     "AutoencoderTiny": {},
     "CLIPTextModelWithProjection": TEXT,
     "CLIPVisionModel": {"num_attention_heads": 4},

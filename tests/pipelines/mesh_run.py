@@ -45,6 +45,8 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "inpaint": ("StableDiffusionInpaintPipeline", "sd", masked),
         "inpaint9": ("StableDiffusionInpaintPipeline", "sd-inpaint", masked),
         "instruct": ("StableDiffusionInstructPix2PixPipeline", "sd-instruct", image),
+        "freeu": ("StableDiffusionPipeline", "sd", {}),
+        "asymmetric": ("StableDiffusionInpaintPipeline", "sd", masked),
         "control": ("StableDiffusionControlNetPipeline", "sd", image),
     }
 
@@ -55,7 +57,11 @@ def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.nda
     if task == "control":
         net = diffusax.ControlNetModel.from_pretrained(root / "controlnet")
         options["controlnet"] = net
+    if task == "asymmetric":
+        options["vae"] = diffusax.AsymmetricAutoencoderKL.from_pretrained(root / task)
     pipe = getattr(diffusax, name).from_pretrained(root / kind, **options)
+    if task == "freeu":
+        pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
     pipe.set_progress_bar_config(disable=True)
     calls: list[int] = []
     if sampler:

@@ -22,20 +22,22 @@ MORE = [
     *(f"text {mesh}" for mesh in ("default", "data=8", "fsdp=8", "data=4,tensor=2")),
     *(
         f"{task} {MIXED}"
-        for task in ("xl", "img2img", "several", "inpaint", "inpaint9", "instruct")
+        for task in ("xl", "img2img", "several", "inpaint", "inpaint9", "instruct", "freeu")
     ),
+    f"asymmetric {MIXED}",
 ]
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    from tiny import build_checkpoint, build_controlnet
+    from tiny import build_asymmetric, build_checkpoint, build_controlnet
 
     root = tmp_path_factory.mktemp("mesh")
     for kind in ("sd", "xl", "sd-inpaint", "sd-instruct"):
         build_checkpoint(root / kind, kind, "a")
     build_controlnet(root / "controlnet", "sd", "a")
+    build_asymmetric(root / "asymmetric")
     return root
 
 

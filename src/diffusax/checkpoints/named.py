@@ -70,6 +70,12 @@ class AutoencoderKL(AutoModel):
     class_names = ("AutoencoderKL",)
 
 
+class AsymmetricAutoencoderKL(AutoModel):
+    """An autoencoder for inpainting, whose decoder sees what the mask keeps."""
+
+    class_names = ("AsymmetricAutoencoderKL",)
+
+
 class AutoencoderTiny(AutoModel):
     """The tiny autoencoder, TAESD."""
 
@@ -142,6 +148,7 @@ def _save_pretrained(
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 
 __all__ = [
+    "AsymmetricAutoencoderKL",
     "AutoModel",
     "AutoencoderKL",
     "AutoencoderTiny",

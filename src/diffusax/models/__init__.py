@@ -2,6 +2,10 @@
 
 from flax import nnx
 
+from diffusax.models.autoencoder_asymmetric import (
+    AsymmetricAutoencoderKL,
+    AsymmetricAutoencoderKLConfig,
+)
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.clip_configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
@@ -19,6 +23,7 @@ from diffusax.runtime.mesh import Rules
 MODELS: dict[str, type[nnx.Module]] = {
     cls.__name__: cls
     for cls in (
+        AsymmetricAutoencoderKL,
         AutoencoderKL,
         AutoencoderTiny,
         CLIPModel,
@@ -39,6 +44,8 @@ TENSOR_RULES: Rules = tuple(
 __all__ = [
     "MODELS",
     "TENSOR_RULES",
+    "AsymmetricAutoencoderKL",
+    "AsymmetricAutoencoderKLConfig",
     "AutoencoderKL",
     "AutoencoderKLConfig",
     "AutoencoderTiny",

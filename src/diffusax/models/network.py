@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.rngs import ShapeRngs
 from diffusax.runtime.mesh import Rules
 
@@ -53,6 +54,16 @@ class Network:
         return getattr(nnx.merge(graphdef, params), method)(*args, **kwargs)
 
 
+@dataclasses.dataclass
+class Switches:
+    """What is turned on and off on a model."""
+
+    tiling: bool = False
+    """Whether an autoencoder decodes pictures larger than its sample_size in tiles."""
+    freeu: FreeU | None = None
+    """The numbers that a UNet runs with, if it does with FreeU."""
+
+
 class Model:
     """A network with its parameters, as it is loaded, saved and put into a pipeline.
 
@@ -62,17 +73,17 @@ class Model:
     Attributes:
         network: the static description.
         params: the parameters. A pipeline's model keeps them in `pipe.params`.
-        tiling: whether an autoencoder decodes pictures larger than its sample_size in tiles.
+        switches: tiling and FreeU.
     """
 
-    def __init__(self, network: Network, params: Params, *, tiling: bool = False):
-        self.network, self.tiling = network, tiling
+    def __init__(self, network: Network, params: Params, *, switches: Switches | None = None):
+        self.network, self.switches = network, switches or Switches()
         self._store, self._name = {"params": params}, "params"
 
     def bound_to(self, store: dict[str, Params], name: str) -> "Model":
         """A model of the same network whose parameters stand in `store[name]` from now on."""
         store[name] = self.params
-        model = Model(self.network, None, tiling=self.tiling)
+        model = Model(self.network, None, switches=dataclasses.replace(self.switches))
         model._store, model._name = store, name
         return model
 
@@ -96,6 +107,11 @@ class Model:
         return self.network.class_name
 
     @property
+    def tiling(self) -> bool:
+        """Whether an autoencoder decodes pictures larger than its sample_size in tiles."""
+        return self.switches.tiling
+
+    @property
     def apply(self) -> Any:
         """The pure function of (params, inputs), see `Network.apply`."""
         return self.network.apply
@@ -112,6 +128,8 @@ class Model:
 
     def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
         """The network's result for these arrays."""
+        if self.switches.freeu is not None and method == "__call__":
+            kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
         return _apply(self.network, self.params, method, args, kwargs)
 
     def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":
@@ -127,11 +145,39 @@ class Model:
 
     def enable_tiling(self) -> None:
         """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
-        self.tiling = True
+        self.switches.tiling = True
 
     def disable_tiling(self) -> None:
         """Decodes every picture in one piece."""
-        self.tiling = False
+        self.switches.tiling = False
+
+    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
+        """Runs a UNet with FreeU (Si et al. 2023) until `disable_freeu`, as diffusers' method.
+
+        Other numbers compile nothing. A zero among them is no FreeU, as in diffusers.
+
+        Args:
+            s1: what the low frequencies of skip connections count for at the smallest maps.
+            s2: the same at the next larger ones.
+            b1: what half the channels of the backbone count for at the smallest maps.
+            b2: the same at the next larger ones.
+
+        Raises:
+            ValueError: one is not a finite number, or the network is not a UNet.
+        """
+        if self.class_name != "UNet2DConditionModel":
+            raise ValueError(f"FreeU is for a UNet2DConditionModel, not for a {self.class_name}")
+        self.switches.freeu = check_freeu(s1, s2, b1, b2)
+
+    def disable_freeu(self) -> None:
+        """Runs the UNet without FreeU."""
+        self.switches.freeu = None
+
+    def fuse_qkv_projections(self) -> None:
+        """Accepted for diffusers' sake; XLA decides what becomes of products with one input."""
+
+    def unfuse_qkv_projections(self) -> None:
+        """Accepted for diffusers' sake."""
 
     def enable_slicing(self) -> None:
         """Accepted for diffusers' sake; XLA plans the memory of a batch itself."""

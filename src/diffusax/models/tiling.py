@@ -14,13 +14,18 @@ OVERLAP = 0.25
 
 
 def tiled_decode(
-    decode: Callable[[np.ndarray], jax.Array], z: np.ndarray, *, tile: int, factor: int
+    decode: Callable[..., jax.Array],
+    z: np.ndarray,
+    *beside: np.ndarray,
+    tile: int,
+    factor: int,
 ) -> np.ndarray:
     """z: b h w z -> b H W 3 with `decode` called on tiles of at most `tile` latents a side.
 
     All tiles have one shape but for those at the bottom and the right, which are cut off and so
     differ: at most three heights and three widths, so a compiled `decode` compiles nine times at
     most. Besides the result, one row of tiles is held. `factor` is the number of pixels per latent.
+    What is beside z, b H W c, is cut into tiles with it, and `decode` called with both.
 
     Raises:
         ValueError: tile is less than one latent.
@@ -29,7 +34,7 @@ def tiled_decode(
     if tile < 1:
         raise ValueError(f"tile must be at least one latent (got {tile}); use a larger tile")
     if max(z.shape[1:3]) <= tile:
-        return np.array(decode(z))
+        return np.array(decode(z, *beside))
     height, width = z.shape[1:3]
     # The overlap is rounded in latents, for latents and pictures alike. diffusers rounds each by
     # itself and gives a picture of another size where a quarter of a tile is not whole.
@@ -41,7 +46,7 @@ def tiled_decode(
     for i in range(0, height, step):
         row: list[np.ndarray] = []
         for k, j in enumerate(range(0, width, step)):
-            y = np.array(decode(z[:, i : i + tile, j : j + tile]))
+            y = np.array(decode(*_tiles(i, j, tile, (z, 1), *((p, factor) for p in beside))))
             if above:
                 _blend(above[k], y, extent, axis=1)
             if row:
@@ -55,6 +60,11 @@ def tiled_decode(
             kept[...] = y[:, : kept.shape[1], : kept.shape[2]]
         above = row
     return result
+
+
+def _tiles(i: int, j: int, tile: int, *maps: tuple[np.ndarray, int]) -> list[np.ndarray]:
+    """Latents i to i + tile and j to j + tile of maps with so many pixels per latent."""
+    return [x[:, i * n : (i + tile) * n, j * n : (j + tile) * n] for x, n in maps]
 
 
 def _blend(before: np.ndarray, after: np.ndarray, extent: int, axis: int) -> None:

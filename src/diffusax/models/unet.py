@@ -11,6 +11,7 @@ from flax import nnx
 
 from diffusax.config import Channels, Size
 from diffusax.models import resnet, transformer
+from diffusax.models.freeu import of_level
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.unet_blocks import UpBlock, rematerialized
 from diffusax.models.unet_encoder import (
@@ -165,6 +166,7 @@ class UNet2DConditionModel(UNetEncoder):
         added_cond: dict[str, jax.Array] | None = None,
         down_block_additional_residuals: Sequence[jax.Array] | None = None,
         mid_block_additional_residual: jax.Array | None = None,
+        freeu: jax.Array | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """The prediction, b h w out_channels, in the dtype of the parameters.
@@ -178,6 +180,7 @@ class UNet2DConditionModel(UNetEncoder):
             added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
             down_block_additional_residuals: a ControlNet's, one for each skip connection.
             mid_block_additional_residual: a ControlNet's, added after the middle block.
+            freeu: FreeU's s1, s2, b1 and b2, 4 or b 4; None for the network as it was trained.
             gradient_checkpointing: what the gradient computes again instead of keeping: "none",
                 "blocks" (each resnet and transformer), or "full" (each level as a whole, and in it
                 each resnet and transformer; the least memory).
@@ -201,9 +204,9 @@ class UNet2DConditionModel(UNetEncoder):
             x = x + mid_block_additional_residual
 
         inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
-        for up in self.up_blocks:
+        for level, up in enumerate(self.up_blocks):
             taken = [skips.pop() for _ in up.resnets]
             size = (skips[-1].shape[1], skips[-1].shape[2]) if skips else None
             run_up = functools.partial(up, size=size, remat=inner)
-            x = rematerialized(run_up, whole)(x, taken, temb, context)
+            x = rematerialized(run_up, whole)(x, taken, temb, context, of_level(freeu, level))
         return self.conv_out(nnx.silu(self.conv_norm_out(x)))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.models.freeu import apply_freeu
 from diffusax.models.resnet import Downsample2D, ResnetBlock2D, Upsample2D
 from diffusax.models.transformer import Transformer2DModel
 
@@ -103,11 +104,18 @@ class UpBlock(nnx.Module):
         skips: Sequence[jax.Array],
         temb: jax.Array,
         context: jax.Array,
+        freeu: jax.Array | None = None,
         size: tuple[int, int] | None = None,
         remat: bool = False,
     ) -> jax.Array:
-        """skips: as many as there are resnets, the last one first. size: h w after upsampling."""
+        """The map for the next level, b h' w' d.
+
+        skips: as many as there are resnets, the last one first. freeu: this level's numbers, see
+        `apply_freeu`. size: h w after upsampling.
+        """
         for i, (resnet, skip) in enumerate(zip(self.resnets, skips, strict=True)):
+            if freeu is not None:
+                x, skip = apply_freeu(x, skip, freeu)
             x = rematerialized(resnet, remat)(jnp.concatenate([x, skip], axis=-1), temb)
             if self.attentions is not None:
                 x = rematerialized(self.attentions[i], remat)(x, context)

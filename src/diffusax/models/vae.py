@@ -169,6 +169,10 @@ class Decoder(nnx.Module):
         x = self.mid_block(self.conv_in(z))
         for block in self.up_blocks:
             x = block(x)
+        return self.head(x)
+
+    def head(self, x: jax.Array) -> jax.Array:
+        """The last level's map as a picture. x: b H W c -> b H W 3."""
         return self.conv_out(nnx.silu(self.conv_norm_out(x)))
 
 
@@ -191,7 +195,7 @@ class AutoencoderKL(nnx.Module):
     )
 
     def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
-        self.config = config
+        self.config: Any = config
         z = config.latent_channels
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)

@@ -128,6 +128,7 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
         "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items()},
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
+        "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),
     }
 
 

@@ -149,9 +149,11 @@ def memory_of(c: Components) -> dict[str, dict[str, float]]:
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
     """What a call computes, for its shapes."""
     c = dataclasses.replace(c, params=params, mesh=None)
-    plan = task(c, call).plan
+    job = task(c, call)
+    plan, kept = job.plan, job.kept
     if mesh is not None:
         parts = batch_size(mesh)
+        kept = jax.tree.map(lambda x: pad(x, parts), kept)
         plan = jax.tree.map(lambda x, axis: pad(x, parts, axis), plan, image_axes(plan))
     if plan.conditions.control:
         hints = programs.embed_control(c.denoiser, c.denoiser_params, plan.conditions.control)
@@ -161,7 +163,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     state = programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)
     vae, options = c.networks["vae"], {"upcast": c.upcasts}
     options["normalize"] = c.family.normalizes_latents
-    return programs.decode(vae, c.params["vae"], programs.final_latents(state), **options)
+    return programs.decode(vae, c.params["vae"], programs.final_latents(state), kept, **options)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
@@ -198,6 +200,7 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
         "plan": lambda: plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
+        "kept": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
         "pictures": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
     }
     return places[name]() if name in places else None

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
@@ -144,4 +145,8 @@ def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    return Knobs(np.stack(columns, 1), np.broadcast_to(rescale, (height, len(pictures))))
+    return Knobs(
+        np.stack(columns, 1),
+        np.broadcast_to(rescale, (height, len(pictures))),
+        freeu=freeu_rows(c.freeu, height, len(pictures)),
+    )

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from diffusax.models.network import Network, Params
+from diffusax.models.freeu import FreeU
+from diffusax.models.network import Network, Params, Switches
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Family
 
@@ -27,6 +28,8 @@ class Components:
     options: dict[str, Any]
     mesh: Mesh | None = None
     """Of several devices, over which parameters and batches are spread."""
+    switches: dict[str, Switches] = dataclasses.field(default_factory=dict)
+    """Of the models in a pipeline, which share them."""
 
     def forget(self) -> None:
         """Has what follows from networks and tokenizers computed again."""
@@ -48,6 +51,11 @@ class Components:
     def denoiser_params(self) -> dict[str, Params]:
         """What `denoiser` reads."""
         return {k: v for k, v in self.params.items() if k.startswith(("unet", "controlnet"))}
+
+    @property
+    def freeu(self) -> FreeU | None:
+        """The numbers that the UNet runs with, if it does with FreeU."""
+        return self.switches["unet"].freeu if "unet" in self.switches else None
 
     @property
     def dtype(self) -> Any:

@@ -32,6 +32,8 @@ def controlled(task: Task) -> Task:
         job.plan = job.plan._replace(conditions=conditions, knobs=knobs)
         # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
         job.normalized = task is not inpaint
+        # Nor do its pipelines with a ControlNet show the picture to the decoder.
+        job.kept = None
         return job
 
     run.__name__ = f"control_{task.__name__}"

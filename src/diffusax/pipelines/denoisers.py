@@ -53,6 +53,7 @@ class UNetDenoiser:
         conditions: Conditions,
         control: jax.Array | None = None,
         gradient_checkpointing: str = "none",
+        freeu: jax.Array | None = None,
     ) -> jax.Array:
         """The prediction for each branch, b h w c.
 
@@ -63,17 +64,18 @@ class UNetDenoiser:
             conditions: without the axis of the branches, which are in the batch.
             control: m k r, or (b/k) m k r: the weight of each residual, see `Knobs`.
             gradient_checkpointing: see `UNet2DConditionModel`.
+            freeu: 4, or (b/k) 4: FreeU's numbers.
         """
         added = dict(conditions.added or {})
         options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
         options["added_cond"] = added or None
-        residuals = self._residuals(params, x, timestep, conditions, control, options)
+        more = self._residuals(params, x, timestep, conditions, control, options)
+        if freeu is not None:
+            more["freeu"] = _per_branch(freeu, x.shape[0])
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
         options["gradient_checkpointing"] = gradient_checkpointing
-        return self.unet.apply(
-            params["unet"], x, timestep, conditions.context, **options, **residuals
-        )
+        return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
 
     def _residuals(
         self,
@@ -108,6 +110,11 @@ class UNetDenoiser:
 def control_names(count: int) -> tuple[str, ...]:
     """The names of `count` ControlNets among the components, as diffusers saves several."""
     return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))
+
+
+def _per_branch(numbers: jax.Array, b: int) -> jax.Array:
+    """One row of numbers for all, or one per image for each of its branches, b in all."""
+    return numbers if numbers.ndim == 1 else spread(numbers[:, None], b // numbers.shape[0])
 
 
 def spread(y: jax.Array, k: int) -> jax.Array:

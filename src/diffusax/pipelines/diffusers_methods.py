@@ -69,6 +69,42 @@ class DiffusersMethods:
         """Decodes every picture in one piece."""
         self.vae.disable_tiling()
 
+    def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
+        """Draws with FreeU (Si et al. 2023) from the next call on; other numbers compile nothing.
+
+        A zero among them is no FreeU, as in diffusers.
+
+        Args:
+            s1: what the low frequencies of skip connections count for at the UNet's smallest maps.
+            s2: the same at the next larger ones.
+            b1: what half the channels of the backbone count for at the smallest maps.
+            b2: the same at the next larger ones.
+
+        Raises:
+            ValueError: one of them is not a finite number.
+        """
+        self.unet.enable_freeu(s1, s2, b1, b2)
+
+    def disable_freeu(self) -> None:
+        """Draws without FreeU."""
+        self.unet.disable_freeu()
+
+    def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
+        """Accepted, as diffusers' method of this name; pictures are the same up to rounding there.
+
+        A network here is the same whether query, key and value are one product or three: XLA plans
+        products with one input.
+        """
+        _log_qkv("fuse_qkv_projections")
+
+    def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
+        """Accepted, as `fuse_qkv_projections`."""
+        _log_qkv("unfuse_qkv_projections")
+
+
+def _log_qkv(name: str) -> None:
+    log.info("%s changes nothing in diffusax: XLA plans the products of attention", name)
+
 
 def _no_meaning(name: str) -> Any:
     def method(self: DiffusersMethods, *args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Family
-from diffusax.pipelines.programs import Plan
+from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.prompts import token_groups
 from diffusax.pipelines.tasks import Task
 from diffusax.samplers import init_state
@@ -26,10 +26,12 @@ class Inputs(NamedTuple):
     ids: for each text encoder g n w t: the prompts' tokens and, if g is 2, the negative prompts'.
     plan: the run. Its table has no padding, so that the number of rows is static and the loop
     differentiable in reverse; its context is computed from the ids.
+    kept: see `Job`.
     """
 
     ids: tuple[Any, ...]
     plan: Plan
+    kept: Kept | None = None
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -47,7 +49,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     n = len(job.schedule)
     cut = jax.tree.map(lambda column: jnp.asarray(column[:n]), (job.plan.table, job.plan.knobs))
     plan = job.plan._replace(table=cut[0], knobs=cut[1])
-    return Inputs(token_groups(c, call, guided=bool(job.weights)), plan)
+    return Inputs(token_groups(c, call, guided=bool(job.weights)), plan, job.kept)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -84,7 +86,6 @@ def _generate(
     plan = plan._replace(conditions=conditions)
     state, rows = init_state(plan.latents), plan.table.timestep.shape[0]
     state = programs.denoise_rows(denoiser, params, state, plan, 0, rows, rematerialize=True)
-    images = programs.decode_pixels(
-        vae, params["vae"], state[0], upcast=False, normalize=family.normalizes_latents
-    )
+    options = {"upcast": False, "normalize": family.normalizes_latents}
+    images = programs.decode_pixels(vae, params["vae"], state[0], inputs.kept, **options)
     return to_unit(images)

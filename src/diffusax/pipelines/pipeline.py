@@ -325,7 +325,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
         vars(self)["_num_timesteps"] = len(job.schedule)
         latents = run_rows(self, job, call)
-        options = {"tiled": self._models["vae"].tiling, "normalized": job.normalized}
+        options: dict[str, Any] = {"normalized": job.normalized, "kept": job.kept}
+        options["tiled"] = self._models["vae"].tiling
         images = output(self.parts, latents, call.output_type, **options)
         images = images if job.finish is None else job.finish(images)
         if call.return_dict:
@@ -334,20 +335,24 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     def _set_model(self, name: str, value: Any) -> None:
         if value is None and name in self.family.optional:
-            self._models.pop(name, None)
-            self.parts.networks.pop(name, None)
-            self.parts.params.pop(name, None)
+            self._remove_model(name)
             return
         model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
         self.parts.networks[name] = model.network
         self._models[name] = model.bound_to(self.parts.params, name)
+        self.parts.switches[name] = self._models[name].switches
         if (mesh := self.parts.mesh) is not None:
             self.parts.params[name] = put_params(mesh, name, model.network, model.params)
+
+    def _remove_model(self, name: str) -> None:
+        parts = self.parts
+        for held in (self._models, parts.networks, parts.params, parts.switches):
+            held.pop(name, None)
 
     def _set_controlnets(self, value: Any) -> None:
         nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
         for name in [n for n in self._models if n.startswith("controlnet")]:
-            del self._models[name], self.parts.networks[name], self.parts.params[name]
+            self._remove_model(name)
         if not nets:
             raise ValueError("controlnet is an empty list; give at least one")
         for name, net in zip(control_names(len(nets)), nets):

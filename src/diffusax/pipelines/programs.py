@@ -24,12 +24,14 @@ class Knobs(NamedTuple):
     """What may change from row to row, besides the sampler. A row's values may be one per image.
 
     weights: n k-1, of guidance. rescale: n. control: n m k r, what each of the r residuals of each
-    of m ControlNets counts for in each branch; None without ControlNets.
+    of m ControlNets counts for in each branch; None without ControlNets. freeu: n 4, the numbers of
+    `FreeU`; None without it.
     """
 
     weights: Any
     rescale: Any
     control: Any = None
+    freeu: Any = None
 
 
 class Known(NamedTuple):
@@ -41,6 +43,16 @@ class Known(NamedTuple):
     mask: Any
     latents: Any
     noise: Any
+
+
+class Kept(NamedTuple):
+    """What a decoder is shown that sees what inpainting keeps (AsymmetricAutoencoderKL).
+
+    image: b H W 3 in [-1, 1]. mask: b H W 1, zero where the image is kept.
+    """
+
+    image: Any
+    mask: Any
 
 
 class Plan(NamedTuple):
@@ -90,7 +102,7 @@ def denoise_rows(
         knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
         branches = spread(x[:, None], k)
         t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = predict(params, branches, t, conditions, knobs.control)
+        y = predict(params, branches, t, conditions, knobs.control, knobs.freeu)
         y = y.astype(jnp.float32)[..., : x.shape[-1]]
         return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
 
@@ -172,22 +184,35 @@ def encode_image(
 
 @functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode(
-    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    kept: Kept | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Latents b h w z to pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
-    images = decode_pixels(vae, params, latents, upcast=upcast, normalize=normalize)
+    images = decode_pixels(vae, params, latents, kept, upcast=upcast, normalize=normalize)
     finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
     return to_unit(images), finite
 
 
 @functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
 def decode_pixels(
-    vae: Network, params: Params, latents: jax.Array, *, upcast: bool, normalize: bool
+    vae: Network,
+    params: Params,
+    latents: jax.Array,
+    kept: Kept | None = None,
+    *,
+    upcast: bool,
+    normalize: bool,
 ) -> jax.Array:
     """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
     params = _upcast(params) if upcast else params
     z = unscale_latents(vae.config, latents, normalize=normalize)
-    return vae.apply(params, z, method="decode").astype(jnp.float32)
+    shown = {} if kept is None else kept._asdict()
+    return vae.apply(params, z, method="decode", **shown).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))

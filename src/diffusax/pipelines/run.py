@@ -1,6 +1,7 @@
 """Running a job: in one dispatch, or in pieces where somebody watches."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
+from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import to_unit
 from diffusax.models.tiling import tiled_decode
 from diffusax.pictures import to_html, to_pil
@@ -20,7 +22,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.noise import TorchNoise
 from diffusax.pipelines.placement import own_images, put, put_plan
-from diffusax.pipelines.programs import Plan
+from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.tasks import Job, check_latents
 from diffusax.runtime.mesh import in_mesh
 
@@ -125,7 +127,7 @@ def call_back(
     """
     names = call.callback_on_step_end_tensor_inputs or ["latents"]
     tensors = {name: _tensor(name, job, state) for name in names}
-    timestep = float(job.schedule.timesteps[row])
+    timestep, freeu = float(job.schedule.timesteps[row]), pipe.parts.freeu
     result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
     if isinstance(result, dict):
         for name, value in result.items():
@@ -139,6 +141,10 @@ def call_back(
     if job.weights and scale != (call.guidance_scale if job.scale is None else job.scale):
         _reweigh(job, call, scale)
         job.scale = scale
+    if pipe.parts.freeu != freeu:
+        knobs = job.plan.knobs
+        numbers = freeu_rows(pipe.parts.freeu, len(knobs.rescale))
+        job.plan = job.plan._replace(knobs=knobs._replace(freeu=numbers))
     return state, isinstance(result, bool | np.bool_) and not result
 
 
@@ -217,11 +223,17 @@ def _reweigh(job: Job, call: Call, scale: float) -> None:
 
 
 def output(
-    c: Components, latents: jax.Array, output_type: str, *, tiled: bool, normalized: bool = True
+    c: Components,
+    latents: jax.Array,
+    output_type: str,
+    *,
+    tiled: bool,
+    normalized: bool = True,
+    kept: Kept | None = None,
 ) -> Any:
     """Latents b h w c as what the call asked for.
 
-    normalized: see `Job.normalized`.
+    normalized, kept: see `Job`.
 
     Raises:
         FloatingPointError: they, or the pictures, are not finite.
@@ -230,7 +242,8 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    images, finite = decode_images(c, latents, tiled=tiled, normalized=normalized)
+    options = {"tiled": tiled, "normalized": normalized}
+    images, finite = decode_images(c, latents, kept, **options)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))
@@ -246,33 +259,41 @@ def output(
 
 
 def decode_images(
-    c: Components, latents: Any, *, tiled: bool = False, normalized: bool = True
+    c: Components,
+    latents: Any,
+    kept: Kept | None = None,
+    *,
+    tiled: bool = False,
+    normalized: bool = True,
 ) -> tuple[Any, Any]:
     """Latents b h w c to pictures b H W 3 in [0, 1], and whether each is finite, b.
 
-    normalized: see `Job.normalized`.
+    normalized, kept: see `Job`.
     """
     options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
     if tiled:
-        return _decode_tiles(c, latents, **options)
+        return _decode_tiles(c, latents, kept, **options)
     n, mesh = len(latents), c.local_mesh
     with in_mesh(mesh):
-        padded = put(mesh, latents)
-        decoded = programs.decode(c.networks["vae"], c.params["vae"], padded, **options)
+        padded = jax.tree.map(functools.partial(put, mesh), (latents, kept))
+        decoded = programs.decode(c.networks["vae"], c.params["vae"], *padded, **options)
     images, finite = (own_images(mesh, x, n) for x in decoded)
     return images, finite
 
 
-def _decode_tiles(c: Components, latents: Any, **options: bool) -> tuple[Any, Any]:
+def _decode_tiles(
+    c: Components, latents: Any, kept: Kept | None, **options: bool
+) -> tuple[Any, Any]:
     """As `programs.decode`, in overlapping tiles where the pictures are large."""
     side = getattr(c.vae_config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.factor
 
-    def decode(part: np.ndarray) -> jax.Array:
+    def decode(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
+        given = part, Kept(*shown) if shown else None
         with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.networks["vae"], c.params["vae"], part, **options)
+            return programs.decode_pixels(c.networks["vae"], c.params["vae"], *given, **options)
 
-    images = tiled_decode(decode, np.asarray(latents), tile=tile, factor=c.factor)
+    images = tiled_decode(decode, latents, *(kept or ()), tile=tile, factor=c.factor)
     return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from diffusax.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.freeu import freeu_rows
 from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
@@ -16,7 +17,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
 from diffusax.pipelines.placement import component_mesh
-from diffusax.pipelines.programs import Knobs, Known, Plan
+from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
@@ -29,6 +30,8 @@ from diffusax.pipelines.sizes import (
 from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule
 
+_SAMPLED = ("AutoencoderKL", "AsymmetricAutoencoderKL")
+"""Autoencoders that give a distribution of latents."""
 _embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 Images = list[Any]
@@ -49,6 +52,8 @@ class Job:
     """Of guidance, where a callback has set another one than the call's."""
     normalized: bool = True
     """Whether latents_mean and latents_std count in decoding, where the family knows them."""
+    kept: Kept | None = None
+    """What the decoder is shown beside the latents, if it takes anything."""
 
 
 Task = Callable[[Components, Call], Job]
@@ -139,6 +144,7 @@ def inpaint(c: Components, call: Call) -> Job:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
     job = make_job(c, call, schedule, noise, x, **own)
+    job.kept = _kept(c, call, pixels, mask, b)
     if call.padding_mask_crop is not None:
         coords = crop["crops_coords"]
         job.finish = lambda images: [
@@ -201,6 +207,7 @@ def make_job(
     knobs = Knobs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
+        freeu=freeu_rows(c.freeu, height),
     )
     conditions = Conditions(context, channels, added)
     plan = Plan(latents, conditions, table, knobs, noise.keys, known)
@@ -228,7 +235,7 @@ def encode(
     if pixels.shape[-1] == channels:
         return programs.tile(pixels, b)
     eps = None
-    if noise is not None and c.networks["vae"].class_name == "AutoencoderKL":
+    if noise is not None and c.networks["vae"].class_name in _SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
@@ -251,6 +258,19 @@ def _masked_latents(
             "masked picture"
         )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
+
+
+def _kept(c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int) -> Kept | None:
+    """What an AsymmetricAutoencoderKL is shown when it decodes; others see latents alone."""
+    shown = c.family.shows_kept and call.output_type != "latent"
+    if not shown or c.networks["vae"].class_name != "AsymmetricAutoencoderKL":
+        return None
+    if pixels.shape[-1] == c.vae_config.latent_channels:
+        raise ValueError(
+            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
+            "decoder looks at it"
+        )
+    return Kept(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
 
 
 def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:

@@ -32,6 +32,9 @@ class Family:
     upcasts_vae: bool = False
     """Whether an autoencoder with force_upcast runs in float32 where its parameters are float16."""
 
+    shows_kept: bool = False
+    """Whether inpainting shows the picture to a decoder that takes it; not beside a ControlNet."""
+
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
 

@@ -38,4 +38,5 @@ STABLE_DIFFUSION = Family(
     optional=("text_encoder", "tokenizer"),
     options=(("requires_safety_checker", False),),
     encode=encode,
+    shows_kept=True,
 )

@@ -1,0 +1,120 @@
+"""FreeU in batches, in programs made ahead and exported, in what is shared and noted."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+import diffusax
+from diffusax import samplers
+from diffusax.offline.run import pipeline_facts
+from diffusax.pipelines import ahead
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.batches import check_picture, draw_batch, plan_batch
+from diffusax.pipelines.exporting import export_requests, flat_arguments
+from diffusax.pipelines.programs import Knobs
+from diffusax.runtime.program import PROGRAMS, forget_executables
+
+NUMBERS = (0.9, 0.2, 1.2, 1.4)
+CALL = {"num_inference_steps": 3, "output_type": "np", "guidance_scale": 3.0}
+
+
+@pytest.fixture
+def pipe(tiny_checkpoints):
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(tiny_checkpoints.pipeline("sd")[0])
+    pipe.set_progress_bar_config(disable=True)
+    pipe.enable_freeu(*NUMBERS)
+    return pipe
+
+
+def test_a_batch_of_samplers(pipe):
+    own, pictures, alone = pipe.scheduler, [], []
+    for seed, name in enumerate(("euler_a", "heun")):
+        pipe.scheduler = samplers.scheduler_from_name(name, own)
+        alone.append(pipe("a cat", seed=seed, **CALL).images[0])
+        call = Call(prompt="a cat", seed=seed, **CALL)
+        pictures.append(check_picture(pipe.parts, call, pipe.scheduler))
+    batch = plan_batch(pipe.parts, pictures)
+    assert batch.plan.knobs.freeu.shape[1:] == (2, 4)
+    images, finite = draw_batch(pipe.parts, batch)
+    assert finite.all()
+    np.testing.assert_allclose(images, alone, atol=1e-4)
+
+
+def test_each_image_of_a_plan_may_have_numbers_of_its_own(pipe):
+    other = (0.6, 0.4, 1.1, 1.2)
+    alone = []
+    for numbers in (NUMBERS, other):
+        pipe.enable_freeu(*numbers)
+        alone.append(pipe("a cat", seed=1, **CALL).images[0])
+    picture = check_picture(pipe.parts, Call(prompt="a cat", seed=1, **CALL), pipe.scheduler)
+    batch = plan_batch(pipe.parts, [picture, picture])
+    rows = np.array(batch.plan.knobs.freeu)
+    rows[:, 0] = NUMBERS
+    knobs = Knobs(*batch.plan.knobs)._replace(freeu=jax.numpy.asarray(rows))
+    batch = dataclasses.replace(batch, plan=batch.plan._replace(knobs=knobs))
+    images, _ = draw_batch(pipe.parts, batch)
+    np.testing.assert_allclose(images, alone, atol=1e-4)
+    assert np.abs(alone[0] - alone[1]).max() > 1e-3
+
+
+def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
+    expected = pipe("a cat", seed=1, **CALL).images
+    c = pipe.parts
+    call = ahead.example_call(pipe, 1, None, {**CALL, "seed": 1, "prompt": "a cat"})
+    found = {r.program.name: r for r in ahead.requests(c, pipe.task, call)}
+    try:
+        ahead.compile_all([found["denoise"]], None)
+        monkeypatch.setattr(PROGRAMS["denoise"], "jitted", None)
+        np.testing.assert_allclose(pipe("a cat", seed=1, **CALL).images, expected, atol=1e-4)
+    finally:
+        monkeypatch.undo()
+        forget_executables()
+    export_requests([found["denoise"]], tmp_path, ("cpu",), batch=1)
+    job = pipe.task(c, call)
+    state = np.zeros((6, *job.plan.latents.shape), np.float32)
+    state[0] = job.plan.latents
+    given = (c.denoiser_params, state, job.plan, np.int32(0), np.int32(3))
+    run = export.deserialize((tmp_path / "denoise.stablehlo").read_bytes())
+    after = run.call(flat_arguments(found["denoise"], given))
+    latents = pipe("a cat", seed=1, **{**CALL, "output_type": "latent"}).images
+    np.testing.assert_allclose(np.asarray(after[0]).transpose(0, 3, 1, 2), latents, atol=1e-3)
+
+
+def test_the_whole_call_as_a_function_of_the_numbers(pipe):
+    expected = pipe("a cat", seed=1, **CALL).images
+    inputs = pipe.prepare_inputs("a cat", seed=1, num_inference_steps=3, guidance_scale=3.0)
+    assert inputs.plan.knobs.freeu.shape == (3, 4)
+    np.testing.assert_allclose(pipe.generate_fn(pipe.params, inputs), expected, atol=1e-4)
+
+
+def test_pipelines_of_one_model(pipe):
+    other = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    assert other.parts.freeu == pipe.parts.freeu == NUMBERS
+    other.unet.disable_freeu()
+    assert other.parts.freeu is None
+    assert pipe.parts.freeu == NUMBERS
+    pipe.unet = other.unet
+    assert pipe.parts.freeu is None
+
+
+def test_what_large_runs_note(pipe):
+    assert pipeline_facts(pipe)["freeu"] == list(NUMBERS)
+    pipe.disable_freeu()
+    assert pipeline_facts(pipe)["freeu"] is None
+
+
+def test_fused_projections_are_accepted(pipe, caplog):
+    with caplog.at_level(logging.INFO, "diffusax"):
+        pipe.fuse_qkv_projections(unet=True, vae=False)
+        pipe.unfuse_qkv_projections()
+        pipe.unet.fuse_qkv_projections()
+        pipe.vae.unfuse_qkv_projections()
+    assert [message.split(" ")[0] for message in caplog.messages] == [
+        "fuse_qkv_projections",
+        "unfuse_qkv_projections",
+    ]
+    assert "changes nothing in diffusax" in caplog.text
