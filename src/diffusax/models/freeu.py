@@ -56,8 +56,7 @@ def apply_freeu(x: jax.Array, skip: jax.Array, numbers: jax.Array) -> tuple[jax.
     """What a resnet on the way up is given: the backbone's map and a skip connection, b h w c each.
 
     With b the same for all pixels, as diffusers has it (utils/torch_utils.py, apply_freeu).
-    Computed
-    in float32.
+    Computed in float32.
 
     numbers: of the level, 2 or b 2.
     """
