@@ -19,10 +19,11 @@ COMMANDS = {
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
     "train": "Train a denoiser or an autoencoder.",
+    "ema": "Make another average of a training run's parameters.",
     "cache-latents": "Encode a data set once, to train from faster.",
 }
 # One of the packages that an extra brings, by command.
-EXTRAS = {"train": "optax", "cache-latents": "optax"}
+EXTRAS = {"train": "optax", "ema": "optax", "cache-latents": "optax"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
