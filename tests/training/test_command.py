@@ -40,7 +40,7 @@ def run(tmp_path_factory, checkpoint, pictures):
     assert done.returncode == 0, done.stderr
     assert "wrote 30 rows" in done.stdout
     (folder / "a.yaml").write_text(
-        "steps: 9\noptimizer:\n  learning_rate: 1e-3\nema: {rule: ramp}\n"
+        "steps: 9\noptimizer:\n  learning_rate: 1e-3\nema: {rule: power}\n"
         "validation: {prompts: [a dog]}\n"
     )
     args = ["train", "text-to-image", "--config", folder / "a.yaml", "--set", "steps=4"]
@@ -95,8 +95,29 @@ def test_the_resolved_options_stand_beside_the_result(run):
     _, front, text = card.split("---\n", 2)
     assert yaml.safe_load(front)["pipeline_tag"] == "text-to-image"
     assert "for\n4 steps of 4 examples" in text
-    assert "averaged (ramp)" in text
+    assert "averaged (power)" in text
     assert "averaged" not in (output / "model" / "README.md").read_text().split("```yaml")[0]
+
+
+def test_another_average_is_made_after_the_run(run, capsys):
+    output, _ = run
+    main(["ema", str(output), "--length", "0.05"])
+    assert f"wrote {output / 'model_ema_0.05'}" in capsys.readouterr().out
+    kernels = [
+        diffusers.StableDiffusionPipeline.from_pretrained(output / name, safety_checker=None)
+        .unet.conv_in.weight.detach()
+        .numpy()
+        for name in ("model_ema", "model_ema_0.05")
+    ]
+    np.testing.assert_allclose(*kernels, rtol=1e-5, atol=1e-7)
+    for args, message in {
+        ("--length", 0.05, "--start", 0.5): "--start cannot be given with --kind power",
+        ("--kind", "late"): "--start must be given with --kind late",
+        ("--kind", "late", "--start", 3, "--step", 2): "step=2 has no stored averages",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["ema", str(output), *map(str, args)])
+        assert message in capsys.readouterr().err
 
 
 def test_a_finished_run_has_nothing_left_to_do(run):

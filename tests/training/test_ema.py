@@ -7,7 +7,15 @@ import pytest
 import torch
 from diffusers.training_utils import EMAModel
 
-from diffusax.training.ema import EMAConfig, copy_as_average, maybe_update_ema, update_ema
+from diffusax.training.ema import (
+    EMAConfig,
+    copy_as_average,
+    maybe_update_ema,
+    share_left,
+    short_window,
+    update_ema,
+)
+from diffusax.training.posthoc import power_gamma
 
 STEPS = 40
 
@@ -47,6 +55,10 @@ RULES = {
     "half_life": (
         EMAConfig(rule="half_life", half_life_images=100),
         lambda n: 0.5 ** (8 / 100),
+    ),
+    "power": (
+        EMAConfig(rule="power", lengths=(0.1, 0.2)),
+        lambda n: (1 - 1 / n) ** (power_gamma(0.1) + 1),
     ),
 }
 
@@ -127,6 +139,48 @@ def test_a_decay_near_one_keeps_its_digits():
     np.testing.assert_allclose(state.params["w"], 1e-5, rtol=1e-6)
 
 
+def test_the_rule_power_keeps_an_average_for_each_length():
+    config = EMAConfig(rule="power", lengths=(0.05, 0.1, 0.28))
+    values, state = walk(), copy_as_average({"w": jnp.asarray(walk()[0])}, config.averages)
+    for value in values[1:]:
+        state = update_ema(config, state, {"w": jnp.asarray(value)}, images_per_update=1)
+    for length, average in zip(config.lengths, state.averages, strict=True):
+        exponent = power_gamma(length) + 1
+        weights = np.diff(np.linspace(0, 1, STEPS + 1) ** exponent)
+        expected = np.einsum("k,k...->...", weights, values[1:].astype(np.float64))
+        np.testing.assert_allclose(average["w"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("updates", [1, 7, 40])
+def test_what_is_left_of_the_weights_at_the_start(name, updates):
+    config, decay = RULES[name]
+    expected = np.prod([decay(n) for n in range(1, updates + 1)])
+    assert share_left(config, updates, 8) == pytest.approx(expected, rel=1e-5, abs=1e-20)
+
+
+def test_an_average_that_begins_too_late_for_its_decay_is_told():
+    late = {"start": 0.965}
+    message = short_window(EMAConfig(rule="constant", **late), 10_000, 32)
+    assert "350 of 10000 steps left, and 97% of the average" in message
+    assert "ema.start=0.965" in message
+    assert "ema.decay=0.986 leaves 1%" in message
+    images = short_window(EMAConfig(rule="half_life", half_life_images=1e4, **late), 10_000, 32)
+    assert "46% of the average" in images
+    assert "100%" in short_window(EMAConfig(rule="ramp", min_decay=0.9999, start=9999), 10_000, 32)
+    for fits in (
+        EMAConfig(rule="constant", decay=0.986, **late),
+        EMAConfig(rule="constant", decay=0.994, **late),
+        EMAConfig(rule="ramp", **late),
+        EMAConfig(rule="warmup", **late),
+        EMAConfig(rule="power", **late),
+        EMAConfig(rule="constant"),
+        EMAConfig(),
+    ):
+        assert short_window(fits, 100_000 if fits.start == 0 else 10_000, 32) is None
+    assert short_window(EMAConfig(rule="constant", decay=0.9942, **late), 10_000, 32) is not None
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -137,6 +191,9 @@ def test_a_decay_near_one_keeps_its_digits():
         {"start": -1},
         {"start": 700.0},
         {"half_life_images": 0},
+        {"lengths": (0.3,)},
+        {"lengths": ()},
+        {"snapshot_dtype": "bfloat16"},
     ],
 )
 def test_options_that_cannot_be(options):

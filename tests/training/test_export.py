@@ -135,7 +135,7 @@ def test_a_card_says_where_the_model_is_and_how_long_it_was_trained(tmp_path, ad
     config = TrainConfig(
         output=str(tmp_path), steps=5, ema=EMAConfig("ramp"), data=DataConfig("pictures")
     )
-    write_model_card(folder, Drawing(), config, steps=40, address=address)
+    write_model_card(folder, Drawing(), config, steps=40, address=address, average="ramp")
     card = (folder / "README.md").read_text()
     assert f'from_pretrained("{address or folder}")' in card
     assert "40 steps of 16 examples on `pictures`" in " ".join(card.split())

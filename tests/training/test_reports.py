@@ -4,13 +4,14 @@ import json
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
-from toy_run import Toy
+from toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.training import TrainConfig, train
 from diffusax.training.optimizers import OptimizerConfig, learning_rate
-from diffusax.training.reports import Reports
+from diffusax.training.reports import Reports, batch_arithmetic
 
 
 class Wandb:
@@ -76,6 +77,43 @@ class Marked:
 
     def name(self, index):
         return f"row {index}"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_utilisation_counts_the_work_of_all_microbatches(tmp_path, caplog, accumulate):
+    config = TrainConfig(
+        output=str(tmp_path),
+        steps=3,
+        batch_size=8,
+        accumulate=accumulate,
+        log_every=1,
+        peak_tflops=1e-3,
+        report_to=(),
+    )
+    caplog.set_level("INFO", logger="diffusax.training")
+    train(Toy(), config)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    # Forward and the gradient of the kernel, two operations for each of its numbers.
+    flops = 2 * 2 * INPUTS * OUTPUTS
+    devices = jax.device_count()
+    for line in lines:
+        assert line["tflops"] * 1e12 == pytest.approx(flops * line["images_per_s"])
+        assert line["mfu"] == pytest.approx(line["tflops"] / (1e-3 * devices))
+    examples = 8 // devices // accumulate
+    assert (
+        f"batch_size=8: 1 processes x {devices} devices x {examples} examples x {accumulate} "
+        "microbatches, so 8 examples per process and step"
+    ) in caplog.text
+
+
+def test_groups_of_devices_share_examples(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    mesh = SimpleNamespace(shape={"data": 4, "fsdp": 2, "tensor": 2}, size=16)
+    config = TrainConfig(batch_size=64, accumulate=4)
+    assert batch_arithmetic(config, mesh) == (
+        "batch_size=64: 2 processes x 4 groups of 2 devices x 2 examples x 4 microbatches, "
+        "so 32 examples per process and step"
+    )
 
 
 def test_the_learning_rate_is_that_of_the_updates(tmp_path, caplog):

@@ -96,8 +96,12 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, np.ndarray], *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes a safetensors file; `path` appears only when it is whole.
+
+    metadata: texts that the file's header holds besides.
 
     Raises:
         OSError: it cannot be written; names the file and says why.
@@ -108,7 +112,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         partial.touch()
         mode = partial.stat().st_mode
         try:
-            save_file(contiguous, partial, metadata={"format": "pt"})
+            save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
         except SafetensorError as error:
             raise OSError(str(error)) from None
         # safetensors makes files that only their owner can read.

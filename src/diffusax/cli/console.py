@@ -20,11 +20,12 @@ COMMANDS = {
     "export": "Write a model's programs as StableHLO, for any platform.",
     "convert": "Make a text-to-image checkpoint into one of another task.",
     "train": "Train a denoiser or an autoencoder.",
+    "ema": "Make another average of a training run's parameters.",
     "cache-latents": "Encode a data set once, to train from faster.",
     "evaluate": "Measure how good a model is.",
 }
 # One of the packages that an extra brings, by command.
-EXTRAS = {"train": "optax", "cache-latents": "optax", "evaluate": "optax"}
+EXTRAS = dict.fromkeys(("train", "ema", "cache-latents", "evaluate"), "optax")
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -76,8 +77,19 @@ def plain(options: Any, config_class: type) -> Any:
     return config_class(**{name: getattr(options, name) for name in names})
 
 
+def _show_messages() -> None:
+    """What a run says of itself, on stderr, besides warnings."""
+    logger = logging.getLogger("diffusax.training")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("diffusax: %(message)s"))
+        logger.addHandler(handler)
+
+
 def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
     config = plain(options, config_class)
+    _show_messages()
     if config.distributed:
         initialize()
     try:

@@ -32,10 +32,14 @@ class Checkpoints:
     which a later change is found.
     """
 
-    def __init__(self, folder: Path, *, keep: int):
-        """keep: how many to keep; older ones are deleted once a newer one is whole."""
+    def __init__(self, folder: Path, *, keep: int, average: str = ""):
+        """keep: how many to keep; older ones are deleted once a newer one is whole.
+
+        average: what the run averages, in words; a run with averages goes on with the same alone.
+        """
         self._ocp = require_extra("orbax.checkpoint", "train")
         self.folder = folder.absolute()
+        self.average = average
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = self._ocp.CheckpointManager(self.folder, options=options)
@@ -61,6 +65,7 @@ class Checkpoints:
             self._check_space(state)
             facts = {
                 "averaged": state.ema is not None,
+                "average": self.average,
                 "processes": _of_all_processes(position),
                 "leaves": _leaves(state),
             }
@@ -91,7 +96,7 @@ class Checkpoints:
 
         Raises:
             ValueError: all are damaged, or they were written by another number of processes, with
-                other parameters or with another optimizer.
+                other parameters, another optimizer or other averages.
         """
         damaged: list[int] = []
         for step in reversed(self.steps()):
@@ -161,6 +166,12 @@ class Checkpoints:
                 "with another output folder"
             )
         _check_leaves(facts.get("leaves"), _leaves(shapes))
+        if facts["averaged"] and facts["average"] != self.average:
+            raise _OfAnotherRun(
+                f"holds a run with {facts['average']}, which cannot go on with "
+                f"{self.average or 'no average'}; give the options in its config.yaml, or another "
+                "output folder"
+            )
         restore = args.StandardRestore(shapes)
         state = self._manager.restore(step, args=args.Composite(state=restore))["state"]
         return state, positions[jax.process_index()]

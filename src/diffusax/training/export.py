@@ -62,21 +62,33 @@ def export(
         recipe.save(ema, folders[1])
     for folder in folders:
         address = config.push_to_hub if folder == folders[-1] else None
-        write_model_card(folder, recipe, config, steps=steps, address=address)
+        average = config.ema.rule if folder != folders[0] else None
+        write_model_card(folder, recipe, config, steps=steps, address=address, average=average)
     if config.push_to_hub:
         push_to_hub(folders[-1], config.push_to_hub)
     return folders
 
 
 def write_model_card(
-    folder: Path, recipe: Recipe, config: TrainConfig, *, steps: int, address: str | None = None
+    folder: Path,
+    recipe: Recipe,
+    config: TrainConfig,
+    *,
+    steps: int,
+    address: str | None = None,
+    average: str | None = None,
 ) -> None:
     """README.md: what the model is, from what, on what data, with which options.
 
-    steps: that it was trained for. address: the Hub repository that it goes to.
+    Args:
+        folder: to write to.
+        recipe: of the run.
+        config: of the run.
+        steps: that it was trained for.
+        address: the Hub repository that it goes to.
+        average: how its parameters are averaged, in words.
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
-    averaged = folder.name == "model_ema"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
     base = front.get("base_model")
     call, usage = _CALLS.get(front.get("pipeline_tag", "")), ""
@@ -91,7 +103,7 @@ def write_model_card(
         steps=steps,
         batch_size=config.batch_size,
         data=config.data.path,
-        average=f" The parameters are averaged ({config.ema.rule})." if averaged else "",
+        average=f" The parameters are averaged ({average})." if average else "",
         usage=usage,
         options=to_yaml(config),
     )

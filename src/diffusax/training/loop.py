@@ -30,13 +30,14 @@ from diffusax.runtime.mesh import (
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
-from diffusax.training.ema import copy_as_average
+from diffusax.training.ema import copy_as_average, short_window
 from diffusax.training.export import create_on_hub, export
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.recipe import Recipe
-from diffusax.training.reports import Reports, peak_flops
+from diffusax.training.reports import Reports, batch_arithmetic, peak_flops
 from diffusax.training.signals import Preempted, stop_signals
+from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.step import TrainState, initial_state, make_train_step
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class _Run:
         _check_options(config, mesh)
         output = Path(config.output)
         optimizer = make_optimizer(config.optimizer, config.steps)
-        checkpoints = Checkpoints(output / "checkpoints", keep=config.keep)
+        checkpoints = Checkpoints(output / "checkpoints", keep=config.keep, average=config.ema.kind)
         found = bool(checkpoints.steps())
         if found and not config.resume:
             raise ValueError(
@@ -105,7 +106,7 @@ class _Run:
         batches = _open_batches(recipe, config)
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
         restored = checkpoints.restore(
-            functools.partial(_abstract_state, create, recipe.shapes(), mesh)
+            functools.partial(_abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
         )
         if restored is None:
             step, state = 0, _first_state(create, recipe, mesh)
@@ -114,6 +115,8 @@ class _Run:
             batches.set_state(position)
             log.info("continuing from step %d", step)
         if jax.process_index() == 0:
+            remove_snapshots_after(output / AVERAGES, step)
+            _say_what_is_done(config, mesh)
             _note_changes(config, output / "config.yaml", resumed=found)
             (output / "config.yaml").write_text(to_yaml(config), "utf-8")
         return cls(
@@ -136,7 +139,8 @@ class _Run:
         config = self.config
         start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
-            ema = jax.jit(copy_as_average)(self.state.params)
+            copy = functools.partial(copy_as_average, averages=config.ema.averages)
+            ema = jax.jit(copy)(self.state.params)
             self.state = self.state._replace(ema=ema)
         batch = put_batch(self.mesh, next(self.batches))
         if self.meter.flops is None:
@@ -155,6 +159,9 @@ class _Run:
             self.reports.scalars(self.step, values)
         if config.validation.every and self.step % config.validation.every == 0:
             self.validate()
+        # Before the checkpoint: what comes after it is not done again by a run that goes on.
+        if self.step % config.ema.snapshot_every == 0 or self.step == config.steps:
+            self.snapshot()
         if self.step % config.checkpoint_every == 0:
             self.save()
 
@@ -176,6 +183,19 @@ class _Run:
         if self.saved != self.step:
             self.checkpoints.save(self.step, self.state, self.batches.get_state())
             self.saved = self.step
+
+    def snapshot(self) -> None:
+        """Stores the averages of the rule power, once they have begun."""
+        options, ema = self.config.ema, self.state.ema
+        if options.rule == "power" and ema is not None:
+            write_snapshots(
+                Path(self.config.output) / AVERAGES,
+                self.step,
+                ema,
+                options,
+                start=options.start_step(self.config.steps) or 0,
+                recipe=self.recipe.name,
+            )
 
     def results(self) -> dict[str, Params | None]:
         """The parameters and their average, on the host."""
@@ -279,6 +299,13 @@ def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
         )
 
 
+def _say_what_is_done(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
+    log.info("%s", batch_arithmetic(config, mesh))
+    late = short_window(config.ema, config.steps, config.batch_size)
+    if late is not None:
+        log.warning("%s", late)
+
+
 def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
     """This process's part of the data."""
     return Batches(
@@ -304,12 +331,17 @@ def _first_state(
 
 
 def _abstract_state(
-    create: Callable[[Params], TrainState], params: Params, mesh: jax.sharding.Mesh, averaged: bool
+    create: Callable[[Params], TrainState],
+    params: Params,
+    mesh: jax.sharding.Mesh,
+    averages: int,
+    averaged: bool,
 ) -> TrainState:
-    """Shapes and shardings of the state."""
+    """Shapes and shardings of the state; averages: how many, if it is averaged."""
     shapes = jax.eval_shape(create, params)
     if averaged:
-        shapes = shapes._replace(ema=jax.eval_shape(copy_as_average, shapes.params))
+        copy = functools.partial(copy_as_average, averages=averages)
+        shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes,

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
 from diffusax.pictures import contact_sheet
+from diffusax.runtime.mesh import batch_size
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
 
@@ -40,6 +41,19 @@ def peak_flops(config: TrainConfig) -> float | None:
     kind = jax.devices()[0].device_kind
     known = [name for name in PEAK_FLOPS if kind.startswith(name)]
     return PEAK_FLOPS[max(known, key=len)] * jax.device_count() if known else None
+
+
+def batch_arithmetic(config: TrainConfig, mesh: jax.sharding.Mesh) -> str:
+    """What a batch is made of, as a product."""
+    processes, parts = jax.process_count(), batch_size(mesh)
+    groups, members = parts // processes, mesh.size // parts
+    of = f" groups of {members} devices" if members > 1 else " devices"
+    examples = config.batch_size // (parts * config.accumulate)
+    return (
+        f"batch_size={config.batch_size}: {processes} processes x {groups}{of} x {examples} "
+        f"examples x {config.accumulate} microbatches, so {config.batch_size // processes} "
+        "examples per process and step"
+    )
 
 
 class Reports:
