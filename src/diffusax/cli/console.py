@@ -18,6 +18,7 @@ COMMANDS = {
     "info": "Show what a checkpoint holds, the devices, and the names of the samplers.",
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
+    "download": "Download a data set of the Hub, or this machine's part of it.",
     "train": "Train a denoiser or an autoencoder.",
     "cache-latents": "Encode a data set once, to train from faster.",
 }
