@@ -180,7 +180,7 @@ def open_dataset(repo: str, revision: str | None = None) -> HubDataset:
     card = info.card_data.to_dict() if info.card_data else {}
     configs = card.get("configs")
     known = [c for c in configs if isinstance(c, dict)] if isinstance(configs, list) else []
-    ordered = sorted(files, key=lambda file: file.path)
+    ordered = sorted(files, key=lambda file: PurePosixPath(file.path))
     return HubDataset(repo, str(info.sha), tuple(ordered), tuple(known))
 
 

@@ -32,8 +32,9 @@ from diffusax.training.data import (
     read_pixels,
 )
 from diffusax.training.denoising import encode_captions
+from diffusax.training.opening import open_data
 from diffusax.training.options import require_options
-from diffusax.training.sources import ArrowSource, Source, open_source
+from diffusax.training.sources import ArrowSource, Source
 
 _INDEX = "cache.json"
 
@@ -131,7 +132,7 @@ def cache_latents(config: CacheConfig) -> int:
     pyarrow = require_extra("pyarrow", "train")
     base = BaseModel.open(config.model)
     size = picture_size(config, base.default_size, base.factor)
-    source = open_source(config.data, (config.image_column, config.caption_column))
+    source = open_data(config, (config.image_column, config.caption_column))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.

@@ -29,9 +29,9 @@ from diffusax.training.losses import (
     kl_divergence,
     structural_dissimilarity,
 )
+from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.sources import open_source
 from diffusax.training.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
@@ -96,7 +96,7 @@ class Autoencoder:
         side = network.sample_size
         default = side if isinstance(side, int) else max(side)
         self.size = picture_size(config, default, network.downsampling)
-        self.source = open_source(config.data, (config.image_column,))
+        self.source = open_data(config, (config.image_column,))
 
     def shapes(self) -> Params:
         """What is trained, as shapes."""

@@ -28,9 +28,10 @@ from diffusax.training.data import (
     read_pixels,
 )
 from diffusax.training.denoising import DenoisingLoss, encode_captions
+from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.sources import Source, open_source
+from diffusax.training.sources import Source
 from diffusax.training.step import Batch
 from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
@@ -98,7 +99,7 @@ class TextToImage:
             self.source = cache = CachedSource.open(config.data, base.load)
             self.embedded = "encoder_hidden_states" in cache.shapes
         else:
-            self.source = open_source(config.data, (config.image_column, config.caption_column))
+            self.source = open_data(config, (config.image_column, config.caption_column))
         if self.embedded and config.train_text_encoder:
             raise ValueError(
                 f"{config.data} holds text embeddings, so train_text_encoder has nothing to train; "
