@@ -19,15 +19,22 @@ from diffusax.training.sources import SourceFailed, open_source
 COLUMNS = ("image", "text")
 REPO = "someone/pictures"
 ROWS, GROUP = 30, 4
+PREFETCH = RowGroups.prefetch
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Short waits, and a cache of its own for each test."""
+    """Short waits, a cache of its own for each test, and no thread that goes on after it."""
+    monkeypatch.setattr(RowGroups, "prefetch", lambda self, groups: None)
     monkeypatch.setattr("diffusax.training.row_groups.WAITS", (0.01, 0.01))
     clock = types.SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
     monkeypatch.setenv("DIFFUSAX_CACHE", str(tmp_path / "cache"))
+
+
+def noise(seed):
+    """A column that nobody reads, larger than what is fetched with others for being in between."""
+    return np.random.default_rng(seed).bytes(20_000)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,7 @@ def local(tmp_path_factory):
     """Two files of pictures, in row groups of four; the last of each is smaller."""
     folder = tmp_path_factory.mktemp("local")
     for i, part in enumerate((range(18), range(18, ROWS))):
-        table = pa.Table.from_pylist([{**row(n), "other": "x" * 1000} for n in part])
+        table = pa.Table.from_pylist([{**row(n), "other": noise(n)} for n in part])
         pq.write_table(table, folder / f"train-{i}.parquet", row_group_size=GROUP)
     return folder
 
@@ -65,10 +72,10 @@ def batches(source, count, seed=3, state=None, **options):
     loader = Batches(source, prepare, batch_size=4, seed=seed, **options)
     if state is not None:
         loader.set_state(state)
-    found = [next(loader) for _ in range(count)]
-    after = loader.get_state()
-    loader.close()
-    return found, after
+    try:
+        return [next(loader) for _ in range(count)], loader.get_state()
+    finally:
+        loader.close()
 
 
 def rows_of(found):
@@ -79,10 +86,6 @@ def assert_same(left, right):
     for one, other in zip(left, right, strict=True):
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
-
-
-def fetched(state):
-    return sum(count for _, count in state.sent)
 
 
 def test_rows_are_those_of_local_files_in_the_same_order(state, local):
@@ -113,7 +116,7 @@ def test_only_the_row_groups_and_columns_that_are_read_are_fetched(state, local)
     sizes = [group.column(j).total_compressed_size for j in range(group.num_columns)]
     names = [group.column(j).path_in_schema for j in range(group.num_columns)]
     wanted = sum(size for size, name in zip(sizes, names) if name != "other")
-    assert fetched(state) == wanted
+    assert state.sent == [("data/train-0.parquet", wanted)]
     # Another process finds it, and the footers, on the disk.
     state.sent.clear()
     assert streamed()[5]["text"] == "number 5"
@@ -163,20 +166,42 @@ def test_windows_mix_few_groups_and_each_process_fetches_its_own(state):
     assert not parts[0] & parts[1]
 
 
+def test_the_order_of_windows_can_be_sent_to_worker_processes(state):
+    order = streamed(streaming_window=3).order(0, 1, 2)
+    again = pickle.loads(pickle.dumps(order))
+    assert [again[i] for i in range(40)] == [order[i] for i in range(40)]
+
+
+@pytest.mark.slow
 def test_windows_are_the_same_in_worker_processes(state):
     expected, _ = batches(streamed(streaming_window=3), 8)
     found, _ = batches(streamed(streaming_window=3), 8, workers=2)
     assert_same(found, expected)
 
 
-def test_the_groups_of_the_next_window_are_fetched_ahead(state, monkeypatch):
-    ahead = []
-    monkeypatch.setattr(RowGroups, "prefetch", lambda self, groups: ahead.append(list(groups)))
+def test_the_groups_of_the_next_window_are_fetched_ahead(state, tmp_path, monkeypatch):
     source = streamed(streaming_window=2)
     order = source.order(0, 0, 1)
-    for position in range(len(source)):
-        source[order[position]]
+    ahead = []
+    with monkeypatch.context() as patched:
+        patched.setattr(RowGroups, "prefetch", lambda self, groups: ahead.append([*groups]))
+        for position in range(len(source)):
+            order[position]
     assert [len(groups) for groups in ahead] == [2, 2, 2]
+    PREFETCH(source._row_groups, [group for groups in ahead for group in groups])
+    deadline = time.monotonic() + 30
+    while len(list((tmp_path / "cache/row-groups").glob("*.arrow"))) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_full_disk_is_named_and_not_waited_for(state, monkeypatch, caplog):
+    source = streamed()
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("pyarrow.ipc.new_file", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(SourceFailed, match=r"row-groups/.* could not be written \(No space left"):
+        source[0]
+    assert "once more" not in caplog.text
 
 
 def test_transient_failures_are_waited_for(state):

@@ -5,18 +5,16 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import filelock
 import huggingface_hub
-from huggingface_hub import errors
 
-from diffusax.checkpoints.hub import hub_errors, is_connection_problem
+from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
 from diffusax.files import written_whole
 from diffusax.hub_data import HubFile
@@ -29,9 +27,9 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 OPEN_TABLES = 32
 """How many row groups stay mapped into memory."""
 PREFETCH_THREADS = 4
+MAX_GAP = 2**16
+"""Bytes between two ranges that are fetched with them."""
 _LOCKS = 64
-
-T = TypeVar("T")
 
 
 class RowGroups:
@@ -49,7 +47,9 @@ class RowGroups:
         self._files = huggingface_hub.HfFileSystem(skip_instance_cache=True)
         self._tables: collections.OrderedDict[Path, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(PREFETCH_THREADS, "row-groups")
+        self._gave_up = threading.Event()
+        self._wanted: queue.SimpleQueue[tuple[HubFile, int]] = queue.SimpleQueue()
+        self._prefetching = False
 
     def footer(self, file: HubFile) -> Any:
         """The metadata of a Parquet file, with the sizes of its row groups."""
@@ -57,8 +57,10 @@ class RowGroups:
         cached = self._path([file.blob], ".footer")
 
         def fetch() -> None:
-            with self._open(file) as opened, written_whole(cached) as partial:
-                parquet.read_metadata(opened).write_metadata_file(str(partial))
+            with hub_errors(self.repo, self.commit), self._open(file) as opened:
+                metadata = parquet.read_metadata(opened)
+            with written_whole(cached) as partial:
+                metadata.write_metadata_file(str(partial))
 
         self._once(cached, fetch, file.path)
         return parquet.read_metadata(cached)
@@ -83,15 +85,22 @@ class RowGroups:
 
     def prefetch(self, groups: Iterable[tuple[HubFile, int]]) -> None:
         """Fetches what of these is not in the cache, in the background."""
-        for file, group in groups:
-            self._pool.submit(self._prefetch, file, group)
+        with self._lock:
+            # Daemons: the end of a process waits for none.
+            for _ in range(0 if self._prefetching else PREFETCH_THREADS):
+                threading.Thread(target=self._prefetch, daemon=True).start()
+            self._prefetching = True
+        for wanted in groups:
+            self._wanted.put(wanted)
 
-    def _prefetch(self, file: HubFile, group: int) -> None:
-        try:
-            self._ensure(self._group_path(file, group), file, group)
-        except Exception as error:
-            # Who needs the group will try again, and tell.
-            log.info("row group %d of %s was not fetched ahead: %s", group, file.path, error)
+    def _prefetch(self) -> None:
+        while True:
+            file, group = self._wanted.get()
+            try:
+                self._ensure(self._group_path(file, group), file, group)
+            except Exception as error:
+                # Who needs the group will try again, and tell.
+                log.info("row group %d of %s was not fetched ahead: %s", group, file.path, error)
 
     def _mapped(self, path: Path, file: HubFile, group: int) -> Any:
         pyarrow = require_extra("pyarrow", "train")
@@ -122,39 +131,46 @@ class RowGroups:
     def _fetch(self, path: Path, file: HubFile, group: int, footer: Any) -> None:
         pyarrow = require_extra("pyarrow", "train")
         parquet = require_extra("pyarrow.parquet", "train")
-        with self._open(file) as opened:
+        parts = {}
+        with hub_errors(self.repo, self.commit), self._open(file) as opened:
+            for start, end in _ranges(footer, group, self.columns):
+                opened.seek(start)
+                parts[start, end] = opened.read(end - start)
+            known = self._open(file, cache_type="parts", cache_options={"data": parts})
+        try:
             source = parquet.ParquetFile(
-                opened,
-                metadata=footer,
-                pre_buffer=True,
-                page_checksum_verification=True,
+                known, metadata=footer, pre_buffer=False, page_checksum_verification=True
             )
             table = source.read_row_group(group, columns=list(self.columns)).select(self.columns)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"row group {group} is damaged ({reason})") from None
         with written_whole(path) as partial, pyarrow.ipc.new_file(str(partial), table.schema) as f:
             f.write_table(table)
         self._make_room(path)
 
-    def _open(self, file: HubFile) -> Any:
+    def _open(self, file: HubFile, cache_type: str = "none", **options: Any) -> Any:
         path = f"datasets/{self.repo}@{self.commit}/{file.path}"
-        return self._files.open(path, "rb", cache_type="none")
+        return self._files.open(path, "rb", cache_type=cache_type, **options)
 
-    def _patiently(self, fetch: Callable[[], T], name: str) -> T:
-        """The result, after waiting where the Hub is not reached or the bytes are wrong."""
+    def _patiently(self, fetch: Callable[[], None], name: str) -> None:
+        """Waits where the Hub is not reached or the bytes are wrong.
+
+        Who has waited long enough speaks for all threads, so that a run ends then.
+        """
         pyarrow = require_extra("pyarrow", "train")
         for wait in (*WAITS, None):
             try:
-                with hub_errors(self.repo, self.commit):
-                    try:
-                        return fetch()
-                    except (errors.HTTPError, OSError, pyarrow.ArrowException) as error:
-                        local = not isinstance(error, pyarrow.ArrowException)
-                        if wait is None or (local and not is_connection_problem(error)):
-                            raise
-                        log.warning("%s: %s; once more in %g s", name, error, wait)
+                fetch()
+                return
+            except OSError as error:
+                raise SourceFailed(str(error)) from None
             except (ValueError, pyarrow.ArrowException) as error:
-                raise SourceFailed(f"{name} cannot be read: {error}") from None
-            time.sleep(wait)
-        raise AssertionError
+                if wait is None or self._gave_up.is_set():
+                    self._gave_up.set()
+                    raise SourceFailed(f"{name} cannot be read: {error}") from None
+                log.warning("%s: %s; once more in %g s", name, error, wait)
+                self._gave_up.wait(wait)
 
     def _make_room(self, newest: Path) -> None:
         """Removes the groups used longest ago where there are more bytes than the limit."""
@@ -179,3 +195,19 @@ class RowGroups:
     def _path(self, identity: list[Any], suffix: str) -> Path:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         return self.folder / f"{digest[:24]}{suffix}"
+
+
+def _ranges(footer: Any, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the bytes of the columns are in the file; those that almost touch are one request."""
+    chunks = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
+    spans = []
+    for chunk in chunks:
+        if chunk.path_in_schema.split(".")[0] in columns:
+            start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+            spans.append((start, start + chunk.total_compressed_size))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start - merged[-1][1] <= MAX_GAP:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
