@@ -32,7 +32,7 @@ from diffusax.training.data import (
     read_pixels,
 )
 from diffusax.training.denoising import encode_captions
-from diffusax.training.opening import open_data
+from diffusax.training.opening import open_data, own_share
 from diffusax.training.options import require_options
 from diffusax.training.sources import ArrowSource, Source
 
@@ -187,7 +187,8 @@ def _batches(
         return {"pixel_values": pixels, "input_ids": caption_ids(base.tokenizer, caption)}
 
     tally = Tally(len(source))
-    jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
+    first, every = own_share(config)
+    jobs = range(first, len(source) * config.copies, every)
     with ThreadPoolExecutor(config.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]

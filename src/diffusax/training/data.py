@@ -37,6 +37,9 @@ class DataConfig(Options):
     data: str = ""
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
+    own_part: bool = False
+    """Take the data for this process's own part, as download --part wrote it to the machine's disk;
+    by default all processes see the same data and share its rows."""
     streaming: bool = False
     """Read a Hub data set of Parquet files row group by row group instead of downloading it."""
     streaming_cache: Annotated[float, Meta(gt=0, le=1e6)] = 20.0

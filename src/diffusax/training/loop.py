@@ -32,6 +32,7 @@ from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average
 from diffusax.training.export import create_on_hub, export
+from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import read_config, to_yaml
 from diffusax.training.recipe import Recipe
@@ -281,6 +282,7 @@ def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
 
 def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
     """This process's part of the data."""
+    process_index, process_count = own_share(config)
     return Batches(
         recipe.source,
         recipe.example,
@@ -288,8 +290,8 @@ def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
         seed=config.seed,
         workers=config.workers,
         threads=config.threads,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=process_index,
+        process_count=process_count,
     )
 
 

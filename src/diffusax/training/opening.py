@@ -1,6 +1,8 @@
-"""The data set that a run's options name."""
+"""The data set that a run's options name, and what of it is this process's."""
 
 from collections.abc import Sequence
+
+import jax
 
 from diffusax.training.data import DataConfig
 from diffusax.training.sources import Source, open_source
@@ -13,7 +15,14 @@ def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
     Raises:
         ValueError: there is no such data set, or a column is missing; lists the ones there are.
     """
+    if config.streaming and config.own_part:
+        raise ValueError("own_part cannot be with streaming, where all processes see the same data")
     if not config.streaming:
         return open_source(config.data, columns)
     limit = int(config.streaming_cache * 1e9)
     return StreamedSource.open(config.data, columns, limit=limit, window=config.streaming_window)
+
+
+def own_share(config: DataConfig) -> tuple[int, int]:
+    """Which of how many shares of the rows that it sees this process reads."""
+    return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())

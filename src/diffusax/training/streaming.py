@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -142,12 +142,25 @@ class StreamedSource:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
+class _Epoch(NamedTuple):
+    windows: list[list[int]]
+    """The row groups that are mixed with each other."""
+    starts: list[int]
+    """The place of each window's first row."""
+    rows: np.ndarray
+    """The numbers of the rows in order."""
+
+
 class WindowOrder:
     """Numbers of rows for ever: the groups of this process shuffled, and the rows of a few mixed.
 
     Each process has the same groups in every epoch, every process_count-th of all, so that it
     fetches these alone. The order depends on the seed, the window and the number of processes.
     """
+
+    _epochs: dict[int, "_Epoch"]
+    _reached: tuple[int, int] | None
+    _lock: threading.Lock
 
     def __init__(self, source: StreamedSource, seed: int, process_index: int, process_count: int):
         """Raises ValueError where there are fewer row groups than processes."""
@@ -178,8 +191,7 @@ class WindowOrder:
             self.source.prefetch(windows[number + 1])
         return int(rows[place])
 
-    def _shuffled(self, epoch: int) -> tuple[list[list[int]], list[int], np.ndarray]:
-        """The windows of an epoch, the place where each starts, and the rows in order."""
+    def _shuffled(self, epoch: int) -> "_Epoch":
         rng = np.random.default_rng((self.seed, epoch))
         groups = [self.own[i] for i in rng.permutation(len(self.own))]
         size = self.source.window
@@ -191,11 +203,10 @@ class WindowOrder:
             parts.append(rng.permutation(np.concatenate(spans)))
             starts.append(count)
             count += len(parts[-1])
-        return windows, starts, np.concatenate(parts)
+        return _Epoch(windows, starts, np.concatenate(parts))
 
     def _start(self) -> None:
-        self._epochs: dict[int, tuple[list[list[int]], list[int], np.ndarray]] = {}
-        self._reached: tuple[int, int] | None = None
+        self._epochs, self._reached = {}, None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
