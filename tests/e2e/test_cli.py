@@ -311,7 +311,17 @@ def test_help_lists_all_commands(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "edit", "info", "compile", "export", "train autoencoder", "cache-latents"]
+    "name",
+    [
+        "generate",
+        "edit",
+        "info",
+        "compile",
+        "export",
+        "download",
+        "train autoencoder",
+        "cache-latents",
+    ],
 )
 def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
     with pytest.raises(SystemExit) as stop:
@@ -370,7 +380,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,compile,export,train, cache-latents"),
+        ([], "generate,edit,info,compile,export,download,train, cache-latents"),
         (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pictures import row
 
+from diffusax.training import TextToImageConfig, text_to_image
 from diffusax.training.data import Batches, DataConfig
-from diffusax.training.opening import open_data
+from diffusax.training.opening import open_data, own_share
 from diffusax.training.row_groups import RowGroups
 from diffusax.training.sources import SourceFailed, open_source
 
@@ -105,6 +106,16 @@ def test_batches_are_those_of_local_files(state, local):
     rest, _ = batches(streamed(), 7, state=position)
     assert_same(found + rest, expected)
     assert len(set(rows_of(expected)[:ROWS])) == ROWS
+
+
+def test_training_sees_the_same_examples(state, local, checkpoint):
+    found = []
+    for options in ({"data": str(local)}, {"data": f"hf://datasets/{REPO}", "streaming": True}):
+        recipe = text_to_image(TextToImageConfig(model=str(checkpoint), **options))
+        loader = Batches(recipe.source, recipe.example, batch_size=4, seed=5)
+        found.append([next(loader) for _ in range(3)])
+        loader.close()
+    assert_same(*found)
 
 
 def test_only_the_row_groups_and_columns_that_are_read_are_fetched(state, local):
@@ -251,6 +262,15 @@ def test_what_cannot_be_streamed_is_one_sentence(state, path, message):
     with pytest.raises(ValueError, match=message) as error:
         open_data(config, COLUMNS)
     assert "\n" not in str(error.value)
+
+
+def test_each_process_may_have_data_of_its_own(monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 2)
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    assert own_share(DataConfig()) == (2, 4)
+    assert own_share(DataConfig(own_part=True)) == (0, 1)
+    with pytest.raises(ValueError, match="own_part cannot be with streaming"):
+        streamed(own_part=True)
 
 
 def test_a_missing_column_and_pictures_in_files_of_their_own_are_named(state):

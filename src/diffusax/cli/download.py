@@ -38,7 +38,7 @@ class Download(Options):
     """Get the files of this split alone, such as train, by the data set's card or their names."""
     subset: Annotated[str | None, OWN] = None
     """Get the files of this subset alone, which the data set's card names."""
-    include: tuple[str, ...] = ()
+    include: Annotated[tuple[str, ...], OWN] = ()
     """Get the files that these globs match, such as 'data/*.parquet', instead of all Parquet and
     tar files."""
     revision: Annotated[str | None, OWN] = None
