@@ -139,7 +139,10 @@ def test_the_cache_keeps_to_its_limit_and_a_group_that_is_gone_comes_again(
 ):
     monkeypatch.setattr("diffusax.training.row_groups.OPEN_TABLES", 1)
     source = streamed(streaming_cache=4e-5)
-    assert "set streaming_window to mix a few of them" in caplog.text
+    assert "in use at a time and streaming_cache is 40.0kB" in caplog.text
+    caplog.clear()
+    streamed(streaming_cache=6e-5, streaming_window=1)
+    assert "in use at a time" not in caplog.text
     expected = [f"number {i}" for i in range(ROWS)]
     assert texts(source) == expected
     state.sent.clear()

@@ -72,12 +72,14 @@ class StreamedSource:
         if not sum(counts):
             raise ValueError(f"{path!r} has no rows")
         log.info("streaming %s of %s at %s", in_bytes(nbytes), dataset.repo, dataset.commit)
-        if nbytes > limit and not window:
+        # A window and the next one, which is fetched meanwhile.
+        share = min(2 * window / len(groups), 1) if window else 1
+        if nbytes * share > limit:
             log.warning(
-                "%s has %s and the cache takes %s, so row groups will come again and again; set "
-                "streaming_window to mix a few of them at a time",
+                "%s has %s in use at a time and streaming_cache is %s, so row groups will come "
+                "again and again; set a larger streaming_cache, or a streaming_window of a few",
                 path,
-                in_bytes(nbytes),
+                in_bytes(int(nbytes * share)),
                 in_bytes(limit),
             )
         ends = tuple(int(end) for end in np.cumsum(counts))
