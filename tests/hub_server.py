@@ -17,13 +17,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     `troubles` are what goes wrong when a file is fetched, by its name, one for each time: a status
     to answer with, ("cut", n) for a connection that ends after n bytes, ("stall", n) for one where
-    nothing comes after n bytes, or bytes in the place of the file's. `sent` lists the files that
+    nothing comes after n bytes, "whole" for the file where a range is asked for, or bytes in the
+    place of the file's. `sent` lists the files that
     were fetched with the bytes that were sent of each.
     """
 
     repos: dict[str, dict[str, bytes] | int | None]
     requested: list[str]
-    troubles: dict[str, list[int | bytes | tuple[str, int]]]
+    troubles: dict[str, list[int | bytes | str | tuple[str, int]]]
     sent: list[tuple[str, int]]
 
     def do_HEAD(self):
@@ -76,7 +77,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if isinstance(trouble, bytes):
             data = trouble
         status, headers = 200, {**headers, "Accept-Ranges": "bytes"}
-        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+        asked = "" if trouble == "whole" else self.headers.get("Range", "")
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", asked):
             start, end = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
             status = 206
             headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"

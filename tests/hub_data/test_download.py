@@ -141,6 +141,19 @@ def test_a_connection_that_breaks_goes_on_inside_the_file(hub, tmp_path):
     assert state.sent == [("big.parquet", 12 * MIB), ("big.parquet", 15 * MIB)]
 
 
+def test_a_server_that_knows_no_ranges_sends_the_file_anew(get, state, tmp_path):
+    name, data = "data/test-00000.parquet", FILES["data/test-00000.parquet"]
+    (shard,) = open_dataset("someone/pictures").shards(split="test")
+    partial = tmp_path / "out" / f"{name}.{shard.blob[:12]}.partial"
+    partial.parent.mkdir(parents=True)
+    for trouble, count in (([], 600), (["whole"], 1000)):
+        (tmp_path / "out" / name).unlink(missing_ok=True)
+        partial.write_bytes(data[:400])
+        state.troubles[name] = trouble
+        assert get(split="test").transferred == count
+        assert files_in(tmp_path / "out") == {name: data}
+
+
 def test_a_killed_download_goes_on_inside_the_file(tmp_path):
     big = content(5, 25 * MIB)
     files = {"a.parquet": content(1), "b.parquet": big}
