@@ -84,6 +84,12 @@ def test_the_parts_of_machines_are_disjoint_and_complete(state, tmp_path):
     assert together == {name: data for name, data in FILES.items() if "train" in name}
 
 
+def test_a_process_of_several_gets_its_own_part(state, tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusax.cli.download.jax_part", lambda: (1, 3))
+    run_command("someone/pictures", "--split", "train", "--distributed", "--output", tmp_path)
+    assert sorted(files_in(tmp_path)) == [f"data/train-{i:05}.parquet" for i in (1, 4)]
+
+
 def test_a_command_says_what_comes_and_goes_to_a_folder_of_its_own(
     state, tmp_path, monkeypatch, capsys
 ):

@@ -242,6 +242,7 @@ def test_a_hub_that_stays_away_stops_the_run_and_is_no_broken_row(state):
         source[0]
     with pytest.raises(ValueError, match="the Hub does not answer for") as error:
         batches(source, 2)
+    assert str(error.value).startswith(f"{name} cannot be read")
     assert "\n" not in str(error.value)
 
 
