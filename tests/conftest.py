@@ -1,4 +1,5 @@
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -59,3 +60,21 @@ def pairs(tiny_checkpoints):
     from pairs import Pairs
 
     return Pairs(tiny_checkpoints)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Starts a Hub with these repositories, which is that of huggingface_hub from now on."""
+    from hub_server import running
+    from huggingface_hub import constants
+
+    with contextlib.ExitStack() as stack:
+
+        def start(repos):
+            address, state = stack.enter_context(running(repos))
+            template = address + "/{repo_id}/resolve/{revision}/{filename}"
+            monkeypatch.setattr(constants, "ENDPOINT", address)
+            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+            return state
+
+        yield start

@@ -313,7 +313,7 @@ def test_help_lists_all_commands(capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        *("generate", "edit", "info", "compile", "export", "convert", "cache-latents"),
+        *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
         *("train instruct-pix2pix", "train autoencoder"),
         *("evaluate instruct-pix2pix", "evaluate text-to-image"),
     ],
@@ -375,7 +375,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,compile,export, convert,train,cache-latents"),
+        ([], "generate,edit,info,compile,export,download,train, cache-latents"),
         (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),

@@ -106,7 +106,7 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
             "needs token=... or `hf auth login`)"
         ) from None
     except (errors.HTTPError, OSError) as error:
-        answer = "does not answer" if _is_connection_problem(error) else "gives an error"
+        answer = "does not answer" if is_connection_problem(error) else "gives an error"
         raise ValueError(f"the Hub {answer} for {repo!r}: {_reason(error)}") from None
 
 
@@ -178,7 +178,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     try:
         info = api.model_info(repo, revision=options["revision"])
     except (errors.HTTPError, OSError) as error:
-        if not _is_connection_problem(error):
+        if not is_connection_problem(error):
             raise
         reason = f"the Hub is not reachable: {_reason(error)}"
         return _cached(repo, wanted, options, reason)
@@ -253,7 +253,7 @@ def _by_folder(names: list[str]) -> dict[str, list[str]]:
     return folders
 
 
-def _is_connection_problem(error: Exception) -> bool:
+def is_connection_problem(error: Exception) -> bool:
     """Whether the Hub was not reached, or answers that it is out of order."""
     if isinstance(error, errors.HfHubHTTPError):
         return getattr(error.response, "status_code", 0) >= 500

@@ -19,6 +19,7 @@ COMMANDS = {
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
     "convert": "Make a text-to-image checkpoint into one of another task.",
+    "download": "Download a data set of the Hub, or this machine's part of it.",
     "train": "Train a denoiser or an autoencoder.",
     "ema": "Make another average of a training run's parameters.",
     "cache-latents": "Encode a data set once, to train from faster.",

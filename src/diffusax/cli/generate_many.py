@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import jax
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, configure
 
@@ -15,9 +14,9 @@ import diffusax
 from diffusax import offline
 from diffusax.cli.drawing import Drawing
 from diffusax.cli.parsing import OWN, parse
+from diffusax.cli.parts import jax_part, parse_part
 from diffusax.pipelines.arguments import Count, Pixels
 from diffusax.printable import escaped
-from diffusax.runtime.mesh import initialize
 
 
 @configure(FlagCreatePairsOff)
@@ -58,7 +57,7 @@ class GenerateMany(Drawing, offline.Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _part(self.shard)
+        parse_part("shard", self.shard)
         _resources(self.ray_resources)
         if self.engine == "ray" and (self.shard or self.distributed):
             raise ValueError("--engine ray divides the work itself; leave --shard out")
@@ -69,7 +68,7 @@ class GenerateMany(Drawing, offline.Settings):
 
     def run(self) -> None:
         """Draws the pictures and says how many."""
-        part = _jax_part() if self.distributed else _part(self.shard)
+        part = jax_part() if self.distributed else parse_part("shard", self.shard)
         try:
             done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
         except offline.Stopped as stopped:
@@ -129,31 +128,6 @@ def command(args: list[str]) -> GenerateMany:
     if "--help" in args or "-h" in args:
         args = ["--help"]
     return parse(GenerateMany, args, prog="diffusax generate")
-
-
-def _jax_part() -> tuple[int, int]:
-    """Which of how many JAX processes this is.
-
-    They part again: nothing is computed together, and none shall wait for the others at its end, or
-    end with one of them.
-    """
-    initialize()
-    part = jax.process_index(), jax.process_count()
-    jax.distributed.shutdown()
-    return part
-
-
-def _part(text: str | None) -> tuple[int, int] | None:
-    """i/n as two numbers."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if found is None or not int(found[1]) < int(found[2]):
-        raise ValueError(
-            f"shard must be i/n with i from 0 to n - 1, such as 0/4 for the first of four "
-            f"(got {text})"
-        )
-    return int(found[1]), int(found[2])
 
 
 def _resources(text: str | None) -> dict[str, float]:

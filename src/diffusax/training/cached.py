@@ -23,9 +23,10 @@ from diffusax.training.base_model import BaseModel
 from diffusax.training.data import Broken, Element, Tally
 from diffusax.training.denoising import TEXT_EMBEDDINGS, encode_captions, encode_pixels
 from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, picture_size
+from diffusax.training.opening import open_data, own_share
 from diffusax.training.options import require_options
 from diffusax.training.rows import caption_example, edit_example
-from diffusax.training.sources import ArrowSource, Source, open_source
+from diffusax.training.sources import ArrowSource, Source
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"
@@ -139,7 +140,7 @@ def cache_latents(config: CacheConfig) -> int:
     pyarrow = require_extra("pyarrow", "train")
     base = BaseModel.open(config.model, edits=_edits(config))
     size = picture_size(config.data, base.default_size, base.factor)
-    source = open_source(config.data.path, _columns(config))
+    source = open_data(config.data, _columns(config))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.
@@ -210,7 +211,8 @@ def _batches(
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
 
     tally = Tally(len(source))
-    jobs = range(jax.process_index(), len(source) * config.copies, jax.process_count())
+    first, every = own_share(config.data)
+    jobs = range(first, len(source) * config.copies, every)
     with ThreadPoolExecutor(config.data.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]

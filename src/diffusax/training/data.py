@@ -11,7 +11,8 @@ from msgspec import Meta
 from diffusax.extras import require_extra
 from diffusax.options import Options
 from diffusax.training.signals import follow_parent
-from diffusax.training.sources import Source
+from diffusax.training.sources import Source, SourceFailed
+from diffusax.training.streaming import StreamedSource, WindowOrder
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,16 @@ class DataConfig(Options):
     path: str = ""
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
+    own_part: bool = False
+    """Take the data for this process's own part, as download --part wrote it to the machine's disk;
+    by default all processes see the same data and share its rows."""
+    streaming: bool = False
+    """Read a Hub data set of Parquet files row group by row group instead of downloading it."""
+    streaming_cache: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
+    """The gigabytes of row groups to keep on disk while streaming."""
+    streaming_window: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    """The number of row groups to mix at a time while streaming, of which each process then reads
+    its own; 0 mixes all rows, which is good for data sets that fit into the cache."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
     """The height and width of the training pictures in pixels; by default the model's own."""
     center_crop: bool = False
@@ -48,6 +59,8 @@ class Broken:
 
     name: str
     reason: str
+    fatal: bool = False
+    """Whether the fault is not the row's, and the run has to stop."""
 
 
 Element = dict[str, np.ndarray]
@@ -59,15 +72,19 @@ class _Rows:
     """A source as Grain reads it: reading and preparing a row never raises."""
 
     source: Source
+    order: WindowOrder | None = None
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.source if self.order is None else self.order)
 
     def __getitem__(self, index: int) -> Any:
+        if self.order is not None:
+            index = self.order[index]
         try:
             return index, self.source[index]
         except Exception as error:
-            return index, Broken(self.source.name(index), str(error))
+            name, fatal = self.source.name(index), isinstance(error, SourceFailed)
+            return index, Broken(name, str(error), fatal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +114,13 @@ class Tally:
         """Counts the element, and names it in the log the first time that it is broken.
 
         Raises:
-            ValueError: more than one row in a hundred is broken.
+            ValueError: more than one row in a hundred is broken, or the source cannot be read.
         """
         self.seen += 1
         if not isinstance(element, Broken):
             return
+        if element.fatal:
+            raise ValueError(element.reason)
         self.broken += 1
         if element.name not in self._named:
             self._named.add(element.name)
@@ -149,16 +168,15 @@ class Batches:
             raise ValueError(f"{len(source)} rows are not enough for {process_count} processes")
         self.batch_size, self.rows = batch_size, len(source)
         self.tally = Tally(self.rows)
-        dataset = (
-            grain.MapDataset.source(_Rows(source))
-            .seed(seed)
-            .shuffle()[process_index::process_count]
-            .repeat()
-            .random_map(_Prepared(source, prepare))
-            .to_iter_dataset(
-                grain.ReadOptions(
-                    num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
-                )
+        order = None
+        if isinstance(source, StreamedSource):
+            order = source.order(seed, process_index, process_count)
+        rows = grain.MapDataset.source(_Rows(source, order)).seed(seed)
+        if order is None:
+            rows = rows.shuffle()[process_index::process_count].repeat()
+        dataset = rows.random_map(_Prepared(source, prepare)).to_iter_dataset(
+            grain.ReadOptions(
+                num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
             )
         )
         if workers:

@@ -32,6 +32,7 @@ from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average, short_window
 from diffusax.training.export import create_on_hub, export
+from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.recipe import Recipe
@@ -308,6 +309,7 @@ def _say_what_is_done(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
 
 def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
     """This process's part of the data."""
+    process_index, process_count = own_share(config.data)
     return Batches(
         recipe.source,
         recipe.example,
@@ -315,8 +317,8 @@ def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
         seed=config.seed,
         workers=config.data.workers,
         threads=config.data.threads,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=process_index,
+        process_count=process_count,
     )
 
 

@@ -20,6 +20,7 @@ import huggingface_hub
 
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
+from diffusax.hub_data import Reference
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,14 @@ class Source(Protocol):
         """Where the row comes from, for messages."""
 
 
+class SourceFailed(ValueError):
+    """A source cannot be read, which is no fault of a row and stops a run."""
+
+
 def open_source(path: str, columns: Sequence[str]) -> Source:
-    """A data set from a folder, a glob of Parquet files, or a Hub data-set id.
+    """A data set from a folder, a glob of Parquet files, or the Hub.
+
+    There it is called owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
     A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
     whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
@@ -51,6 +58,8 @@ def open_source(path: str, columns: Sequence[str]) -> Source:
     Raises:
         ValueError: there is no such data set, or a column is missing; lists the ones there are.
     """
+    if path.startswith("hf://"):
+        path = str(_snapshot(path))
     if any(c in path for c in "*?["):
         anchor = Path(path).anchor
         files = sorted(Path(anchor or ".").glob(path.removeprefix(anchor)))
@@ -166,7 +175,7 @@ class FolderSource:
             files.append(names)
         if not rows:
             raise ValueError(f"{file} has no rows")
-        _check_columns(columns, {**rows[0], **files[0]}, file)
+        check_columns(columns, {**rows[0], **files[0]}, file)
         return cls(str(folder), tuple(rows), tuple(files))
 
     @classmethod
@@ -217,15 +226,27 @@ class FolderSource:
 def _folder(path: str) -> Path:
     if Path(path).exists():
         return Path(path)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if Reference.parse(path) is None:
         raise ValueError(
             f"there is no file or folder {path!r} here, and a Hub data set is called owner/name"
         )
+    return _snapshot(path)
+
+
+def _snapshot(path: str) -> Path:
+    """A Hub data set's files in the Hub's cache: the folder, or what the path in it names."""
+    reference = Reference.parse(path)
+    if reference is None:
+        raise ValueError(f"a Hub data set is called hf://datasets/owner/name (got {path!r})")
     patterns = [*DATASET_PATTERNS, *METADATA, "**/*.txt", *(f"**/*{s}" for s in IMAGE_SUFFIXES)]
-    with hub_errors(path):
-        return Path(
-            huggingface_hub.snapshot_download(path, repo_type="dataset", allow_patterns=patterns)
+    if reference.path:
+        patterns = [reference.path, f"{reference.path}/**"]
+    repo, revision = reference.repo, reference.revision
+    with hub_errors(repo, revision):
+        folder = huggingface_hub.snapshot_download(
+            repo, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
+    return Path(folder) / reference.path
 
 
 def path_inside(folder: Path, name: str) -> Path:
@@ -283,7 +304,8 @@ def _sidecars(files: Sequence[Path]) -> list[str] | None:
     return [text.read_text("utf-8").strip() for text in texts]
 
 
-def _check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
+def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
+    """Raises ValueError where a column is missing; lists the ones there are."""
     missing = [column for column in wanted if column not in present]
     if missing:
         raise ValueError(
@@ -317,7 +339,7 @@ def _unpack(shard: Path, columns: Sequence[str]) -> Path:
         file = parquet.ParquetFile(shard)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{shard} is not a whole Parquet file: {error}") from None
-    _check_columns(columns, file.schema_arrow.names, shard)
+    check_columns(columns, file.schema_arrow.names, shard)
     stat = shard.stat()
     identity = [str(shard.resolve()), stat.st_mtime_ns, stat.st_size, *columns]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]

@@ -30,9 +30,9 @@ from diffusax.training.losses import (
     kl_divergence,
     structural_dissimilarity,
 )
+from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.sources import open_source
 from diffusax.training.step import Batch
 
 _ENCODER = ("encoder", "quant_conv")
@@ -109,7 +109,7 @@ class Autoencoder:
         side = network.sample_size
         default = side if isinstance(side, int) else max(side)
         self.size = picture_size(config.data, default, network.downsampling)
-        self.source = open_source(config.data.path, (config.data.image_column,))
+        self.source = open_data(config.data, (config.data.image_column,))
 
     def shapes(self) -> Params:
         """What is trained, as shapes."""

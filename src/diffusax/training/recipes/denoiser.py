@@ -23,8 +23,9 @@ from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import DataConfig
 from diffusax.training.denoising import TEXT_EMBEDDINGS, DenoisingLoss, encode_captions
 from diffusax.training.examples import picture_size
+from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.sources import Source, open_source
+from diffusax.training.sources import Source
 from diffusax.training.step import Batch
 from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
@@ -97,7 +98,7 @@ class Denoiser:
             self.source = cache = CachedSource.open(data.path, base, edits=edits)
             self.embedded = TEXT_EMBEDDINGS[0] in cache.shapes
         else:
-            self.source = open_source(data.path, columns)
+            self.source = open_data(data, columns)
         if self.embedded and config.train_text_encoder:
             raise ValueError(
                 f"{data.path} holds text embeddings, so train_text_encoder has nothing to train; "

@@ -1,0 +1,36 @@
+"""Which part of the work a process does."""
+
+import re
+
+import jax
+
+from diffusax.runtime.mesh import initialize
+
+
+def jax_part() -> tuple[int, int]:
+    """Which of how many JAX processes this is.
+
+    They part again: nothing is computed together, and none shall wait for the others at its end, or
+    end with one of them.
+    """
+    initialize()
+    part = jax.process_index(), jax.process_count()
+    jax.distributed.shutdown()
+    return part
+
+
+def parse_part(option: str, text: str | None) -> tuple[int, int] | None:
+    """i/n as two numbers.
+
+    Raises:
+        ValueError: it is no such text; names the option.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise ValueError(
+            f"{option} must be i/n with i from 0 to n - 1, such as 0/4 for the first of four "
+            f"(got {text})"
+        )
+    return int(found[1]), int(found[2])

@@ -1,0 +1,16 @@
+"""Data sets of the Hugging Face Hub: which files they have, and getting them onto this machine."""
+
+from diffusax.hub_data.aria2 import write_urls
+from diffusax.hub_data.repository import HubDataset, HubFile, Reference, open_dataset
+from diffusax.hub_data.transfer import Downloaded, download, in_bytes
+
+__all__ = [
+    "Downloaded",
+    "HubDataset",
+    "HubFile",
+    "Reference",
+    "download",
+    "in_bytes",
+    "open_dataset",
+    "write_urls",
+]

@@ -1,0 +1,213 @@
+"""What a data set on the Hugging Face Hub consists of, at one commit."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+import huggingface_hub
+from fsspec.utils import glob_translate
+from huggingface_hub.hf_api import RepoFile
+
+from diffusax.checkpoints.hub import hub_errors
+
+SHARD_SUFFIXES = (".parquet", ".tar")
+"""What the files of a data set end in: Parquet, WebDataset."""
+
+# As the library `datasets` finds splits in names: data_files.py, SPLIT_KEYWORDS.
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_REFERENCE = re.compile(
+    r"(?P<scheme>hf://datasets/)?(?P<repo>[^/@\s]+/[^/@\s]+)"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[^/\s]+|[^/\s]+))?(?:/(?P<path>.*))?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A data set, or some of its files, as users write it."""
+
+    repo: str
+    revision: str | None = None
+    """A branch, a tag or a commit."""
+    path: str = ""
+    """A folder, a file or a glob inside the repository; empty for all."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference | None":
+        """Of owner/name, owner/name@revision or hf://datasets/owner/name@revision/path.
+
+        None where it is nothing of the kind. A path is understood after hf://datasets/ alone.
+        """
+        found = _REFERENCE.fullmatch(text)
+        if found is None or (found["path"] and not found["scheme"]):
+            return None
+        if not found["scheme"] and text.startswith((".", "~")):
+            return None
+        revision = found["revision"] and unquote(found["revision"])
+        return cls(found["repo"], revision, (found["path"] or "").strip("/"))
+
+
+@dataclasses.dataclass(frozen=True)
+class HubFile:
+    """A file of a repository at a commit."""
+
+    path: str
+    size: int
+    """Bytes."""
+    blob: str
+    """The SHA-1 of git's blob, or of its pointer where the file has a SHA-256."""
+    sha256: str | None = None
+    """The digest of a large file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HubDataset:
+    """The files of a data-set repository at one commit, in the order of their paths."""
+
+    repo: str
+    commit: str
+    files: tuple[HubFile, ...]
+    configs: tuple[dict[str, Any], ...] = ()
+    """What the card says of subsets and splits: name and data_files, unchecked."""
+
+    def shards(
+        self,
+        *,
+        split: str | None = None,
+        subset: str | None = None,
+        include: Sequence[str] = (),
+        below: str = "",
+        suffixes: Sequence[str] = SHARD_SUFFIXES,
+    ) -> list[HubFile]:
+        """The files that hold the rows, in the order of their paths.
+
+        Args:
+            split: such as train: the files that the card gives for it, else those with it in
+                their path. By default all.
+            subset: a config of the card. By default all.
+            include: globs of paths, instead of Parquet and tar files; ** goes into folders.
+            below: a folder, a file or a glob that the files are in; empty for all.
+            suffixes: what the files end in, where there is no `include`.
+
+        Raises:
+            ValueError: there are none; says what there is instead.
+        """
+        around = _matching(self.files, (below, f"{below}/**")) if below else self.files
+        wanted = _matching(around, include)
+        if not include:
+            wanted = [file for file in around if file.path.endswith(tuple(suffixes))]
+        if not wanted:
+            where = f" in {below}" if below else ""
+            kinds = " or ".join(include or suffixes)
+            there = ", ".join(sorted({PurePosixPath(f.path).suffix or f.path for f in self.files}))
+            raise ValueError(
+                f"{self.repo!r} has no files {kinds}{where} (it has {there or 'no files'})"
+            )
+        if subset is not None:
+            wanted = _matching(wanted, self._card_patterns(self._config(subset), None))
+        if split is not None:
+            wanted = self._of_split(wanted, split, subset)
+        if not wanted:
+            raise ValueError(f"{self.repo!r} has no such files of subset={subset!r}")
+        return wanted
+
+    def _config(self, subset: str) -> tuple[dict[str, Any], ...]:
+        configs = [config for config in self.configs if config.get("config_name") == subset]
+        if not configs:
+            names = ", ".join(str(config.get("config_name")) for config in self.configs)
+            raise ValueError(
+                f"{self.repo!r} has no subset {subset!r} in its card (it has {names or 'none'}); "
+                "name its files with include"
+            )
+        return tuple(configs)
+
+    def _of_split(self, files: list[HubFile], split: str, subset: str | None) -> list[HubFile]:
+        configs = self.configs if subset is None else self._config(subset)
+        patterns = self._card_patterns(configs, split)
+        chosen = _matching(files, patterns) if patterns else []
+        if not chosen:
+            chosen = [file for file in files if _names_split(file.path, split)]
+        if not chosen:
+            known = {*self._card_splits(configs)}
+            known |= {name for name in _SPLIT_WORDS for f in files if _names_split(f.path, name)}
+            raise ValueError(
+                f"{self.repo!r} has no files of split={split!r} (it has "
+                f"{', '.join(sorted(known)) or 'none that a name tells'}); name files with include"
+            )
+        return chosen
+
+    def _card_splits(self, configs: Iterable[dict[str, Any]]) -> Iterator[str]:
+        for config in configs:
+            yield from (split for split, _ in _data_files(config))
+
+    def _card_patterns(
+        self, configs: Iterable[dict[str, Any]], split: str | None
+    ) -> tuple[str, ...]:
+        return tuple(
+            pattern
+            for config in configs
+            for name, pattern in _data_files(config)
+            if split in (None, name)
+        )
+
+
+def open_dataset(repo: str, revision: str | None = None) -> HubDataset:
+    """The data set at the commit that the revision, by default main, is now.
+
+    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE as huggingface_hub does.
+
+    Raises:
+        ValueError: there is no such repository or revision, or the Hub does not answer; says why.
+    """
+    api = huggingface_hub.HfApi()
+    with hub_errors(repo, revision):
+        info = api.dataset_info(repo, revision=revision)
+        tree = api.list_repo_tree(repo, recursive=True, revision=info.sha, repo_type="dataset")
+        files = [
+            HubFile(entry.path, entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+            for entry in tree
+            if isinstance(entry, RepoFile)
+        ]
+    strange = next((file.path for file in files if not _stays_inside(file.path)), None)
+    if strange is not None:
+        raise ValueError(f"{repo!r} has a file {strange!r}, which leads out of a folder")
+    card = info.card_data.to_dict() if info.card_data else {}
+    configs = card.get("configs")
+    known = [c for c in configs if isinstance(c, dict)] if isinstance(configs, list) else []
+    ordered = sorted(files, key=lambda file: PurePosixPath(file.path))
+    return HubDataset(repo, str(info.sha), tuple(ordered), tuple(known))
+
+
+def _stays_inside(path: str) -> bool:
+    """Whether a path can be written below a folder, and into a line of a list."""
+    parts = path.split("/")
+    return path.isprintable() and "\\" not in path and not {"", ".", ".."} & {*parts}
+
+
+def _matching(files: Iterable[HubFile], patterns: Sequence[str]) -> list[HubFile]:
+    # In fsspec's globs, as in those of data-set cards, only ** goes into folders.
+    expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
+    return [file for file in files if any(e.match(file.path) for e in expressions)]
+
+
+def _data_files(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The splits and globs of a card's config; a glob without a split belongs to train."""
+    listed = config.get("data_files")
+    for entry in listed if isinstance(listed, list) else [listed]:
+        entry = {"split": "train", "path": entry} if not isinstance(entry, dict) else entry
+        paths = entry.get("path")
+        for path in paths if isinstance(paths, list) else [paths]:
+            if isinstance(path, str):
+                yield str(entry.get("split", "train")), path.removeprefix("./")
+
+
+def _names_split(path: str, split: str) -> bool:
+    """Whether a path has the split in it as a word, such as data/train-00000.parquet."""
+    words = "|".join(map(re.escape, _SPLIT_WORDS.get(split, (split,))))
+    return re.search(rf"(?:^|[-._ 0-9/])(?:{words})(?:[-._ 0-9/]|$)", path) is not None

@@ -1,0 +1,213 @@
+"""Row groups of Parquet files on the Hub, fetched when needed and kept on disk for a while."""
+
+import collections
+import hashlib
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import huggingface_hub
+
+from diffusax.checkpoints.hub import hub_errors
+from diffusax.extras import require_extra
+from diffusax.files import written_whole
+from diffusax.hub_data import HubFile
+from diffusax.training.sources import SourceFailed, cache_folder
+
+log = logging.getLogger(__name__)
+
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each new attempt at a row group, on top of huggingface_hub's own."""
+OPEN_TABLES = 32
+"""How many row groups stay mapped into memory."""
+PREFETCH_THREADS = 4
+MAX_GAP = 2**16
+"""Bytes between two ranges that are fetched with them."""
+_LOCKS = 64
+
+
+class RowGroups:
+    """The row groups of a data set's files, from the cache's folder or from the Hub.
+
+    The folder is shared by all processes of the machine; a group that several want at once is
+    fetched by one of them.
+    """
+
+    def __init__(self, repo: str, commit: str, columns: Sequence[str], limit: int):
+        """limit: bytes of the cache, from which the groups used longest ago are removed."""
+        self.repo, self.commit, self.columns, self.limit = repo, commit, tuple(columns), limit
+        self.folder = cache_folder() / "row-groups"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._files = huggingface_hub.HfFileSystem(skip_instance_cache=True)
+        self._tables: collections.OrderedDict[Path, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._gave_up = threading.Event()
+        self._wanted: queue.SimpleQueue[tuple[HubFile, int]] = queue.SimpleQueue()
+        self._prefetching = False
+
+    def footer(self, file: HubFile) -> Any:
+        """The metadata of a Parquet file, with the sizes of its row groups."""
+        parquet = require_extra("pyarrow.parquet", "train")
+        cached = self._path([file.blob], ".footer")
+
+        def fetch() -> None:
+            with hub_errors(self.repo, self.commit), self._open(file) as opened:
+                metadata = parquet.read_metadata(opened)
+            with written_whole(cached) as partial:
+                metadata.write_metadata_file(str(partial))
+
+        self._once(cached, fetch, file.path)
+        return parquet.read_metadata(cached)
+
+    def table(self, file: HubFile, group: int) -> Any:
+        """The columns of a row group, as an Arrow table mapped into memory.
+
+        Raises:
+            SourceFailed: the Hub cannot be reached, also after waiting.
+        """
+        path = self._group_path(file, group)
+        with self._lock:
+            if path in self._tables:
+                self._tables.move_to_end(path)
+                return self._tables[path]
+        table = self._mapped(path, file, group)
+        with self._lock:
+            self._tables[path] = table
+            while len(self._tables) > OPEN_TABLES:
+                self._tables.popitem(last=False)
+        return table
+
+    def prefetch(self, groups: Iterable[tuple[HubFile, int]]) -> None:
+        """Fetches what of these is not in the cache, in the background."""
+        with self._lock:
+            # Daemons: the end of a process waits for none.
+            for _ in range(0 if self._prefetching else PREFETCH_THREADS):
+                threading.Thread(target=self._prefetch, daemon=True).start()
+            self._prefetching = True
+        for wanted in groups:
+            self._wanted.put(wanted)
+
+    def _prefetch(self) -> None:
+        while True:
+            file, group = self._wanted.get()
+            try:
+                self._ensure(self._group_path(file, group), file, group)
+            except Exception as error:
+                # Who needs the group will try again, and tell.
+                log.info("row group %d of %s was not fetched ahead: %s", group, file.path, error)
+
+    def _mapped(self, path: Path, file: HubFile, group: int) -> Any:
+        pyarrow = require_extra("pyarrow", "train")
+        while True:
+            self._ensure(path, file, group)
+            try:
+                os.utime(path)
+                return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
+            except FileNotFoundError:
+                continue  # Another process has made room in between.
+
+    def _ensure(self, path: Path, file: HubFile, group: int) -> None:
+        """Fetches the group unless it is there."""
+        if not path.is_file():
+            # Before the lock of the group, which may be the footer's too.
+            footer = self.footer(file)
+            self._once(path, lambda: self._fetch(path, file, group, footer), file.path)
+
+    def _once(self, path: Path, fetch: Callable[[], None], name: str) -> None:
+        """Fetches what is not there, unless another thread or process is at it."""
+        if path.is_file():
+            return
+        lock = self.folder / f"{int(path.name[:8], 16) % _LOCKS}.lock"
+        with filelock.FileLock(lock, is_singleton=False):
+            if not path.is_file():
+                self._patiently(fetch, name)
+
+    def _fetch(self, path: Path, file: HubFile, group: int, footer: Any) -> None:
+        pyarrow = require_extra("pyarrow", "train")
+        parquet = require_extra("pyarrow.parquet", "train")
+        parts = {}
+        with hub_errors(self.repo, self.commit), self._open(file) as opened:
+            for start, end in _ranges(footer, group, self.columns):
+                opened.seek(start)
+                parts[start, end] = opened.read(end - start)
+            known = self._open(file, cache_type="parts", cache_options={"data": parts})
+        try:
+            source = parquet.ParquetFile(
+                known, metadata=footer, pre_buffer=False, page_checksum_verification=True
+            )
+            table = source.read_row_group(group, columns=list(self.columns)).select(self.columns)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"row group {group} is damaged ({reason})") from None
+        with written_whole(path) as partial, pyarrow.ipc.new_file(str(partial), table.schema) as f:
+            f.write_table(table)
+        self._make_room(path)
+
+    def _open(self, file: HubFile, cache_type: str = "none", **options: Any) -> Any:
+        path = f"datasets/{self.repo}@{self.commit}/{file.path}"
+        return self._files.open(path, "rb", cache_type=cache_type, **options)
+
+    def _patiently(self, fetch: Callable[[], None], name: str) -> None:
+        """Waits where the Hub is not reached or the bytes are wrong.
+
+        Who has waited long enough speaks for all threads, so that a run ends then.
+        """
+        pyarrow = require_extra("pyarrow", "train")
+        for wait in (*WAITS, None):
+            try:
+                fetch()
+                return
+            except OSError as error:
+                raise SourceFailed(str(error)) from None
+            except (ValueError, pyarrow.ArrowException) as error:
+                if wait is None or self._gave_up.is_set():
+                    self._gave_up.set()
+                    raise SourceFailed(f"{name} cannot be read: {error}") from None
+                log.warning("%s: %s; once more in %g s", name, error, wait)
+                self._gave_up.wait(wait)
+
+    def _make_room(self, newest: Path) -> None:
+        """Removes the groups used longest ago where there are more bytes than the limit."""
+        found = []
+        for path in self.folder.glob("*.arrow"):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self.limit:
+                return
+            if path != newest:
+                path.unlink(missing_ok=True)
+                total -= size
+
+    def _group_path(self, file: HubFile, group: int) -> Path:
+        return self._path([file.blob, group, *self.columns], ".arrow")
+
+    def _path(self, identity: list[Any], suffix: str) -> Path:
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        return self.folder / f"{digest[:24]}{suffix}"
+
+
+def _ranges(footer: Any, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the bytes of the columns are in the file; those that almost touch are one request."""
+    chunks = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
+    spans = []
+    for chunk in chunks:
+        if chunk.path_in_schema.split(".")[0] in columns:
+            start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+            spans.append((start, start + chunk.total_compressed_size))
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start - merged[-1][1] <= MAX_GAP:
+            start = merged.pop()[0]
+        merged.append((start, end))
+    return merged
