@@ -281,7 +281,7 @@ def test_each_process_may_have_data_of_its_own(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda: 4)
     assert own_share(DataConfig()) == (2, 4)
     assert own_share(DataConfig(own_part=True)) == (0, 1)
-    with pytest.raises(ValueError, match="own_part cannot be with data.streaming"):
+    with pytest.raises(ValueError, match=r"own_part cannot be with data\.streaming"):
         streamed(own_part=True)
 
 

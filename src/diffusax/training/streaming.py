@@ -76,8 +76,9 @@ class StreamedSource:
         share = min(2 * window / len(groups), 1) if window else 1
         if nbytes * share > limit:
             log.warning(
-                "%s has %s in use at a time and data.streaming_cache is %s, so row groups will come "
-                "again and again; set a larger streaming_cache, or a streaming_window of a few",
+                "%s has %s in use at a time and data.streaming_cache is %s, so row groups will "
+                "come again and again; set a larger data.streaming_cache, or a "
+                "data.streaming_window of a few",
                 path,
                 in_bytes(int(nbytes * share)),
                 in_bytes(limit),
