@@ -160,8 +160,8 @@ def batched_features(
 ) -> np.ndarray:
     """`run` on batches of what `prepare` makes of each item, n d float32.
 
-    Every batch has `batch_size` rows, the last one repeated, so that one program serves all. Float32
-    products are not rounded, as TPUs and newer GPUs would by default.
+    Every batch has `batch_size` rows, the last one repeated, so that one program serves all.
+    Products of float32 are not rounded, as TPUs and newer GPUs would by default.
 
     Raises:
         ValueError: there are no items.
