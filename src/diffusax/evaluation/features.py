@@ -161,6 +161,7 @@ def batched_features(
     """`run` on batches of what `prepare` makes of each item, n d float32.
 
     Every batch has `batch_size` rows, the last one repeated, so that one program serves all.
+    Products of float32 are not rounded, as TPUs and newer GPUs would by default.
 
     Raises:
         ValueError: there are no items.
@@ -169,7 +170,7 @@ def batched_features(
     for batch in batched(items, batch_size):
         rows = np.stack([prepare(item) for item in batch])
         filled = np.concatenate([rows, np.repeat(rows[-1:], batch_size - len(rows), axis=0)])
-        with in_mesh(mesh):
+        with in_mesh(mesh), jax.default_matmul_precision("highest"):
             features = run(put(mesh, filled))
         parts.append(np.asarray(features, np.float32)[: len(rows)])
     if not parts:
