@@ -55,8 +55,8 @@ def of_level(freeu: jax.Array | None, level: int) -> jax.Array | None:
 def apply_freeu(x: jax.Array, skip: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What a resnet on the way up is given: the backbone's map and a skip connection, b h w c each.
 
-    With b the same for all pixels, as diffusers has it (utils/torch_utils.py, apply_freeu). Computed
-    in float32.
+    b is the same for all pixels, as in diffusers (utils/torch_utils.py, apply_freeu). Computed in
+    float32.
 
     numbers: of the level, 2 or b 2.
     """
