@@ -109,7 +109,11 @@ def test_500_prompts_killed_twenty_times(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        pytest.param(signal.SIGINT, "Ctrl-C", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_finishes_what_was_begun(tmp_path, model, prompts, undisturbed, number, said):
     process = start(prompts, tmp_path, *OPTIONS, *model)

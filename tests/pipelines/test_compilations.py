@@ -122,6 +122,7 @@ def test_a_watched_run_embeds_the_control_picture_once(steered, monkeypatch):
     assert shown[0].shape == (1, 3, 64, 64)
 
 
+@pytest.mark.slow
 def test_the_whole_call_is_a_differentiable_function_of_the_control_picture(steered):
     inputs = steered.prepare_inputs("a cat", picture(3), num_inference_steps=STEPS, seed=0)
     images = steered.generate_fn(steered.params, inputs)

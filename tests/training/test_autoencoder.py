@@ -112,6 +112,7 @@ def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant
         autoencoder(dataclasses.replace(config, from_scratch=True))
 
 
+@pytest.mark.slow
 def test_the_autoencoder_of_a_pipeline_is_found(checkpoint, config, tmp_path):
     config = dataclasses.replace(
         config,

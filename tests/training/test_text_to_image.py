@@ -136,7 +136,7 @@ def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("embedded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_path, embedded):
     cache = CacheConfig(
         model=str(checkpoint),
