@@ -1,19 +1,24 @@
 """Options from files, pairs and the command line."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from diffusax.cli.train import read_recipe
 from diffusax.training import (
+    AutoencoderConfig,
     DenoiserValidationConfig,
     EMAConfig,
+    InstructPix2PixConfig,
     OptimizerConfig,
     TextToImageConfig,
     read_config,
 )
 from diffusax.training.options import from_values, to_yaml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_pairs_win_over_the_file(tmp_path):
@@ -137,3 +142,21 @@ def test_a_file_that_is_no_mapping(tmp_path):
         read_config(TextToImageConfig, tmp_path / "a.yaml")
     with pytest.raises(ValueError, match=r"nothing.yaml"):
         read_config(TextToImageConfig, tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*EXAMPLES.glob("emoji/*.yaml"), *EXAMPLES.glob("instruct*/*.yaml")],
+    ids=lambda path: path.stem,
+)
+def test_files_of_options_in_the_examples_are_read(path):
+    kinds = {
+        "instruct_pix2pix": InstructPix2PixConfig,
+        "text_to_image": TextToImageConfig,
+        "autoencoder": AutoencoderConfig,
+        "decoder": AutoencoderConfig,
+    }
+    kind = kinds[path.stem if path.stem in kinds else path.parent.name]
+    config = read_config(kind, path)
+    assert config.model
+    assert config.data.path

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from diffusax.training.snapshots import AVERAGES
+
 RUN = Path(__file__).with_name("devices_run.py")
 TOY = Path(__file__).with_name("toy_run.py")
 
@@ -66,9 +68,10 @@ def start_two_processes(output: Path, *pairs: str) -> list[subprocess.Popen]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    ema = ["ema.rule=power", "ema.snapshot_every=10"]
     return [
         subprocess.Popen(
-            [sys.executable, str(TOY), str(output), "distributed=true", "ema.rule=ramp", *pairs],
+            [sys.executable, str(TOY), str(output), "distributed=true", *ema, *pairs],
             env={**environment, "JAX_PROCESS_ID": str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,6 +94,13 @@ def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
     for name in ("model", "model_ema"):
         whole, parts = (np.load(tmp_path / run / name / "kernel.npy") for run in ("whole", "parts"))
         np.testing.assert_array_equal(whole, parts)
+    stored = sorted(file.name for file in (tmp_path / "whole" / AVERAGES).iterdir())
+    assert stored == [f"00000{t}-{x}.safetensors" for t in (10, 20, 24) for x in (0.05, 0.1)]
+    for file in stored:
+        whole, parts = (
+            (tmp_path / run / AVERAGES / file).read_bytes() for run in ("whole", "parts")
+        )
+        assert whole == parts
 
     subprocess.run([sys.executable, str(TOY), str(tmp_path / "alone")], check=True)
     losses = {}

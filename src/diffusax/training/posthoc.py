@@ -73,7 +73,7 @@ class LateAverage:
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
         """Unlike in training, there is no copy of the weights at its start that only decays."""
         inside = np.clip(edges, self.start, updates)
-        if self.decay is None:
+        if self.decay in (None, 1):
             return np.diff(inside) / (updates - self.start)
         return np.diff(self.decay ** (updates - inside)) / (
             1 - self.decay ** (updates - self.start)

@@ -45,9 +45,14 @@ def write_snapshots(
 ) -> None:
     """Writes each average to a file, which appears only when whole; all processes must call it.
 
+    One that was not updated yet has no profile, and is left out.
+
     Raises:
         OSError: a file cannot be written; names it and says why.
     """
+    updates = int(to_host(state.updates))
+    if not updates:
+        return
     for length, average in zip(config.lengths, state.averages, strict=True):
         params = jax.tree.map(lambda x: x.astype(config.snapshot_dtype), to_host(average))
         if jax.process_index():
@@ -55,7 +60,7 @@ def write_snapshots(
         facts = {
             "step": step,
             "start": start,
-            "updates": int(to_host(state.updates)),
+            "updates": updates,
             "length": length,
             "recipe": recipe,
         }
