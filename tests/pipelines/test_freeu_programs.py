@@ -77,7 +77,8 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
     job = pipe.task(c, call)
     state = np.zeros((6, *job.plan.latents.shape), np.float32)
     state[0] = job.plan.latents
-    given = (c.denoiser_params, state, job.plan, np.int32(0), np.int32(3))
+    rows = np.int32(0), np.int32(len(job.schedule))
+    given = (c.denoiser_params, state, job.plan, *rows)
     run = export.deserialize((tmp_path / "denoise.stablehlo").read_bytes())
     after = run.call(flat_arguments(found["denoise"], given))
     latents = pipe("a cat", seed=1, **{**CALL, "output_type": "latent"}).images
@@ -87,7 +88,7 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
 def test_the_whole_call_as_a_function_of_the_numbers(pipe):
     expected = pipe("a cat", seed=1, **CALL).images
     inputs = pipe.prepare_inputs("a cat", seed=1, num_inference_steps=3, guidance_scale=3.0)
-    assert inputs.plan.knobs.freeu.shape == (3, 4)
+    assert inputs.plan.knobs.freeu.shape == (len(inputs.plan.table.timestep), 4)
     np.testing.assert_allclose(pipe.generate_fn(pipe.params, inputs), expected, atol=1e-4)
 
 
