@@ -101,7 +101,8 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file; `path` appears only when it is whole.
 
-    metadata: texts that the file's header holds besides.
+    metadata: texts that the file's header holds, by default {"format": "pt"}. The library writes
+        several in any order.
 
     Raises:
         OSError: it cannot be written; names the file and says why.
@@ -112,7 +113,7 @@ def write_tensors(
         partial.touch()
         mode = partial.stat().st_mode
         try:
-            save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
+            save_file(contiguous, partial, metadata=dict(metadata or {"format": "pt"}))
         except SafetensorError as error:
             raise OSError(str(error)) from None
         # safetensors makes files that only their owner can read.

@@ -3,6 +3,7 @@
 Each is a safetensors file whose tensors have the names of the checkpoint, after the component's.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from diffusax.training.ema import EMAConfig, EMAState
 AVERAGES = "averages"
 """The folder in that of the run."""
 
+# One text, so that the same average is the same bytes.
+_FACTS = "average"
 _NAME = re.compile(r"(\d{7,})-[\d.]+\.safetensors")
 
 
@@ -68,7 +71,7 @@ def write_snapshots(
         write_tensors(
             folder / f"{step:07}-{length:g}.safetensors",
             params_to_tensors(params),
-            metadata={name: str(value) for name, value in facts.items()},
+            metadata={_FACTS: json.dumps(facts)},
         )
 
 
@@ -127,7 +130,7 @@ def _files(folder: Path) -> list[Path]:
 def _read(path: Path) -> Snapshot:
     try:
         with safe_open(path, framework="numpy") as file:
-            facts = file.metadata()
+            facts = json.loads(file.metadata()[_FACTS])
         step, start, updates = (int(facts[name]) for name in ("step", "start", "updates"))
         return Snapshot(path, step, start, updates, float(facts["length"]), facts["recipe"])
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
