@@ -32,7 +32,7 @@ class EditSettings(Options):
     data: str
     """The data set: a folder or glob of Parquet shards, a folder of images with a metadata.jsonl,
     or a Hub data-set id."""
-    image_column: str = "input_image"
+    original_image_column: str = "input_image"
     """The column with the pictures to edit."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions."""
@@ -88,7 +88,7 @@ class Edits(Sequence[Edit]):
         """
         self.settings, self.size = settings, size
         columns = (
-            settings.image_column,
+            settings.original_image_column,
             settings.edit_prompt_column,
             settings.caption_column,
             settings.edited_caption_column,
@@ -117,7 +117,7 @@ class Edits(Sequence[Edit]):
         row = self.rows[index]
         values, options = self.source[row], self.settings
         try:
-            picture = read_picture(values[options.image_column])
+            picture = read_picture(values[options.original_image_column])
             instruction, before, after = (
                 _text(values[column], column)
                 for column in (
