@@ -36,6 +36,9 @@ _ORIGINAL = "original_latents"
 class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
     """Pictures with captions, or before and after an edit."""
 
+    random_flip: bool = False
+    """Mirror half of the pictures, or pairs."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CacheConfig(Options):
