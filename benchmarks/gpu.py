@@ -1,6 +1,6 @@
 """Stable Diffusion at full size on a GPU, with random weights, in bfloat16.
 
-    python benchmarks/gpu.py sd2 sdxl sdxl-mlperf train --out gpu.jsonl
+    python benchmarks/gpu.py sd2 sdxl sdxl-mlperf train train-256 --out gpu.jsonl
     python benchmarks/gpu.py --tiny                     # all of it, shrunken, on any machine
 
 sd2: SD 2 base, 512x512, 20 steps, batches of 1 and 8.
@@ -9,6 +9,7 @@ sdxl-mlperf: SDXL as MLPerf's inference benchmark has it, 1024x1024, 20 steps of
     here in batches of 8 and 16. TensorRT on an H200 makes 2.18 images a second: the number to
     beat.
 train: the SD 2 UNet on latents of 512x512 pixels, float32 parameters, AdamW, batches of 8 and 32.
+train-256: the same on 256x256 pixels, batches of 32: what InstructPix2Pix is trained on.
 
 A call is timed whole, from text to an array on the host. Beside diffusax, diffusers is measured
 with the same weights, eager and through torch.compile, where both are installed. Every case and
@@ -163,7 +164,7 @@ def systems(
 ) -> Iterator[tuple[str, Prepare, Callable[[], float | None]]]:
     """Name, what prepares a batch, and what tells the most memory in use so far, in GB."""
     if system == "diffusax":
-        prepare = drawing(pipe, case) if case.steps else training(pipe, options)
+        prepare = drawing(pipe, case) if case.steps else training(pipe, case, options)
         yield "diffusax", prepare, peak_memory
         return
     import gpu_torch
@@ -175,7 +176,7 @@ def systems(
         if case.steps:
             prepare = gpu_torch.drawing(folder, pipe, networks, case)
         else:
-            prepare = gpu_torch.training(pipe, networks, options)
+            prepare = gpu_torch.training(pipe, networks, case, options)
         yield f"diffusers {mode}", prepare, gpu_torch.peak_memory
 
 
@@ -194,7 +195,7 @@ def drawing(pipe: Any, case: Case) -> Prepare:
     return prepare
 
 
-def training(pipe: Any, options: argparse.Namespace) -> Prepare:
+def training(pipe: Any, case: Case, options: argparse.Namespace) -> Prepare:
     """A training step, from cached latents and text embeddings."""
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LR, weight_decay=1e-2))
     step = jax.jit(make_train_step(denoising_loss(pipe, options), optimizer), donate_argnums=0)
@@ -206,7 +207,7 @@ def training(pipe: Any, options: argparse.Namespace) -> Prepare:
     def prepare(batch: int) -> Callable[[], float]:
         frozen, data = jax.tree.map(
             lambda x: jax.random.normal(jax.random.key(1), x.shape, x.dtype),
-            training_shapes(pipe, batch),
+            training_shapes(pipe, case, batch),
         )
 
         def run() -> float:
@@ -233,9 +234,9 @@ def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
     )
 
 
-def training_shapes(pipe: Any, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def training_shapes(pipe: Any, case: Case, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Frozen parameters and a batch."""
-    side, width = pipe.parts.unet_config.sample_size, pipe.parts.context_dim
+    side, width = case.side(pipe), pipe.parts.context_dim
     shape = jax.ShapeDtypeStruct
     empty = {"encoder_hidden_states": shape((TOKENS, width), jnp.bfloat16)}
     return {"empty": empty}, {
@@ -252,7 +253,7 @@ def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> in
         return sum(rounds.get(name, 1) * needed_flops(p) for name, p in programs.items())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     params = {"unet": pipe.parts.networks["unet"].shapes}
-    shapes = training_shapes(pipe, batch)
+    shapes = training_shapes(pipe, case, batch)
     return count_training_flops(denoising_loss(pipe, options), params, *shapes, keys)
 
 

@@ -22,6 +22,13 @@ class Case(NamedTuple):
     steps: int
     """Of a call; 0 for training."""
     guidance: float = 1.0
+    pixels: int | None = None
+    """The side of training pictures; by default the model's own."""
+
+    def side(self, pipe: Any) -> int:
+        """The side of the latents."""
+        own: int = pipe.parts.unet_config.sample_size
+        return own if self.pixels is None else min(own, self.pixels // pipe.parts.factor)
 
 
 CASES = {
@@ -29,6 +36,7 @@ CASES = {
     "sdxl": Case("xl", (1,), 30, 5.0),
     "sdxl-mlperf": Case("xl", (8, 16), 20, 8.0),
     "train": Case("sd2", (8, 32), 0),
+    "train-256": Case("sd2", (32,), 0, pixels=256),
 }
 
 

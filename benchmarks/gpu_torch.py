@@ -123,7 +123,9 @@ def drawing(folder: Path, pipe: Any, networks: dict[str, Any], case: Case) -> Pr
     return prepare
 
 
-def training(pipe: Any, networks: dict[str, Any], options: argparse.Namespace) -> Prepare:
+def training(
+    pipe: Any, networks: dict[str, Any], case: Case, options: argparse.Namespace
+) -> Prepare:
     """The inner loop of diffusers' train_text_to_image.py with mixed precision."""
     unet = networks["unet"]
     unet.train()
@@ -133,7 +135,7 @@ def training(pipe: Any, networks: dict[str, Any], options: argparse.Namespace) -
         unet.parameters(), lr=LR, weight_decay=1e-2, fused=DEVICE == "cuda"
     )
     scheduler = diffusers.DDPMScheduler(beta_start=0.00085, beta_end=0.012)
-    side, width = pipe.parts.unet_config.sample_size, pipe.parts.context_dim
+    side, width = case.side(pipe), pipe.parts.context_dim
 
     def prepare(batch: int) -> Callable[[], float]:
         _reset_peak()
