@@ -189,7 +189,10 @@ def test_generate_follows_controlnets(tiny_checkpoints, photo, tmp_path):
     np.testing.assert_array_equal(image, expected)
 
 
-@pytest.mark.parametrize(("kind", "side"), [("sd-instruct", 64), ("xl-instruct", 128)])
+@pytest.mark.parametrize(
+    ("kind", "side"),
+    [("sd-instruct", 64), pytest.param("xl-instruct", 128, marks=pytest.mark.slow)],
+)
 def test_edit_follows_the_instruction(tiny_checkpoints, photo, tmp_path, kind, side):
     folder, _ = tiny_checkpoints.pipeline(kind)
     args = [photo[0], "make it snowy", "--model", folder, "--steps", 2, "--resolution", side]
@@ -375,7 +378,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "generate,edit,info,compile,export,download,train, cache-latents"),
+        ([], "compile,export, convert,download,train,ema,cache-latents,evaluate"),
         (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),

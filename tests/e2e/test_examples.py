@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -20,6 +21,7 @@ def test_demo_draws_a_sheet_of_eight(tmp_path):
     assert Image.open(output).size == (4 * 196 - 4, 2 * 196 - 4)
 
 
+@pytest.mark.slow
 def test_the_sheet_of_tasks_has_a_row_of_pictures_for_each(tmp_path):
     output = tmp_path / "tasks.png"
     assert "20 pictures in" in run(EXAMPLES / "tasks.py", "--output", output)

@@ -96,6 +96,7 @@ def test_a_unet_with_freeu_equals_diffusers(tmp_path, changes, size):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_gradients_with_checkpointing_are_the_same(tmp_path):
     randomize(diffusers.UNet2DConditionModel(**CONFIG)).save_pretrained(tmp_path)
     model = load_network(tmp_path, dtype="float32")

@@ -62,7 +62,7 @@ def test_every_sampler(pairs, task, sampler):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", ["sd", "xl"])
+@pytest.mark.parametrize("kind", ["sd", pytest.param("xl", marks=pytest.mark.slow)])
 def test_two_controlnets(pairs, kind, task):
     pair, call, control = make(pairs, kind, "a", task, controls=2)
     call = {**call, "prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}

@@ -261,6 +261,7 @@ def test_validation_sheets_stand_beside_the_logs(run):
         assert sheet.size == (2 * 64 + 4, 32)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bits(run, checkpoint, edits, photo, tmp_path):
     killed = start(checkpoint, edits, photo, tmp_path)
     wait_for(killed, lambda: max(steps_logged(tmp_path), default=0) >= 5)

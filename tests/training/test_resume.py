@@ -96,7 +96,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, uninterrupted):
     assert steps_logged(tmp_path) == list(range(1, 25))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
     stopped = start(tmp_path, "checkpoint_every=1000", f"data.workers={workers}")
     wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 5)

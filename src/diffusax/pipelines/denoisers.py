@@ -52,8 +52,9 @@ class UNetDenoiser:
         timestep: jax.Array,
         conditions: Conditions,
         control: jax.Array | None = None,
-        gradient_checkpointing: str = "none",
         freeu: jax.Array | None = None,
+        *,
+        gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """The prediction for each branch, b h w c.
 
@@ -63,8 +64,8 @@ class UNetDenoiser:
             timestep: b.
             conditions: without the axis of the branches, which are in the batch.
             control: m k r, or (b/k) m k r: the weight of each residual, see `Knobs`.
-            gradient_checkpointing: see `UNet2DConditionModel`.
             freeu: 4, or (b/k) 4: FreeU's numbers.
+            gradient_checkpointing: see `UNet2DConditionModel`.
         """
         added = dict(conditions.added or {})
         options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
