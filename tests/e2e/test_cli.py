@@ -153,6 +153,7 @@ def test_generate_draws_under_a_mask(tiny_checkpoints, photo, tmp_path, kind):
     assert "Masked area padding: 3" in settings
 
 
+@pytest.mark.slow
 def test_generate_follows_controlnets(tiny_checkpoints, photo, tmp_path):
     folder, _ = tiny_checkpoints.pipeline("sd")
     nets = [tiny_checkpoints.controlnet("sd", seed=seed)[0] for seed in (0, 1)]

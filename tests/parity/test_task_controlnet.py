@@ -34,10 +34,10 @@ OPTIONS = {
 ON_XL = ("as-is", "interval", "guess", "scale", "no-guidance")
 CASES = [("sd", "a", task, name) for task in TASKS for name in OPTIONS]
 CASES += [("xl", "a", task, name) for task in TASKS for name in ON_XL]
+CASES += [(kind, "b", task, "as-is") for kind in ("sd", "xl") for task in TASKS]
 CASES += [
-    (kind, variation, task, "as-is")
+    pytest.param(kind, "c", task, "as-is", marks=pytest.mark.slow)
     for kind in ("sd", "xl")
-    for variation in "bc"
     for task in TASKS
 ]
 

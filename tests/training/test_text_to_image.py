@@ -74,6 +74,7 @@ def test_an_example_has_pixels_and_tokens(recipe, batch):
     jax.tree.map(lambda x: np.testing.assert_equal(x.dtype, np.float32), recipe.shapes())
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
     trained, frozen = parameters(recipe)
 
