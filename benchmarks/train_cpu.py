@@ -9,11 +9,11 @@ import argparse
 import json
 
 import diffusers
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from machine import describe, interleaved_medians
+import training_steps
+from machine import describe
 from unet_cpu import pytorch_unet
 
 import diffusax
@@ -30,8 +30,6 @@ from diffusax.models.network import Network
 from diffusax.pipelines.families import STABLE_DIFFUSION
 from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
 
 
 def embedded_unet() -> dict:
@@ -53,7 +51,6 @@ MODELS = {
 }
 TOKENS = {"emoji": 20, "quarter of SD 2": 77}
 BATCHES = {"emoji": 64, "quarter of SD 2": 8}
-LR = 1e-4
 
 
 def compare(name: str, repeats: int) -> None:
@@ -69,16 +66,8 @@ def compare(name: str, repeats: int) -> None:
     ours = jax_step(network, latents, noise, timesteps, hidden)
     reference = pytorch_unet(network.params, config)
     theirs = torch_step(reference, latents, noise, timesteps, hidden)
-    differences = [abs(ours() / theirs() - 1) for _ in range(3)]
-    medians = interleaved_medians({"diffusax": ours, "PyTorch": theirs}, repeats)
-    rates = {system: b / seconds for system, seconds in medians.items()}
-    print(
-        f"{name} ({network.num_params / 1e6:.1f} M parameters, {size}x{size} latents, batch {b}): "
-        f"diffusax {rates['diffusax']:.1f}, PyTorch {rates['PyTorch']:.1f} images/s, "
-        f"{rates['diffusax'] / rates['PyTorch']:.2f} times as fast (median of {repeats}; losses of "
-        f"the first steps differ by {max(differences):.1e})",
-        flush=True,
-    )
+    about = f"{name} ({network.num_params / 1e6:.1f} M parameters, {size}x{size} latents)"
+    training_steps.compare(about, b, ours, theirs, repeats)
 
 
 def jax_step(network, latents, noise, timesteps, hidden):
@@ -92,43 +81,22 @@ def jax_step(network, latents, noise, timesteps, hidden):
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
     none = jnp.zeros(len(latents), bool)
     draws = Draws(zeros, noise, timesteps, Dropped(none, none))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
-    step = jax.jit(
-        make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
-        donate_argnums=0,
-    )
-    batch = {"all": jax.device_put(({"moments": moments, "encoder_hidden_states": hidden}, draws))}
+    batch = {"moments": moments, "encoder_hidden_states": hidden}
     frozen = {"empty": {"encoder_hidden_states": jnp.zeros(hidden.shape[1:])}}
-    state = initial_state({"unet": network.params}, optimizer, seed=0)
-
-    def run() -> float:
-        nonlocal state
-        state, metrics = step(state, frozen, batch)
-        jax.block_until_ready(state)
-        return float(metrics["loss"])
-
-    return run
+    return training_steps.jax_steps(loss, network.params, frozen, batch, draws)
 
 
 def torch_step(unet, latents, noise, timesteps, hidden):
     """The inner loop of diffusers' train_text_to_image.py."""
     scheduler = diffusers.DDPMScheduler()
-    unet.train()
-    optimizer = torch.optim.AdamW(unet.parameters(), lr=LR, weight_decay=1e-2)
     latents, noise = (torch.tensor(np.moveaxis(x, -1, 1).copy()) for x in (latents, noise))
     timesteps, hidden = torch.tensor(timesteps).long(), torch.tensor(hidden)
 
-    def run() -> float:
+    def compute():
         noisy = scheduler.add_noise(latents, noise, timesteps)
-        prediction = unet(noisy, timesteps, hidden, return_dict=False)[0]
-        loss = torch.nn.functional.mse_loss(prediction.float(), noise.float())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
+        return unet(noisy, timesteps, hidden, return_dict=False)[0], noise
 
-    return run
+    return training_steps.torch_steps(unet, compute)
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ import argparse
 import tempfile
 
 import diffusers
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from machine import describe, interleaved_medians
+import training_steps
+from machine import describe
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
@@ -24,10 +24,8 @@ from diffusax.pipelines.converting import to_instruct_pix2pix
 from diffusax.training.base_model import BaseModel
 from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
-from diffusax.training.optimizers import OptimizerConfig, make_optimizer
-from diffusax.training.step import initial_state, make_train_step
 
-LR, DROPOUT = 1e-4, 0.05
+DROPOUT = 0.05
 
 
 def inputs(base: BaseModel, size: int, b: int) -> dict[str, np.ndarray]:
@@ -56,11 +54,6 @@ def jax_step(base: BaseModel, data: dict[str, np.ndarray]):
         base.scheduler.prediction_type,
         conditioning_dropout=DROPOUT,
     )
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
-    step = jax.jit(
-        make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
-        donate_argnums=0,
-    )
     u = data["uniform"]
     dropped = Dropped(u < 2 * DROPOUT, (u >= DROPOUT) & (u < 3 * DROPOUT))
     draws = Draws(data["latent_noise"], data["noise"], data["timesteps"], dropped)
@@ -69,18 +62,10 @@ def jax_step(base: BaseModel, data: dict[str, np.ndarray]):
         "original_pixel_values": data["original"],
         "input_ids": data["ids"],
     }
-    batch = {"all": jax.device_put((batch, draws))}
     frozen = {name: base.load(name).params for name in ("vae", *base.text_encoders)}
     empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
-    state = initial_state({"unet": base.load("unet").params}, optimizer, seed=0)
-
-    def run() -> float:
-        nonlocal state
-        state, metrics = step(state, {**frozen, "empty": empty}, batch)
-        jax.block_until_ready(state)
-        return float(metrics["loss"])
-
-    return run
+    params = base.load("unet").params
+    return training_steps.jax_steps(loss, params, {**frozen, "empty": empty}, batch, draws)
 
 
 def torch_step(folder: str, data: dict[str, np.ndarray], empty: np.ndarray):
@@ -88,9 +73,7 @@ def torch_step(folder: str, data: dict[str, np.ndarray], empty: np.ndarray):
     pipe = diffusers.DiffusionPipeline.from_pretrained(folder, safety_checker=None)
     unet, vae, encoder = pipe.unet, pipe.vae.requires_grad_(False), pipe.text_encoder
     encoder.requires_grad_(False)
-    unet.train()
     scheduler = diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
-    optimizer = torch.optim.AdamW(unet.parameters(), lr=LR, weight_decay=1e-2)
 
     def tensor(x: np.ndarray) -> torch.Tensor:
         return torch.tensor(np.moveaxis(x, -1, 1).copy()) if x.ndim == 4 else torch.tensor(x)
@@ -100,7 +83,7 @@ def torch_step(folder: str, data: dict[str, np.ndarray], empty: np.ndarray):
     timesteps, u = tensor(data["timesteps"]).long(), tensor(data["uniform"])
     null = torch.tensor(empty)[None].long()
 
-    def run() -> float:
+    def compute():
         distribution = vae.encode(edited).latent_dist
         latents = (distribution.mean + distribution.std * latent_noise) * vae.config.scaling_factor
         noisy = scheduler.add_noise(latents, noise, timesteps)
@@ -112,14 +95,9 @@ def torch_step(folder: str, data: dict[str, np.ndarray], empty: np.ndarray):
         prediction = unet(torch.cat([noisy, image], 1), timesteps, hidden, return_dict=False)[0]
         kind = scheduler.config.prediction_type
         target = noise if kind == "epsilon" else scheduler.get_velocity(latents, noise, timesteps)
-        loss = torch.nn.functional.mse_loss(prediction.float(), target.float())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
+        return prediction, target
 
-    return run
+    return training_steps.torch_steps(unet, compute)
 
 
 def main() -> None:
@@ -136,15 +114,7 @@ def main() -> None:
         data = inputs(base, base.default_size, args.batch)
         ours = jax_step(base, data)
         theirs = torch_step(folder, data, base.tokenize("")["input_ids"])
-    differences = [abs(ours() / theirs() - 1) for _ in range(3)]
-    medians = interleaved_medians({"diffusax": ours, "PyTorch": theirs}, args.repeats)
-    rates = {system: args.batch / seconds for system, seconds in medians.items()}
-    ours_rate, their_rate = rates["diffusax"], rates["PyTorch"]
-    print(
-        f"batch {args.batch}: diffusax {ours_rate:.1f}, PyTorch {their_rate:.1f} images/s, "
-        f"{ours_rate / their_rate:.2f} times as fast (median of {args.repeats}; losses of the "
-        f"first steps differ by {max(differences):.1e})"
-    )
+    training_steps.compare("InstructPix2Pix", args.batch, ours, theirs, args.repeats)
 
 
 if __name__ == "__main__":

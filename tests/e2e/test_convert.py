@@ -56,7 +56,10 @@ def test_mistakes_are_one_line(tiny_checkpoints, tmp_path, capsys):
     inpainting, _ = tiny_checkpoints.pipeline("sd-inpaint")
     cases = (
         ((folder, folder), "OUT must be another folder than IN"),
-        ((inpainting, tmp_path / "out"), "a UNet with 4 or 8 input channels; this one has 9"),
+        (
+            (inpainting, tmp_path / "out"),
+            "a UNet with 4 or 8 input channels; that of the pipeline has 9",
+        ),
         (("/nowhere", tmp_path / "out"), "/nowhere is no folder here"),
     )
     for args, message in cases:

@@ -22,7 +22,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
-from diffusax.pipelines.placement import component_mesh, image_axes, pad, plan_sharding
+from diffusax.pipelines.placement import component_mesh, image_axes, pad_images, plan_sharding
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import (
@@ -153,8 +153,8 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     plan, kept = job.plan, job.kept
     if mesh is not None:
         parts = batch_size(mesh)
-        kept = jax.tree.map(lambda x: pad(x, parts), kept)
-        plan = jax.tree.map(lambda x, axis: pad(x, parts, axis), plan, image_axes(plan))
+        kept = jax.tree.map(lambda x: pad_images(x, parts), kept)
+        plan = jax.tree.map(lambda x, axis: pad_images(x, parts, axis), plan, image_axes(plan))
     if plan.conditions.control:
         hints = programs.embed_control(c.denoiser, c.denoiser_params, plan.conditions.control)
         plan = plan._replace(conditions=plan.conditions._replace(control=hints))

@@ -28,10 +28,17 @@ def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
         ValueError: the UNet takes something else besides the latents already.
     """
     latents, channels = pipe.vae.config.latent_channels, pipe.unet.config.in_channels
-    if channels not in (latents, 2 * latents):
-        raise ValueError(
-            f"InstructPix2Pix needs a UNet with {latents} or {2 * latents} input channels; this "
-            f"one has {channels}"
-        )
+    check_channels("the pipeline", channels, latents, edits=True)
     unet = widen_input(pipe.unet, 2 * latents)
     return instruct_class(pipe.family).from_pipe(pipe, unet=unet)
+
+
+def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> None:
+    """Raises ValueError where a UNet's input channels do not suit text to image or edits."""
+    fitting = (latents, 2 * latents) if edits else (latents,)
+    if channels not in fitting:
+        task = "InstructPix2Pix" if edits else "text to image"
+        raise ValueError(
+            f"{task} needs a UNet with {' or '.join(map(str, fitting))} input channels; that of "
+            f"{name} has {channels}"
+        )

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.programs import Plan
-from diffusax.runtime.mesh import batch_sharding, batch_size, replicated, tree_sharding
+from diffusax.runtime.mesh import batch_sharding, batch_size, pad, replicated, tree_sharding
 
 NO_IMAGES = -1
 """Stands for the axis of images of an array that has none."""
@@ -53,7 +53,8 @@ def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
     """An array of this process's images along an axis, padded with the last, over the mesh."""
     if mesh is None:
         return x
-    x, sharding = pad(jnp.asarray(x), batch_size(mesh.local_mesh), axis), _sharding(mesh, axis)
+    x = pad_images(jnp.asarray(x), batch_size(mesh.local_mesh), axis)
+    sharding = _sharding(mesh, axis)
     if mesh == mesh.local_mesh:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -62,13 +63,9 @@ def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
     return _from_this_process(sharding, x)
 
 
-def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
-    """The array with its last image repeated until `parts` divides their number."""
-    extra = 0 if axis == NO_IMAGES else -x.shape[axis] % parts
-    if not extra:
-        return x
-    last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
-    return jnp.concatenate([x, last], axis)
+def pad_images(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
+    """As `pad`; what has no images stays."""
+    return x if axis == NO_IMAGES else pad(x, parts, axis)
 
 
 def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Array:

@@ -16,7 +16,6 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
 from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
-from diffusax.pipelines.placement import component_mesh
 from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
@@ -27,7 +26,6 @@ from diffusax.pipelines.sizes import (
     pixel_size,
     require_channels,
 )
-from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule
 
 _SAMPLED = ("AutoencoderKL", "AsymmetricAutoencoderKL")
@@ -241,8 +239,7 @@ def encode(
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
     options = {"upcast": c.upcasts, "scale": scale, "normalize": normalize}
     vae, params = c.networks["vae"], c.params["vae"]
-    with in_mesh(c.mesh and component_mesh(c.mesh, "vae")):
-        return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
+    return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
 
 
 def _masked_latents(

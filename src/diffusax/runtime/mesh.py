@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -126,9 +126,9 @@ def parse_mesh(text: str) -> dict[str, int]:
     return sizes
 
 
-def batch_size(mesh: Mesh) -> int:
+def batch_size(mesh: Mesh | AbstractMesh) -> int:
     """How many parts a batch is split into."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
 
 
 def batch_sharding(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
@@ -202,12 +202,19 @@ def split_images(x: jax.Array) -> jax.Array:
 
     Its last image is repeated until the devices divide their number.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    parts = batch_size(jax.sharding.get_abstract_mesh())
     if parts == 1 or len(x) == 1:
         return x
-    x = jnp.concatenate([x, jnp.repeat(x[-1:], -len(x) % parts, axis=0)])
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH_AXES))
+    return jax.lax.with_sharding_constraint(pad(x, parts), PartitionSpec(BATCH_AXES))
+
+
+def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
+    """The array with its last image repeated until `parts` divides their number."""
+    extra = -x.shape[axis] % parts
+    if not extra:
+        return x
+    last = jnp.take(x, jnp.full(extra, x.shape[axis] - 1), axis=axis)
+    return jnp.concatenate([x, last], axis)
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:

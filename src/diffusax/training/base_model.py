@@ -14,6 +14,7 @@ from diffusax.models.network import Model, Network, Params
 from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.converting import check_channels
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
@@ -60,7 +61,7 @@ class BaseModel:
             raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
         networks = {name: read_network(folder / name) for name in names}
         unet, latents = networks["unet"], networks["vae"].config.latent_channels
-        _check_channels(path_or_repo, unet.config.in_channels, latents, edits)
+        check_channels(path_or_repo, unet.config.in_channels, latents, edits=edits)
         if edits:
             networks["unet"] = widen_network(unet, 2 * latents)
         options = dict(family.options)
@@ -119,16 +120,6 @@ class BaseModel:
         """The side in pixels that the UNet was trained at."""
         size = self.networks["unet"].config.sample_size or 64
         return (size if isinstance(size, int) else max(size)) * self.factor
-
-
-def _check_channels(name: str, channels: int, latents: int, edits: bool) -> None:
-    fitting = (latents, 2 * latents) if edits else (latents,)
-    if channels not in fitting:
-        task = "InstructPix2Pix" if edits else "text to image"
-        raise ValueError(
-            f"{task} needs a UNet with {' or '.join(map(str, fitting))} input channels; that of "
-            f"{name} has {channels}"
-        )
 
 
 def _scheduler(folder: Path, class_name: str, prediction_type: str | None) -> Scheduler:

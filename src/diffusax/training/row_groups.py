@@ -18,12 +18,11 @@ from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
 from diffusax.files import written_whole
 from diffusax.hub_data import HubFile
+from diffusax.hub_data.transfer import WAITS
 from diffusax.training.sources import SourceFailed, cache_folder
 
 log = logging.getLogger(__name__)
 
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each new attempt at a row group, on top of huggingface_hub's own."""
 OPEN_TABLES = 32
 """How many row groups stay mapped into memory."""
 PREFETCH_THREADS = 4
@@ -197,14 +196,18 @@ class RowGroups:
         return self.folder / f"{digest[:24]}{suffix}"
 
 
+def column_chunks(footer: Any, group: int, columns: Sequence[str]) -> list[Any]:
+    """What a file's metadata says of the columns in a row group."""
+    chunks = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
+    return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+
+
 def _ranges(footer: Any, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
     """Where the bytes of the columns are in the file; those that almost touch are one request."""
-    chunks = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
     spans = []
-    for chunk in chunks:
-        if chunk.path_in_schema.split(".")[0] in columns:
-            start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
-            spans.append((start, start + chunk.total_compressed_size))
+    for chunk in column_chunks(footer, group, columns):
+        start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+        spans.append((start, start + chunk.total_compressed_size))
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start - merged[-1][1] <= MAX_GAP:

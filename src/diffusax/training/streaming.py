@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffusax.hub_data import HubFile, Reference, in_bytes, open_dataset
-from diffusax.training.row_groups import RowGroups
+from diffusax.training.row_groups import RowGroups, column_chunks
 from diffusax.training.sources import check_columns
 
 log = logging.getLogger(__name__)
@@ -222,11 +222,6 @@ class WindowOrder:
 
 def _size(footer: Any, columns: Sequence[str]) -> int:
     """The bytes of the columns in a file."""
-    total = 0
-    for i in range(footer.num_row_groups):
-        group = footer.row_group(i)
-        for j in range(group.num_columns):
-            chunk = group.column(j)
-            if chunk.path_in_schema.split(".")[0] in columns:
-                total += chunk.total_compressed_size
-    return total
+    groups = range(footer.num_row_groups)
+    chunks = (chunk for i in groups for chunk in column_chunks(footer, i, columns))
+    return sum(chunk.total_compressed_size for chunk in chunks)
