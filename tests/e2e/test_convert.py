@@ -58,7 +58,7 @@ def test_mistakes_are_one_line(tiny_checkpoints, tmp_path, capsys):
         ((folder, folder), "OUT must be another folder than IN"),
         (
             (inpainting, tmp_path / "out"),
-            "a UNet with 4 or 8 input channels; that of the pipeline has 9",
+            "4 or 8 input channels; that of the pipeline has 9",
         ),
         (("/nowhere", tmp_path / "out"), "/nowhere is no folder here"),
     )
