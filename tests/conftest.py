@@ -62,6 +62,19 @@ def pairs(tiny_checkpoints):
     return Pairs(tiny_checkpoints)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_session():
+    """A thread that fails to connect closes huggingface_hub's client under all other threads.
+
+    Readers of an earlier test may still be trying to reach a server that has gone.
+    """
+    from huggingface_hub.utils import _http
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_http, "close_session", lambda: None)
+        yield
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """Starts a Hub with these repositories, which is that of huggingface_hub from now on."""
