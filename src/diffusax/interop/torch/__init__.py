@@ -1,0 +1,15 @@
+"""PyTorch modules and diffusers pipelines in JAX, through torchax (extra `torch`).
+
+import diffusax.torch
+
+pipe = diffusers.StableDiffusionPipeline.from_pretrained(...)
+diffusax.torch.compile(pipe)
+pipe("an astronaut riding a horse").images[0]
+"""
+
+from diffusax.interop.torch.compiling import CompileOptions
+from diffusax.interop.torch.explaining import NotTraceable
+from diffusax.interop.torch.functional import to_jax
+from diffusax.interop.torch.pipelines import compile, restore
+
+__all__ = ["CompileOptions", "NotTraceable", "compile", "restore", "to_jax"]

@@ -1,0 +1,213 @@
+"""A method of a PyTorch module as a compiled program that takes and gives PyTorch's tensors."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh
+
+from diffusax.interop.torch.environment import is_traced, unwrap, wrap
+from diffusax.interop.torch.explaining import NotTraceable, explain
+from diffusax.interop.torch.functional import State, read_state, run_traced
+from diffusax.interop.torch.numbers import Numbers
+from diffusax.interop.torch.structures import Structure, flatten, rebuild
+from diffusax.interop.torch.tensors import to_array, to_tensor
+from diffusax.models.network import parse_dtype
+from diffusax.runtime.mesh import (
+    Rules,
+    batch_sharding,
+    batch_size,
+    in_mesh,
+    make_mesh,
+    param_sharding,
+    replicated,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileOptions:
+    """How components are compiled; torchax's own CompileOptions has the second and the third."""
+
+    components: tuple[str, ...] | None = None
+    """Which of the pipeline's modules; None for all but the safety checker."""
+    methods_to_compile: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """More methods by component, such as {"text_encoder": ("get_text_features",)}. `forward` and,
+    where a module has them, `encode` and `decode` are compiled anyway."""
+    jax_jit_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """For jax.jit, such as compiler_options."""
+    exclude: tuple[str, ...] = ()
+    """Components that stay with PyTorch."""
+    dtype: Any = None
+    """Of parameters and computation in JAX; None for the modules' own."""
+    mesh: Mesh | str | None = None
+    """Devices to spread batches and parameters over, such as "data=4,fsdp=2"."""
+    rules: Rules = ()
+    """Which axis of a parameter the mesh's tensor axis splits: how its name ends, and the axis."""
+    on_error: Literal["raise", "eager"] = "raise"
+    """What becomes of a component that cannot be traced; "eager" leaves it with PyTorch."""
+
+
+class Placement:
+    """Where parameters and arguments go, and in which dtype."""
+
+    def __init__(self, options: CompileOptions):
+        self.mesh = None if options.mesh is None else make_mesh(options.mesh)
+        self.rules = options.rules
+        self.dtype = None if options.dtype is None else parse_dtype(options.dtype)
+
+    def parameter(self, name: str, array: np.ndarray) -> jax.Array:
+        """A parameter on the devices."""
+        array = self._cast(array)
+        if self.mesh is None:
+            return jax.device_put(array)
+        return jax.device_put(array, param_sharding(self.mesh, name, array.shape, self.rules))
+
+    def argument(self, leaf: Any) -> Any:
+        """An argument; a batch that the devices can share is split among them."""
+        array = self._cast(to_array(leaf))
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        if self.mesh is None:
+            return array
+        shared = array.ndim > 1 and array.shape[0] % batch_size(self.mesh) == 0
+        return jax.device_put(array, (batch_sharding if shared else replicated)(self.mesh))
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        if self.dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        return array.astype(self.dtype)
+
+
+class CompiledMethod:
+    """Stands in the place of a module's method.
+
+    Tensors and arrays among the arguments are data; everything else, as it comes in the call, is
+    what the program is compiled for. A number that changes from call to call becomes data, too.
+    """
+
+    def __init__(self, component: "CompiledModule", name: str, original: Callable[..., Any]):
+        self.component, self.name, self.original = component, name, original
+        self.numbers = Numbers()
+        self._results: dict[Any, Structure] = {}
+        jit_options = component.options.jax_jit_kwargs
+        self._jitted = jax.jit(self._traced, static_argnums=(0, 1), **jit_options)
+        self._calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method's result."""
+        leaves, structure = flatten((args, kwargs))
+        if any(map(_stays_with_torch, leaves)) or self.component.is_eager:
+            return self.original(*args, **kwargs)
+        dtypes = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        try:
+            return self._run(leaves, structure, dtypes)
+        except NotTraceable as failure:
+            if self.component.options.on_error == "raise":
+                raise
+            log.warning("%s runs in PyTorch: %s", self.component.name, failure)
+            self.component.is_eager = True
+        return self.original(*args, **kwargs)
+
+    def _run(self, leaves: list[Any], structure: Structure, dtypes: set[torch.dtype]) -> Any:
+        place, flags = self.component.placement, self.component.refresh()
+        self.numbers.learn(structure, lambda found: self._shapes(flags, found, leaves, structure))
+        found, leaves = self.numbers.split(structure, leaves)
+        arrays = [place.argument(leaf) for leaf in leaves]
+        seed = np.uint32((torch.initial_seed() + self._calls) % 2**32)
+        self._calls += 1
+        with in_mesh(place.mesh):
+            results = self._jitted(flags, found, self.component.state, seed, arrays)
+        tensors = map(to_tensor, results)
+        if place.dtype is not None and len(dtypes) == 1:
+            tensors = (x.to(*dtypes) if x.is_floating_point() else x for x in tensors)
+        return rebuild(self._results[_key(flags, found, arrays)], iter(tensors))
+
+    def _shapes(
+        self, flags: Any, found: Structure, leaves: list[Any], structure: Structure
+    ) -> list[Any]:
+        """What the results would look like with the numbers of `found` as data."""
+        arrays = self.numbers.leaves(found, structure, leaves)
+        arrays = [to_array(leaf) for leaf in arrays]
+        traced = jax.eval_shape(
+            lambda state, arrays: self._traced(flags, found, state, np.uint32(0), arrays),
+            self.component.state,
+            arrays,
+        )
+        return [(x.shape, x.dtype) for x in traced]
+
+    def _traced(
+        self, flags: Any, structure: Structure, state: State, seed: Any, arrays: list[Any]
+    ) -> list[jax.Array]:
+        args = rebuild(structure, map(wrap, map(jnp.asarray, arrays)))
+        try:
+            result = run_traced(self.component.module, self.original, state, seed, args)
+            leaves, described = flatten(result)
+            traced = [unwrap(leaf) for leaf in leaves]
+        except Exception as error:
+            raise explain(self.component.name, self.name, error) from error
+        self._results[_key(flags, structure, arrays)] = described
+        return traced
+
+
+class CompiledModule:
+    """A component with its parameters in JAX; its compiled methods are attributes of the module."""
+
+    def __init__(
+        self, name: str, module: torch.nn.Module, methods: tuple[str, ...], options: CompileOptions
+    ):
+        self.name, self.module, self.options = name, module, options
+        self.placement = Placement(options)
+        self.is_eager = False
+        self.state: State = {}
+        self._seen: Any = None
+        self.methods = {m: CompiledMethod(self, m, getattr(module, m)) for m in methods}
+        for method, compiled in self.methods.items():
+            module.__dict__[method] = compiled
+
+    def refresh(self) -> tuple[Any, ...]:
+        """Reads the parameters again where others are in their place; the switches of the module.
+
+        Programs are compiled for these switches: `use_tiling` and the like.
+        """
+        flags = tuple(
+            (name, value)
+            for name, value in sorted(vars(self.module).items())
+            if isinstance(value, bool | int | float | str | None)
+        )
+        found = flags, tuple(_mark(x) for x in _ends(self.module))
+        if found != self._seen:
+            self.state = read_state(self.module, self.placement.parameter)
+            self._seen = found
+        return flags
+
+    def restore(self) -> None:
+        """The module as it was."""
+        for method, compiled in self.methods.items():
+            if self.module.__dict__.get(method) is compiled:
+                del self.module.__dict__[method]
+
+
+def _stays_with_torch(leaf: Any) -> bool:
+    """Whether a call is part of another trace, or wants PyTorch's gradients."""
+    wants_gradient = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
+
+
+def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
+    return flags, structure, tuple((x.shape, jnp.dtype(x.dtype)) for x in arrays)
+
+
+def _ends(module: torch.nn.Module) -> list[torch.Tensor]:
+    parameters = list(module.parameters())
+    return [parameters[0], parameters[-1]] if parameters else []
+
+
+def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes when a parameter is cast, moved, replaced or written to."""
+    return tensor.dtype, tensor.data_ptr(), tensor._version

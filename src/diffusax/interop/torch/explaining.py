@@ -1,0 +1,56 @@
+"""What to tell a user whose module JAX cannot trace."""
+
+import traceback
+from pathlib import Path
+
+_MACHINERY = ("torch", "torchax", "jax", "jaxlib", "diffusax", "unittest")
+
+
+class NotTraceable(ValueError):
+    """A module does something that depends on the values of tensors, or that torchax lacks."""
+
+
+def explain(component: str, method: str, error: BaseException) -> NotTraceable:
+    """One sentence of what failed where, and one of what can be done."""
+    operation, place = _where(error)
+    return NotTraceable(
+        f"{component}.{method} cannot be compiled: {operation} {_reason(error)}{place}. Leave it "
+        f"out with exclude=[{component!r}], or use on_error='eager', which runs such components in "
+        "PyTorch"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    name = type(error).__name__
+    if "lowering" in str(error):
+        return "is an operation that torchax does not have"
+    if name in (
+        "ConcretizationTypeError",
+        "TracerBoolConversionError",
+        "TracerArrayConversionError",
+    ):
+        return "needs the value of a tensor, which is not known while a program is compiled"
+    if name in ("TracerIntegerConversionError", "NonConcreteBooleanIndexError"):
+        return "needs the value of a tensor, which is not known while a program is compiled"
+    text = " ".join(str(error).split())
+    return f"failed with {name}: {text[:200]}"
+
+
+def _where(error: BaseException) -> tuple[str, str]:
+    """The line of code that failed, and the file that it stands in."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_machinery(frame.filename)]
+    if not own:
+        return "tracing", ""
+    frame = own[-1]
+    file = "/".join(Path(frame.filename).parts[-3:])
+    return f"`{frame.line}`", f" ({file}, line {frame.lineno})"
+
+
+def _is_machinery(filename: str) -> bool:
+    """Whether a file belongs to the libraries between a module and XLA."""
+    parts = Path(filename).parts
+    inside = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else parts
+    if "site-packages" in parts:
+        return inside[0] in _MACHINERY
+    return "diffusax" in parts and "interop" in parts

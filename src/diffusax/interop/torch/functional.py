@@ -1,0 +1,132 @@
+"""PyTorch modules as pure functions of (parameters, arguments)."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from diffusax.interop.torch.environment import environment, unwrap, wrap
+from diffusax.interop.torch.structures import build_output, flatten, rebuild
+from diffusax.interop.torch.tensors import to_array
+
+State = dict[str, Any]
+"""Parameters and buffers by the names in the checkpoint."""
+
+
+def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State:
+    """The parameters and buffers of a module; tensors under several names are put once.
+
+    put: makes the array of a name and an array on the host.
+    """
+    arrays: dict[int, Any] = {}
+    state = {}
+    for name, tensor in _named_tensors(module):
+        if id(tensor) not in arrays:
+            arrays[id(tensor)] = put(name, to_array(tensor))
+        state[name] = arrays[id(tensor)]
+    return state
+
+
+def _named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def run_traced(
+    module: torch.nn.Module, method: Callable[..., Any], state: State, seed: Any, args: Any
+) -> Any:
+    """A method's result while JAX traces, as PyTorch's structure of the environment's tensors.
+
+    Args:
+        module: whose parameters are replaced.
+        method: a function of the positional and keyword arguments.
+        state: the arrays in place of the parameters.
+        seed: of random numbers that the module draws itself.
+        args: (positional, keyword) arguments with tensors of the environment.
+    """
+    positional, keyword = args
+    env = environment()
+    tensors = {name: wrap(array) for name, array in state.items()}
+    with (
+        _quiet_about_64_bits(),
+        env.override_property(prng=jax.random.key(seed)),
+        torch.no_grad(),
+        env,
+        _reparametrize_module(module, tensors),
+    ):
+        return method(*positional, **keyword)
+
+
+@contextlib.contextmanager
+def _quiet_about_64_bits() -> Iterator[None]:
+    """Modules ask for PyTorch's long integers, which JAX shortens and says so each time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
+        yield
+
+
+def to_jax(
+    module: torch.nn.Module, *, method: str = "forward", dtype: Any = None
+) -> tuple[State, Callable[..., Any]]:
+    """A PyTorch module as parameters and a pure function, to jit, differentiate or shard.
+
+    Args:
+        module: any module whose operations torchax knows.
+        method: the one that the function runs.
+        dtype: of the floating-point parameters, instead of the module's.
+
+    Returns:
+        The parameters and buffers by the checkpoint's names, and a function
+        (params, *args, **kwargs) of JAX arrays. Results keep their classes, which are registered as
+        pytrees; tensors in them are JAX arrays. A keyword `seed` sets the random numbers of modules
+        that draw some.
+
+    Raises:
+        ImportError: torch or torchax is missing.
+    """
+
+    def put(name: str, array: Any) -> jax.Array:
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.asarray(array, dtype if floating else None)
+
+    bound = getattr(module, method)
+
+    def function(params: State, *args: Any, seed: Any = 0, **kwargs: Any) -> Any:
+        leaves, structure = flatten((args, kwargs))
+        arrays = (x if isinstance(x, jax.Array) else jnp.asarray(to_array(x)) for x in leaves)
+        given = rebuild(structure, map(wrap, arrays))
+        result = run_traced(module, bound, params, seed, given)
+        leaves, structure = flatten(result)
+        register(result)
+        return rebuild(structure, map(unwrap, leaves))
+
+    return read_state(module, put), function
+
+
+_registered: set[type] = set()
+
+
+def register(value: Any) -> None:
+    """Enters the classes of results in a value among JAX's pytrees.
+
+    All dataclasses that are dictionaries too: the ModelOutput of transformers and the BaseOutput of
+    diffusers are what their output classes inherit from.
+    """
+    kind = type(value)
+    if isinstance(value, dict) and dataclasses.is_dataclass(kind) and kind not in _registered:
+        _registered.add(kind)
+        jax.tree_util.register_pytree_with_keys(
+            kind,
+            lambda v: ([(jax.tree_util.DictKey(k), x) for k, x in v.items()], tuple(v)),
+            lambda names, children, kind=kind: build_output(kind, dict(zip(names, children))),
+        )
+    children = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        for child in children:
+            register(child)

@@ -1,0 +1,78 @@
+"""Whole diffusers pipelines: which modules they have, and which methods of these are called."""
+
+from typing import Any, TypeVar
+
+import torch
+
+from diffusax.interop.torch.compiling import CompiledMethod, CompiledModule, CompileOptions
+
+Pipeline = TypeVar("Pipeline")
+
+_LEFT_OUT = ("safety_checker",)
+"""Looks at finished pictures, with branches that depend on what it finds."""
+
+
+def compile(pipe: Pipeline, options: CompileOptions | None = None, **changes: Any) -> Pipeline:
+    """Has the modules of a PyTorch diffusers pipeline run in JAX, in place.
+
+    The pipeline's own code goes on in PyTorch on the host: its call, scheduler, image processor,
+    random numbers and callbacks are what they were. Each module's `forward`, and `encode` and
+    `decode` where there are such, become programs that are compiled at the first call with new
+    shapes. Parameters are read once; call `compile` again after changing them by hand.
+
+    Args:
+        pipe: a diffusers pipeline, or any torch.nn.Module.
+        options: see `CompileOptions`.
+        **changes: fields of `CompileOptions` in place of the options'.
+
+    Returns:
+        The same object.
+
+    Raises:
+        ValueError: a component is unknown.
+        TypeError: an option is unknown.
+    """
+    options = CompileOptions(**{**vars(options or CompileOptions()), **changes})
+    restore(pipe)
+    for name, module in _chosen(pipe, options).items():
+        CompiledModule(name, module, _methods(name, module, options), options)
+    return pipe
+
+
+def restore(pipe: Pipeline) -> Pipeline:
+    """The pipeline, or module, with its methods in PyTorch again."""
+    for module in _modules(pipe).values():
+        for method in list(vars(module).values()):
+            if isinstance(method, CompiledMethod):
+                method.component.restore()
+    return pipe
+
+
+def _modules(pipe: Any) -> dict[str, torch.nn.Module]:
+    if isinstance(pipe, torch.nn.Module):
+        return {type(pipe).__name__: pipe}
+    return {n: m for n, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
+
+
+def _chosen(pipe: Any, options: CompileOptions) -> dict[str, torch.nn.Module]:
+    modules = _modules(pipe)
+    for name in (*(options.components or ()), *options.exclude, *options.methods_to_compile):
+        if name not in modules:
+            known = ", ".join(modules) or "none"
+            raise ValueError(f"the pipeline has no module {name!r}; it has {known}")
+    if options.components is not None:
+        modules = {name: modules[name] for name in options.components}
+    else:
+        modules = {n: m for n, m in modules.items() if n not in _LEFT_OUT}
+    return {name: m for name, m in modules.items() if name not in options.exclude}
+
+
+def _methods(name: str, module: torch.nn.Module, options: CompileOptions) -> tuple[str, ...]:
+    """The methods of a module that a pipeline calls."""
+    usual = ("forward", "encode", "decode")
+    more = options.methods_to_compile.get(name, ())
+    for method in more:
+        if not callable(getattr(module, method, None)):
+            raise ValueError(f"{name} has no method {method!r}")
+    found = (m for m in usual if callable(getattr(module, m, None)))
+    return tuple(dict.fromkeys((*found, *more)))
