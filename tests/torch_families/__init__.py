@@ -1,13 +1,17 @@
 """Tiny PyTorch pipelines of diffusers with random weights, by the name of their class."""
 
-from . import flux, stable_diffusion, stable_diffusion_xl, transformers_t5
+import importlib
+
 from .registry import REGISTRY, Family
 
-__all__ = [
-    "REGISTRY",
-    "Family",
-    "flux",
+GROUPS = (
     "stable_diffusion",
     "stable_diffusion_xl",
     "transformers_t5",
-]
+    "flux",
+    "sana",
+)
+for group in GROUPS:
+    importlib.import_module(f"{__name__}.{group}")
+
+__all__ = ["REGISTRY", "Family"]

@@ -9,14 +9,33 @@ import numpy as np
 import torch
 
 from . import REGISTRY
+from .pictures import picture
 from .registry import Family
 
 
-def run(family: Family, seed: int = 0) -> Any:
-    """The output of the small call of a new pipeline."""
+OTHER_PROMPT = "Two DOGS running!"
+
+
+def run(family: Family, seed: int = 0, **changes: Any) -> Any:
+    """The output of the small call, with some `changes`, of a new pipeline."""
     pipe, inputs = family()
     with torch.no_grad():
-        return pipe(**inputs, generator=torch.Generator("cpu").manual_seed(seed))
+        return pipe(**inputs | changes, generator=torch.Generator("cpu").manual_seed(seed))
+
+
+def effects(family: Family, made: list[np.ndarray]) -> str:
+    """How much another prompt and other pictures change the first array."""
+    changed = {"prompt": OTHER_PROMPT}
+    for name, value in family.arguments().items():
+        if hasattr(value, "convert") and "mask" not in name:
+            changed[name] = picture(9, value.width)
+    notes = []
+    for name in family.arguments().keys() & changed.keys():
+        other = arrays(run(family, **{name: changed[name]}))[0]
+        same_shape = other.shape == made[0].shape
+        difference = np.abs(other - made[0]).max() if same_shape else np.inf
+        notes.append(f", {name} {difference:.4f}" + (" IGNORED" if difference < 1e-4 else ""))
+    return "".join(sorted(notes))
 
 
 def arrays(output: Any) -> list[np.ndarray]:
@@ -55,7 +74,7 @@ def check(name: str) -> bool:
     start = time.perf_counter()
     try:
         made = arrays(run(REGISTRY[name]))
-        result = problem(made) or describe(made)
+        result = problem(made) or describe(made) + effects(REGISTRY[name], made)
         good = not problem(made)
     except Exception as error:
         result, good = f"{type(error).__name__}: {error}"[:300], False

@@ -62,13 +62,13 @@ WIDE = components(8 * LATENTS)
 CONTROL = components(controlnet=control_network)
 INPUTS = {**SIZE, "max_sequence_length": 32}
 BOTH = {**INPUTS, "true_cfg_scale": 3.0}
-REPAINT = {"image": picture, "mask_image": mask, "strength": 1.0}
+REPAINT = {"image": picture, "mask_image": mask, "strength": 0.6, "num_inference_steps": 4}
 CONTROLLED = {"control_image": picture}
 add("FluxPipeline", TEXT, PLAIN, **BOTH)
-add("FluxImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=1.0, **BOTH)
+add("FluxImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4, **BOTH)
 add("FluxInpaintPipeline", INPAINT, PLAIN, **REPAINT, **BOTH)
 add("FluxControlPipeline", TEXT, WIDE, **CONTROLLED, **INPUTS)
-add("FluxControlImg2ImgPipeline", IMAGE, WIDE, image=picture, strength=1.0, **CONTROLLED, **INPUTS)
+add("FluxControlImg2ImgPipeline", IMAGE, WIDE, image=picture, strength=0.6, num_inference_steps=4, **CONTROLLED, **INPUTS)
 add("FluxControlInpaintPipeline", INPAINT, WIDE, **REPAINT, **CONTROLLED, **INPUTS)
 add("FluxControlNetPipeline", TEXT, CONTROL, **CONTROLLED, **BOTH)
 add(
@@ -76,7 +76,7 @@ add(
     IMAGE,
     CONTROL,
     image=picture,
-    strength=1.0,
+    strength=0.6, num_inference_steps=4,
     **CONTROLLED,
     **INPUTS,
 )

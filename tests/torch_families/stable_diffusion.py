@@ -63,14 +63,14 @@ add(
     components(scheduler=lambda: ddim(prediction_type="v_prediction")),
     **SIZE,
 )
-add("StableDiffusionImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=1.0)
+add("StableDiffusionImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4)
 add(
     "StableDiffusionInpaintPipeline",
     INPAINT,
     components(in_channels=9),
     image=picture,
     mask_image=mask,
-    strength=1.0,
+    strength=0.6, num_inference_steps=4,
     **SIZE,
 )
 add("StableDiffusionInstructPix2PixPipeline", IMAGE, components(in_channels=8), image=picture)
@@ -81,7 +81,7 @@ add(
     CONTROL,
     image=picture,
     control_image=picture,
-    strength=1.0,
+    strength=0.6, num_inference_steps=4,
 )
 add(
     "StableDiffusionControlNetInpaintPipeline",
@@ -90,5 +90,5 @@ add(
     image=picture,
     mask_image=mask,
     control_image=picture,
-    strength=1.0,
+    strength=0.6, num_inference_steps=4,
 )

@@ -1,7 +1,10 @@
 """Random weights for any torch module, drawn from torch's global generator."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import torch
 
 NORMS = ("gamma", "norm.weight", "layernorm.weight")
@@ -28,3 +31,28 @@ def _draw(name: str, data: torch.Tensor, gain: float) -> torch.Tensor:
     else:
         values *= 0.2
     return values.to(data.dtype)
+
+
+def network(name: str, **config: Any) -> Callable[[], Any]:
+    """A function that makes a random network of the class `name` of diffusers."""
+    return lambda: randomize(getattr(diffusers, name)(**config))
+
+
+def scheduler(name: str, **config: Any) -> Callable[[], Any]:
+    """A function that makes a scheduler of the class `name` of diffusers."""
+    return lambda: getattr(diffusers, name)(**config)
+
+
+def parts(*given: Any, **more: Any) -> Callable[[], dict[str, Any]]:
+    """A function that makes components, of dictionaries, functions that make them, and `more`.
+
+    Those values of the dictionaries that are functions are called; what comes later wins.
+    """
+
+    def make() -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for part in (*given, more):
+            merged |= part() if callable(part) else part
+        return {k: v() if inspect.isroutine(v) else v for k, v in merged.items()}
+
+    return make
