@@ -10,6 +10,8 @@ GROUPS = (
     "transformers_t5",
     "flux",
     "sana",
+    "image_transformers",
+    "qwen_image",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")
