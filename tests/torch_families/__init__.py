@@ -1,0 +1,19 @@
+"""Tiny PyTorch pipelines of diffusers with random weights, by the name of their class."""
+
+import importlib
+
+from .registry import REGISTRY, Family
+
+GROUPS = (
+    "stable_diffusion",
+    "stable_diffusion_xl",
+    "transformers_t5",
+    "flux",
+    "sana",
+    "image_transformers",
+    "qwen_image",
+)
+for group in GROUPS:
+    importlib.import_module(f"{__name__}.{group}")
+
+__all__ = ["REGISTRY", "Family"]

@@ -1,0 +1,35 @@
+"""Qwen-Image and its variants."""
+
+from .autoencoders import qwen_autoencoder
+from .language_models import qwen2_5_vl
+from .pictures import mask, picture
+from .registry import IMAGE, INPAINT, TEXT, add
+from .stable_diffusion import SIZE
+from .tokenizers import qwen_tokenizer
+from .weights import network, parts, scheduler
+
+QWEN = {
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 4,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": (8, 4, 4),
+}
+plain = parts(
+    text_encoder=qwen2_5_vl,
+    tokenizer=qwen_tokenizer,
+    vae=qwen_autoencoder,
+    scheduler=scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0),
+    transformer=network("QwenImageTransformer2DModel", guidance_embeds=False, **QWEN),
+)
+control = parts(plain, controlnet=network("QwenImageControlNetModel", **QWEN))
+BOTH = {**SIZE, "true_cfg_scale": 3.0}
+START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
+REPAINT = {**START, "mask_image": mask}
+add("QwenImagePipeline", TEXT, plain, **BOTH)
+add("QwenImageImg2ImgPipeline", IMAGE, plain, **START, **BOTH)
+add("QwenImageInpaintPipeline", INPAINT, plain, **REPAINT, **BOTH)
+add("QwenImageControlNetPipeline", TEXT, control, control_image=picture, **BOTH)

@@ -1,0 +1,70 @@
+"""The registry of tiny pipelines: how one is built and what a small call takes."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import torch
+
+TEXT = "text-to-image"
+IMAGE = "image-to-image"
+INPAINT = "inpainting"
+VIDEO = "video"
+AUDIO = "audio"
+OTHER = "other"
+
+# What nearly every call takes, where the pipeline knows it.
+USUAL: dict[str, Any] = {
+    "prompt": "a red apple",
+    "negative_prompt": "blurry",
+    "num_inference_steps": 2,
+    "output_type": "np",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A pipeline class of diffusers with tiny random components.
+
+    Attributes:
+        name: Name of the class in diffusers.
+        task: What it makes; one of the constants above.
+        components: Makes the arguments of the constructor.
+        inputs: What the small call takes, beside the usual; a None leaves out a usual one.
+    """
+
+    name: str
+    task: str
+    components: Callable[[], dict[str, Any]]
+    inputs: dict[str, Any]
+
+    @property
+    def pipeline_class(self) -> Any:
+        """The class itself."""
+        return getattr(diffusers, self.name)
+
+    def __call__(self, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+        """A new pipeline, whose weights `seed` decides, and the arguments of a small call."""
+        torch.manual_seed(seed)
+        pipe = self.pipeline_class(**self.components())
+        pipe.set_progress_bar_config(disable=True)
+        return pipe, self.arguments()
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of a small call, without the generator."""
+        known = inspect.signature(self.pipeline_class.__call__).parameters
+        usual = {k: v for k, v in USUAL.items() if k in known}
+        merged = {**usual, **self.inputs}
+        return {k: v() if callable(v) else v for k, v in merged.items() if v is not None}
+
+
+REGISTRY: dict[str, Family] = {}
+
+
+def add(name: str, task: str, components: Callable[[], dict[str, Any]], **inputs: Any) -> None:
+    """Puts a class into the registry. Inputs that are functions are called for each call."""
+    if name in REGISTRY:
+        raise ValueError(f"{name} is in the registry already.")
+    REGISTRY[name] = Family(name, task, components, inputs)
