@@ -123,9 +123,10 @@ class CompiledMethod:
         self._calls += 1
         with in_mesh(place.mesh):
             results = self._jitted(flags, found, self.component.state, seed, arrays)
-        tensors = map(to_tensor, results)
+        tensors = [to_tensor(array) for array in results]
         if place.dtype is not None and len(dtypes) == 1:
-            tensors = (x.to(*dtypes) if x.is_floating_point() else x for x in tensors)
+            (dtype,) = dtypes
+            tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
         return rebuild(self._results[_key(flags, found, arrays)], iter(tensors))
 
     def _shapes(

@@ -1,20 +1,24 @@
 """torchax's environment, with what diffusers' modules need besides."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from diffusax.interop.torch.importing import require_torchax
+from diffusax.interop.torch.importing import torchax_module
 from diffusax.interop.torch.lowerings import OPERATORS
+from diffusax.interop.torch.tensors import to_array
 
-require_torchax()
-
-from torchax.ops.ops_registry import Operator
-from torchax.tensor import Environment, Tensor
-from torchax.view import View
+Environment: Any = torchax_module("tensor").Environment
+Operator: Any = torchax_module("ops.ops_registry").Operator
+Tensor: Any = torchax_module("tensor").Tensor
+View: Any = torchax_module("view").View
+NarrowInfo: Any = torchax_module("view").NarrowInfo
 
 
 class MixedEnvironment(Environment):
@@ -47,7 +51,7 @@ class MixedEnvironment(Environment):
         if isinstance(tensor, Tensor | View):
             return tensor
         with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
-            return Tensor(jnp.asarray(self.t2j_copy(tensor)), self)
+            return Tensor(jnp.asarray(to_array(tensor)), self)
 
 
 @functools.cache
@@ -59,6 +63,29 @@ def environment() -> MixedEnvironment:
             torch_function, implementation, takes_jax, True, False, False
         )
     return env
+
+
+@contextlib.contextmanager
+def guarded_updates() -> Iterator[None]:
+    """Keeps XLA from merging what is written into a slice of a tensor with what reads it next.
+
+    XLA's CPU backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and
+    some of its results are wrong then: those of CogView4's rotary embedding.
+    """
+    set_item, update = Tensor.__setitem__, NarrowInfo.update_tensor
+
+    def guarded_set(self: Any, key: Any, value: Any) -> None:
+        set_item(self, key, value)
+        self._elem = jax.lax.optimization_barrier(self._elem)
+
+    def guarded_update(self: Any, value: Any, array: Any) -> Any:
+        return jax.lax.optimization_barrier(update(self, value, array))
+
+    with (
+        mock.patch.object(Tensor, "__setitem__", guarded_set),
+        mock.patch.object(NarrowInfo, "update_tensor", guarded_update),
+    ):
+        yield
 
 
 def is_traced(value: Any) -> bool:
@@ -76,5 +103,5 @@ def unwrap(value: Any) -> jax.Array:
     if is_traced(value):
         return value.jax()
     if isinstance(value, torch.Tensor):
-        return jnp.asarray(environment().t2j_copy(value))
+        return jnp.asarray(to_array(value))
     return jnp.asarray(value)

@@ -6,6 +6,15 @@ from pathlib import Path
 _MACHINERY = ("torch", "torchax", "jax", "jaxlib", "diffusax", "unittest")
 
 
+_NEED_VALUES = (
+    "ConcretizationTypeError",
+    "NonConcreteBooleanIndexError",
+    "TracerArrayConversionError",
+    "TracerBoolConversionError",
+    "TracerIntegerConversionError",
+)
+
+
 class NotTraceable(ValueError):
     """A module does something that depends on the values of tensors, or that torchax lacks."""
 

@@ -1,17 +1,18 @@
 """PyTorch modules as pure functions of (parameters, arguments)."""
 
 import contextlib
-import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from diffusax.interop.torch.environment import environment, unwrap, wrap
+from diffusax.interop.torch.environment import environment, guarded_updates, unwrap, wrap
 from diffusax.interop.torch.structures import build_output, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array
 
@@ -55,12 +56,39 @@ def run_traced(
     tensors = {name: wrap(array) for name, array in state.items()}
     with (
         _quiet_about_64_bits(),
+        guarded_updates(),
+        _kept_attributes(module),
+        # diffusers and transformers leave out caches and looks at values then.
+        mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),
         env,
         _reparametrize_module(module, tensors),
     ):
         return method(*positional, **keyword)
+
+
+@contextlib.contextmanager
+def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Has modules forget what they keep for the next call, which is no array outside the trace."""
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    caches = [
+        function
+        for part in module.modules()
+        for kind in type(part).__mro__
+        for function in vars(kind).values()
+        if hasattr(function, "cache_clear")
+    ]
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+        for cache in caches:
+            cache.cache_clear()
 
 
 @contextlib.contextmanager
@@ -118,15 +146,27 @@ def register(value: Any) -> None:
     All dataclasses that are dictionaries too: the ModelOutput of transformers and the BaseOutput of
     diffusers are what their output classes inherit from.
     """
-    kind = type(value)
-    if isinstance(value, dict) and dataclasses.is_dataclass(kind) and kind not in _registered:
+    kind: Any = type(value)
+    if (
+        isinstance(value, dict)
+        and hasattr(kind, "__dataclass_fields__")
+        and kind not in _registered
+    ):
         _registered.add(kind)
         jax.tree_util.register_pytree_with_keys(
             kind,
-            lambda v: ([(jax.tree_util.DictKey(k), x) for k, x in v.items()], tuple(v)),
-            lambda names, children, kind=kind: build_output(kind, dict(zip(names, children))),
+            _output_items,
+            functools.partial(_output_of, kind),
         )
     children = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
         for child in children:
             register(child)
+
+
+def _output_items(output: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    return [(jax.tree_util.DictKey(name), x) for name, x in output.items()], tuple(output)
+
+
+def _output_of(kind: type, names: tuple[str, ...], values: Iterable[Any]) -> Any:
+    return build_output(kind, dict(zip(names, values)))

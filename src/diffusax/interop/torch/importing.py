@@ -13,18 +13,22 @@ _BROKEN_TORCHAX = "0.0.13"
 """The last torchax that names overloads which torch has no longer."""
 
 
-def require_torchax() -> Any:
-    """The module torchax.
+def torchax_module(name: str) -> Any:
+    """A module of torchax, such as "tensor".
 
     Raises:
         ImportError: torch or torchax is not installed; names the extra that brings them.
     """
+    _require_torchax()
+    return importlib.import_module(f"torchax.{name}")
+
+
+def _require_torchax() -> None:
     torch = require_extra("torch", "torch")
     with _dropped_overloads(torch):
-        torchax = require_extra("torchax", "torch")
+        require_extra("torchax", "torch")
         # torchax itself imports these later.
         importlib.import_module("torchax.decompositions")
-    return torchax
 
 
 @contextlib.contextmanager

@@ -7,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from diffusax.interop.torch.importing import require_torchax
+from diffusax.interop.torch.importing import torchax_module
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
 
-require_torchax()
-
-from torchax.ops import jaten
+jaten: Any = torchax_module("ops.jaten")
 
 
 def scaled_dot_product_attention(
@@ -47,8 +45,10 @@ def scaled_dot_product_attention(
         scores = jnp.where(attn_mask, scores, -jnp.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask.astype(jnp.float32)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.matmul(weights, value)
+    # A query that may look at nothing gets zeros, as PyTorch has it.
+    empty = jnp.max(scores, axis=-1, keepdims=True) == -jnp.inf
+    weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
+    return jnp.matmul(weights.astype(value.dtype), value)
 
 
 def convolution(
