@@ -9,6 +9,7 @@ GROUPS = (
     "stable_diffusion_xl",
     "transformers_t5",
     "flux",
+    "stable_diffusion_variants",
     "sana",
     "image_transformers",
     "qwen_image",

@@ -96,5 +96,7 @@ def qwen2_5_vl(**changes: Any) -> Any:
         "num_heads": 2,
         "out_hidden_size": 32,
     }
-    config = transformers.Qwen2_5_VLConfig(text_config={**text, **changes}, vision_config=vision, **tokens)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**text, **changes}, vision_config=vision, **tokens
+    )
     return randomize(transformers.Qwen2_5_VLForConditionalGeneration(config))
