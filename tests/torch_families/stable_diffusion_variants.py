@@ -2,19 +2,18 @@
 
 from typing import Any
 
-import diffusers
 import transformers
 from diffusers.pipelines.stable_diffusion import StableUnCLIPImageNormalizer
 from tiny import UNET
 
 from .autoencoders import autoencoder
 from .pictures import mask, picture, tensor
-from .registry import IMAGE, INPAINT, OTHER, TEXT, add
+from .registry import IMAGE, INPAINT, TEXT, add
 from .stable_diffusion import CONTROL, LEVELS, PLAIN, SIZE, ddim, unet
 from .stable_diffusion_xl import CONTROL as XL_CONTROL
 from .stable_diffusion_xl import PLAIN as XL
 from .stable_diffusion_xl import WIDTHS
-from .text import clip_images, clip_text, clip_text_projected, clip_vision
+from .text import clip_images, clip_text_projected, clip_vision
 from .tokenizers import clip_tokenizer
 from .transformers_t5 import SD3, SD3_INPUTS, pixart, sd3
 from .weights import network, parts, randomize, scheduler

@@ -10,6 +10,7 @@ from transformers import (
     LlamaTokenizer,
     Qwen2Tokenizer,
     T5Tokenizer,
+    XLMRobertaTokenizer,
 )
 
 BYTES = tuple(_byte_characters())
@@ -81,3 +82,10 @@ def bert_tokenizer(**options: Any) -> Any:
     """BERT's, with 193 tokens."""
     vocabulary = {token: i for i, token in enumerate(BERT_TOKENS)}
     return BertTokenizer(vocab=vocabulary, **{"model_max_length": 77, **options})
+
+
+def roberta_tokenizer(**options: Any) -> Any:
+    """XLM-RoBERTa's, with 100 tokens."""
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("<mask>", 0.0)]
+    vocabulary = [*special, *((token, -3.0) for token in ("▁", *ASCII))]
+    return XLMRobertaTokenizer(vocab=vocabulary, **{"model_max_length": 77, **options})
