@@ -16,6 +16,7 @@ GROUPS = (
     "sana",
     "image_transformers",
     "qwen_image",
+    "flux2",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")

@@ -22,10 +22,10 @@ noise = scheduler("DDPMWuerstchenScheduler")
 paella = wuerstchen("PaellaVQModel", bottleneck_blocks=1, num_vq_embeddings=8, embed_dim=8)
 
 
-def vqgan() -> Any:
+def vqgan(gain: float = 0.01) -> Any:
     """Paella's autoencoder, whose pictures are grey enough not to be clipped."""
     network = paella()
-    network.out_block[0].weight.mul_(0.03)
+    network.out_block[0].weight.mul_(gain)
     network.out_block[0].bias.add_(0.5)
     return network
 
@@ -108,7 +108,7 @@ w_decoder = wuerstchen(
     inject_effnet=[False],
 )
 wuerstchen_decoder = parts(
-    W_TEXT, decoder=w_decoder, vqgan=vqgan, scheduler=noise, latent_dim_scale=4.0
+    W_TEXT, decoder=w_decoder, vqgan=lambda: vqgan(0.001), scheduler=noise, latent_dim_scale=4.0
 )
 add("WuerstchenPriorPipeline", OTHER, parts(W_TEXT, prior=w_prior, scheduler=noise), **LARGE)
 add(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .areas import small_sample
 from .autoencoders import autoencoder, flow_autoencoder, wan_autoencoder
 from .language_models import bert, glm, llama, qwen3, smollm3, umt5
 from .pictures import mask, picture
@@ -189,13 +190,6 @@ hidream = parts(
         llama_layers=(0, 1),
     ),
 )
-
-
-def small_sample(pipe: Any) -> None:
-    """Sets the size that pictures are scaled to, 1024 otherwise, to 64."""
-    pipe.default_sample_size = 8
-
-
 add("HiDreamImagePipeline", TEXT, hidream, prepare=small_sample, **SHORT)
 
 cogview3 = parts(

@@ -113,7 +113,7 @@ add("KarrasVePipeline", OTHER, parts(unet=pixels, scheduler=lambda: karras_ve())
 add(
     "ScoreSdeVePipeline",
     OTHER,
-    parts(unet=pixels, scheduler=scheduler("ScoreSdeVeScheduler", sigma_max=0.5)),
+    parts(unet=pixels, scheduler=scheduler("ScoreSdeVeScheduler", sigma_max=0.2)),
 )
 add(
     "RePaintPipeline",
