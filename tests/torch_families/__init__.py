@@ -9,9 +9,14 @@ GROUPS = (
     "stable_diffusion_xl",
     "transformers_t5",
     "flux",
+    "stable_diffusion_variants",
+    "kandinsky",
+    "pixels",
+    "cascades",
     "sana",
     "image_transformers",
     "qwen_image",
+    "flux2",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")

@@ -53,7 +53,7 @@ def deep_compression() -> Any:
     )
 
 
-def qwen_autoencoder(z_dim: int = 4) -> Any:
+def qwen_autoencoder(z_dim: int = 4, **changes: Any) -> Any:
     """Qwen-Image's autoencoder of videos, factor 8."""
     return randomize(
         diffusers.AutoencoderKLQwenImage(
@@ -64,6 +64,7 @@ def qwen_autoencoder(z_dim: int = 4) -> Any:
             temperal_downsample=[False, True, True],
             latents_mean=[0.1 * i for i in range(z_dim)],
             latents_std=[1.0 + 0.1 * i for i in range(z_dim)],
+            **changes,
         )
     )
 
@@ -80,3 +81,21 @@ def wan_autoencoder(z_dim: int = 16, **changes: Any) -> Any:
         "latents_std": [1.0 + 0.1 * i for i in range(z_dim)],
     }
     return randomize(diffusers.AutoencoderKLWan(**{**config, **changes}))
+
+
+def flux2_autoencoder(latent_channels: int = 4) -> Any:
+    """Flux 2's autoencoder, factor 8, with statistics of its latents."""
+    made = randomize(
+        diffusers.AutoencoderKLFlux2(
+            block_out_channels=(8, 8, 16, 16),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            latent_channels=latent_channels,
+            layers_per_block=1,
+            norm_num_groups=4,
+            sample_size=64,
+        )
+    )
+    made.bn.running_mean.normal_(std=0.2)
+    made.bn.running_var.uniform_(0.5, 1.5)
+    return made

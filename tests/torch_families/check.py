@@ -13,7 +13,11 @@ from .pictures import picture
 from .registry import Family
 
 
-OTHER_PROMPT = "Two DOGS running!"
+def reworded(prompt: Any) -> Any:
+    """Another prompt of the same form."""
+    if isinstance(prompt, list):
+        return [reworded(part) for part in prompt]
+    return prompt.replace("apple", "HOUSE, at night") if isinstance(prompt, str) else prompt
 
 
 def run(family: Family, seed: int = 0, **changes: Any) -> Any:
@@ -25,12 +29,14 @@ def run(family: Family, seed: int = 0, **changes: Any) -> Any:
 
 def effects(family: Family, made: list[np.ndarray]) -> str:
     """How much another prompt and other pictures change the first array."""
-    changed = {"prompt": OTHER_PROMPT}
+    changed: dict[str, Any] = {}
     for name, value in family.arguments().items():
+        if "prompt" in name and "negative" not in name:
+            changed[name] = reworded(value)
         if hasattr(value, "convert") and "mask" not in name:
             changed[name] = picture(9, value.width)
     notes = []
-    for name in family.arguments().keys() & changed.keys():
+    for name in changed:
         other = arrays(run(family, **{name: changed[name]}))[0]
         same_shape = other.shape == made[0].shape
         difference = np.abs(other - made[0]).max() if same_shape else np.inf

@@ -68,7 +68,16 @@ add("FluxPipeline", TEXT, PLAIN, **BOTH)
 add("FluxImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4, **BOTH)
 add("FluxInpaintPipeline", INPAINT, PLAIN, **REPAINT, **BOTH)
 add("FluxControlPipeline", TEXT, WIDE, **CONTROLLED, **INPUTS)
-add("FluxControlImg2ImgPipeline", IMAGE, WIDE, image=picture, strength=0.6, num_inference_steps=4, **CONTROLLED, **INPUTS)
+add(
+    "FluxControlImg2ImgPipeline",
+    IMAGE,
+    WIDE,
+    image=picture,
+    strength=0.6,
+    num_inference_steps=4,
+    **CONTROLLED,
+    **INPUTS,
+)
 add("FluxControlInpaintPipeline", INPAINT, WIDE, **REPAINT, **CONTROLLED, **INPUTS)
 add("FluxControlNetPipeline", TEXT, CONTROL, **CONTROLLED, **BOTH)
 add(
@@ -76,7 +85,8 @@ add(
     IMAGE,
     CONTROL,
     image=picture,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
     **CONTROLLED,
     **INPUTS,
 )

@@ -1,5 +1,8 @@
 """Transformers of pictures with one text encoder each, or several: AuraFlow to Z-Image."""
 
+from typing import Any
+
+from .areas import small_sample
 from .autoencoders import autoencoder, flow_autoencoder, wan_autoencoder
 from .language_models import bert, glm, llama, qwen3, smollm3, umt5
 from .pictures import mask, picture
@@ -71,9 +74,7 @@ hunyuan = parts(
 )
 hunyuan_control = parts(
     hunyuan,
-    controlnet=network(
-        "HunyuanDiT2DControlNetModel", transformer_num_layers=4, **HUNYUAN
-    ),
+    controlnet=network("HunyuanDiT2DControlNetModel", transformer_num_layers=4, **HUNYUAN),
 )
 EXACT = {**SIZE, "use_resolution_binning": False}
 add("HunyuanDiTPipeline", TEXT, hunyuan, **EXACT)
@@ -101,7 +102,22 @@ chroma = parts(
 )
 add("ChromaPipeline", TEXT, chroma, **SHORT)
 add("ChromaImg2ImgPipeline", IMAGE, chroma, **START, **SHORT)
-add("ChromaInpaintPipeline", INPAINT, chroma, **REPAINT, **SHORT)
+
+
+def no_guidance_embedding(pipe: Any) -> None:
+    """Sets an option of Flux's transformer that the pipeline reads and Chroma's has not."""
+    pipe.transformer.register_to_config(guidance_embeds=False)
+
+
+add(
+    "ChromaInpaintPipeline",
+    INPAINT,
+    chroma,
+    prepare=no_guidance_embedding,
+    true_cfg_scale=3.0,
+    **REPAINT,
+    **SHORT,
+)
 
 BRIA = {
     "patch_size": 1,
@@ -114,7 +130,7 @@ BRIA = {
 }
 bria = parts(
     READ_T5,
-    vae=lambda: autoencoder(levels=3, shift_factor=0),
+    vae=lambda: autoencoder(levels=3, shift_factor=0, scaling_factor=1.0),
     scheduler=FLOW,
     transformer=network("BriaTransformer2DModel", in_channels=16, joint_attention_dim=32, **BRIA),
 )
@@ -174,7 +190,7 @@ hidream = parts(
         llama_layers=(0, 1),
     ),
 )
-add("HiDreamImagePipeline", TEXT, hidream, **SHORT)
+add("HiDreamImagePipeline", TEXT, hidream, prepare=small_sample, **SHORT)
 
 cogview3 = parts(
     READ_T5,

@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers
 
-from .tokenizers import BERT_TOKENS, GEMMA_TOKENS, LLAMA_TOKENS, QWEN_TOKENS, T5_TOKENS
+from .tokenizers import BERT_TOKENS, GEMMA_TOKENS, LLAMA_TOKENS, MISTRAL_TOKENS, QWEN_TOKENS, T5_TOKENS
 from .weights import randomize
 
 DECODER: dict[str, Any] = {
@@ -96,5 +96,66 @@ def qwen2_5_vl(**changes: Any) -> Any:
         "num_heads": 2,
         "out_hidden_size": 32,
     }
-    config = transformers.Qwen2_5_VLConfig(text_config={**text, **changes}, vision_config=vision, **tokens)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**text, **changes}, vision_config=vision, **tokens
+    )
     return randomize(transformers.Qwen2_5_VLForConditionalGeneration(config))
+
+
+SEEING = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+
+
+def _qwen3_vl(**changes: Any) -> Any:
+    text = {**QWEN, "rope_scaling": {"mrope_section": [2, 1, 1], "rope_type": "default"}}
+    tokens = {
+        "vision_start_token_id": QWEN_TOKENS.index("<|vision_start|>"),
+        "vision_end_token_id": QWEN_TOKENS.index("<|vision_end|>"),
+        "image_token_id": QWEN_TOKENS.index("<|image_pad|>"),
+        "video_token_id": QWEN_TOKENS.index("<|video_pad|>"),
+    }
+    vision = {
+        **SEEING,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    return transformers.Qwen3VLConfig(text_config={**text, **changes}, vision_config=vision, **tokens)
+
+
+def qwen3_vl(**changes: Any) -> Any:
+    """Qwen 3 VL with its last layer of tokens."""
+    return randomize(transformers.Qwen3VLForConditionalGeneration(_qwen3_vl(**changes)))
+
+
+def qwen3_vl_model(**changes: Any) -> Any:
+    """Qwen 3 VL without its last layer."""
+    return randomize(transformers.Qwen3VLModel(_qwen3_vl(**changes)))
+
+
+def _mistral3(**changes: Any) -> Any:
+    text = {**DECODER, "model_type": "mistral", "vocab_size": len(MISTRAL_TOKENS), "sliding_window": None}
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 28,
+        "patch_size": 7,
+    }
+    return transformers.Mistral3Config(
+        text_config={**text, **changes},
+        vision_config=vision,
+        vision_feature_layer=-1,
+        image_token_index=MISTRAL_TOKENS.index("[IMG]"),
+    )
+
+
+def mistral3(**changes: Any) -> Any:
+    """Mistral Small 3 with its last layer of tokens."""
+    return randomize(transformers.Mistral3ForConditionalGeneration(_mistral3(**changes)))
+
+
+def mistral3_model(**changes: Any) -> Any:
+    """Mistral Small 3 without its last layer."""
+    return randomize(transformers.Mistral3Model(_mistral3(**changes)))

@@ -1,8 +1,10 @@
 """Qwen-Image and its variants."""
 
+from .areas import small_area
 from .autoencoders import qwen_autoencoder
 from .language_models import qwen2_5_vl
 from .pictures import mask, picture
+from .processors import qwen2_processor
 from .registry import IMAGE, INPAINT, TEXT, add
 from .stable_diffusion import SIZE
 from .tokenizers import qwen_tokenizer
@@ -33,3 +35,36 @@ add("QwenImagePipeline", TEXT, plain, **BOTH)
 add("QwenImageImg2ImgPipeline", IMAGE, plain, **START, **BOTH)
 add("QwenImageInpaintPipeline", INPAINT, plain, **REPAINT, **BOTH)
 add("QwenImageControlNetPipeline", TEXT, control, control_image=picture, **BOTH)
+
+inpaint_control = parts(
+    plain,
+    controlnet=network("QwenImageControlNetModel", extra_condition_channels=4, **QWEN),
+)
+edit = parts(plain, processor=qwen2_processor)
+PLUS = {"image": lambda: [picture(0), picture(1)]}
+add(
+    "QwenImageControlNetInpaintPipeline",
+    INPAINT,
+    inpaint_control,
+    control_image=picture,
+    control_mask=mask,
+    **BOTH,
+)
+add("QwenImageEditPipeline", IMAGE, edit, prepare=small_area, image=picture, **BOTH)
+add("QwenImageEditPlusPipeline", IMAGE, edit, prepare=small_area, **PLUS, **BOTH)
+add("QwenImageEditInpaintPipeline", INPAINT, edit, prepare=small_area, **REPAINT, **BOTH)
+
+layered = parts(
+    edit,
+    vae=lambda: qwen_autoencoder(input_channels=4),
+    transformer=network("QwenImageTransformer2DModel", use_additional_t_cond=True, use_layer3d_rope=True, **QWEN),
+)
+add(
+    "QwenImageLayeredPipeline",
+    IMAGE,
+    layered,
+    prepare=small_area,
+    image=lambda: picture().convert("RGBA"),
+    layers=2,
+    true_cfg_scale=3.0,
+)

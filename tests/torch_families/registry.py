@@ -33,12 +33,14 @@ class Family:
         task: What it makes; one of the constants above.
         components: Makes the arguments of the constructor.
         inputs: What the small call takes, beside the usual; a None leaves out a usual one.
+        prepare: What is done to a new pipeline before the call.
     """
 
     name: str
     task: str
     components: Callable[[], dict[str, Any]]
     inputs: dict[str, Any]
+    prepare: Callable[[Any], Any] | None = None
 
     @property
     def pipeline_class(self) -> Any:
@@ -48,8 +50,12 @@ class Family:
     def __call__(self, seed: int = 0) -> tuple[Any, dict[str, Any]]:
         """A new pipeline, whose weights `seed` decides, and the arguments of a small call."""
         torch.manual_seed(seed)
-        pipe = self.pipeline_class(**self.components())
+        accepted = inspect.signature(self.pipeline_class.__init__).parameters
+        components = self.components()
+        pipe = self.pipeline_class(**{k: v for k, v in components.items() if k in accepted})
         pipe.set_progress_bar_config(disable=True)
+        if self.prepare is not None:
+            self.prepare(pipe)
         return pipe, self.arguments()
 
     def arguments(self) -> dict[str, Any]:
@@ -63,8 +69,18 @@ class Family:
 REGISTRY: dict[str, Family] = {}
 
 
-def add(name: str, task: str, components: Callable[[], dict[str, Any]], **inputs: Any) -> None:
-    """Puts a class into the registry. Inputs that are functions are called for each call."""
+def add(
+    name: str,
+    task: str,
+    components: Callable[[], dict[str, Any]],
+    *,
+    prepare: Callable[[Any], Any] | None = None,
+    **inputs: Any,
+) -> None:
+    """Puts a class into the registry. Inputs that are functions are called for each call.
+
+    Of the components, those are used that the class accepts.
+    """
     if name in REGISTRY:
         raise ValueError(f"{name} is in the registry already.")
-    REGISTRY[name] = Family(name, task, components, inputs)
+    REGISTRY[name] = Family(name, task, components, inputs, prepare)

@@ -63,14 +63,22 @@ add(
     components(scheduler=lambda: ddim(prediction_type="v_prediction")),
     **SIZE,
 )
-add("StableDiffusionImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4)
+add(
+    "StableDiffusionImg2ImgPipeline",
+    IMAGE,
+    PLAIN,
+    image=picture,
+    strength=0.6,
+    num_inference_steps=4,
+)
 add(
     "StableDiffusionInpaintPipeline",
     INPAINT,
     components(in_channels=9),
     image=picture,
     mask_image=mask,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
     **SIZE,
 )
 add("StableDiffusionInstructPix2PixPipeline", IMAGE, components(in_channels=8), image=picture)
@@ -81,7 +89,8 @@ add(
     CONTROL,
     image=picture,
     control_image=picture,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
 )
 add(
     "StableDiffusionControlNetInpaintPipeline",
@@ -90,5 +99,6 @@ add(
     image=picture,
     mask_image=mask,
     control_image=picture,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
 )

@@ -48,7 +48,14 @@ PLAIN = components()
 CONTROL = components(controlnet=xl_control_network)
 REPAINT = {"image": picture, "mask_image": mask, "strength": 0.6, "num_inference_steps": 4}
 add("StableDiffusionXLPipeline", TEXT, PLAIN, **SIZE)
-add("StableDiffusionXLImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4)
+add(
+    "StableDiffusionXLImg2ImgPipeline",
+    IMAGE,
+    PLAIN,
+    image=picture,
+    strength=0.6,
+    num_inference_steps=4,
+)
 add("StableDiffusionXLInpaintPipeline", INPAINT, PLAIN, **REPAINT, **SIZE)
 add("StableDiffusionXLInstructPix2PixPipeline", IMAGE, components(8), image=picture, **SIZE)
 add("StableDiffusionXLControlNetPipeline", TEXT, CONTROL, image=picture)
@@ -58,7 +65,8 @@ add(
     CONTROL,
     image=picture,
     control_image=picture,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
 )
 add(
     "StableDiffusionXLControlNetInpaintPipeline", INPAINT, CONTROL, control_image=picture, **REPAINT

@@ -10,6 +10,7 @@ from transformers import (
     LlamaTokenizer,
     Qwen2Tokenizer,
     T5Tokenizer,
+    XLMRobertaTokenizer,
 )
 
 BYTES = tuple(_byte_characters())
@@ -33,13 +34,24 @@ QWEN_SPECIAL = (
 )
 QWEN_TOKENS = (*BYTES, *QWEN_SPECIAL)
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *ASCII, *(f"##{c}" for c in ASCII))
-QWEN_CHAT = """{%- for message in messages -%}
+QWEN_CHAT = """{%- macro show(part) -%}
+{% if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}
+{%- if part.type == "text" %}{{ part.text }}{% endif %}
+{%- endmacro -%}
+{%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
-{% if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>{% elif part.type == "text" \
-%}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ show(part) }}{% endfor %}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+MISTRAL_SPECIAL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+MISTRAL_PICTURES = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+MISTRAL_TOKENS = (*LLAMA_TOKENS, *MISTRAL_SPECIAL, *MISTRAL_PICTURES)
+MISTRAL_CHAT = """{%- for message in messages -%}
+[INST]{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ part.text or "[IMG]" }}{% endfor %}{% endif %}[/INST]
+{%- endfor -%}"""
 
 
 def clip_tokenizer(**options: Any) -> Any:
@@ -81,3 +93,19 @@ def bert_tokenizer(**options: Any) -> Any:
     """BERT's, with 193 tokens."""
     vocabulary = {token: i for i, token in enumerate(BERT_TOKENS)}
     return BertTokenizer(vocab=vocabulary, **{"model_max_length": 77, **options})
+
+
+def roberta_tokenizer(**options: Any) -> Any:
+    """XLM-RoBERTa's, with 100 tokens."""
+    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("<mask>", 0.0)]
+    vocabulary = [*special, *((token, -3.0) for token in ("▁", *ASCII))]
+    return XLMRobertaTokenizer(vocab=vocabulary, **{"model_max_length": 77, **options})
+
+
+def mistral_tokenizer(**options: Any) -> Any:
+    """Mistral's, with 107 tokens: Llama's and marks of chats and pictures."""
+    vocabulary = {token: i for i, token in enumerate(MISTRAL_TOKENS)}
+    special = [*MISTRAL_SPECIAL, *MISTRAL_PICTURES]
+    marks = {"pad_token": "<pad>", "additional_special_tokens": special}
+    options = {**marks, "chat_template": MISTRAL_CHAT, "model_max_length": 2048, **options}
+    return LlamaTokenizer(vocab=vocabulary, merges=[], **options)

@@ -75,13 +75,22 @@ add("PixArtAlphaPipeline", TEXT, pixart, use_resolution_binning=False, **SIZE)
 add("PixArtSigmaPipeline", TEXT, pixart, use_resolution_binning=False, **SIZE)
 SD3_INPUTS = {**SIZE, "max_sequence_length": 32}
 add("StableDiffusion3Pipeline", TEXT, sd3(), **SD3_INPUTS)
-add("StableDiffusion3Img2ImgPipeline", IMAGE, sd3(), image=picture, strength=0.6, num_inference_steps=4, **SD3_INPUTS)
+add(
+    "StableDiffusion3Img2ImgPipeline",
+    IMAGE,
+    sd3(),
+    image=picture,
+    strength=0.6,
+    num_inference_steps=4,
+    **SD3_INPUTS,
+)
 add(
     "StableDiffusion3InpaintPipeline",
     INPAINT,
     sd3(),
     image=picture,
     mask_image=mask,
-    strength=0.6, num_inference_steps=4,
+    strength=0.6,
+    num_inference_steps=4,
     **SD3_INPUTS,
 )
