@@ -15,7 +15,7 @@ from diffusax.interop.torch.environment import is_traced, unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable, explain
 from diffusax.interop.torch.functional import State, read_state, run_traced
 from diffusax.interop.torch.numbers import Numbers
-from diffusax.interop.torch.structures import Structure, flatten, rebuild
+from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
 from diffusax.runtime.mesh import (
@@ -97,7 +97,7 @@ class CompiledMethod:
         self._results: dict[Any, Structure] = {}
         jit_options = component.options.jax_jit_kwargs
         self._jitted = jax.jit(self._traced, static_argnums=(0, 1), **jit_options)
-        self._calls = 0
+        self._calls, self._fixes_masks = 0, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The method's result."""
@@ -106,13 +106,26 @@ class CompiledMethod:
             return self.original(*args, **kwargs)
         dtypes = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
         try:
-            return self._run(leaves, structure, dtypes)
+            return self._run_or_fix(leaves, structure, dtypes)
         except NotTraceable as failure:
             if self.component.options.on_error == "raise":
                 raise
             log.warning("%s runs in PyTorch: %s", self.component.name, failure)
             self.component.is_eager = True
         return self.original(*args, **kwargs)
+
+    def _run_or_fix(self, leaves: list[Any], structure: Structure, dtypes: Any) -> Any:
+        """Runs the program; where the values of masks have to be known, one for these values."""
+        if not self._fixes_masks:
+            try:
+                return self._run(leaves, structure, dtypes)
+            except NotTraceable as failure:
+                if not failure.needs_values or not any(map(_is_mask, leaves)):
+                    raise
+                log.info("%s.%s is compiled for each mask", self.component.name, self.name)
+        found = self._run(*fix(structure, leaves, _is_mask), dtypes)
+        self._fixes_masks = True
+        return found
 
     def _run(self, leaves: list[Any], structure: Structure, dtypes: set[torch.dtype]) -> Any:
         place, flags = self.component.placement, self.component.refresh()
@@ -198,6 +211,13 @@ def _stays_with_torch(leaf: Any) -> bool:
     """Whether a call is part of another trace, or wants PyTorch's gradients."""
     wants_gradient = isinstance(leaf, torch.Tensor) and leaf.requires_grad
     return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
+
+
+def _is_mask(leaf: Any) -> bool:
+    """Whether a tensor is like a mask of tokens: whole numbers or booleans, b s or more."""
+    if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2:
+        return False
+    return not (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:

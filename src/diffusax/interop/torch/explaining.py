@@ -16,17 +16,24 @@ _NEED_VALUES = (
 
 
 class NotTraceable(ValueError):
-    """A module does something that depends on the values of tensors, or that torchax lacks."""
+    """A module does something that depends on the values of tensors, or that torchax lacks.
+
+    needs_values: whether it is the values.
+    """
+
+    needs_values = False
 
 
 def explain(component: str, method: str, error: BaseException) -> NotTraceable:
     """One sentence of what failed where, and one of what can be done."""
     operation, place = _where(error)
-    return NotTraceable(
+    failure = NotTraceable(
         f"{component}.{method} cannot be compiled: {operation} {_reason(error)}{place}. Leave it "
         f"out with exclude=[{component!r}], or use on_error='eager', which runs such components in "
         "PyTorch"
     )
+    failure.needs_values = type(error).__name__ in _NEED_VALUES
+    return failure
 
 
 def _reason(error: BaseException) -> str:

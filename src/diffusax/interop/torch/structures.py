@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +48,20 @@ class Static:
         return f"Static({self.value!r})"
 
 
+class Constant:
+    """A tensor of the host that programs are compiled for, known by its values."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+        self.key = tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
 class Node(NamedTuple):
     """A container: its class, the names of what it holds, and that."""
 
@@ -56,7 +70,7 @@ class Node(NamedTuple):
     children: tuple[Any, ...]
 
 
-Structure = Leaf | Number | Static | Node
+Structure = Leaf | Number | Static | Constant | Node
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
@@ -70,11 +84,35 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
     match structure:
         case Static():
             return structure.value
+        case Constant():
+            return structure.tensor
         case Leaf() | Number():
             return next(leaves)
         case Node(kind, names, children):
             return _build(kind, names, [rebuild(child, leaves) for child in children])
     raise TypeError(f"{structure!r} is no structure")
+
+
+def fix(
+    structure: Structure, leaves: list[Any], chosen: Callable[[Any], bool]
+) -> tuple[list[Any], Structure]:
+    """The leaves and the structure with the chosen tensors as constants."""
+    rest = iter(leaves)
+    kept: list[Any] = []
+
+    def walk(structure: Structure) -> Structure:
+        if isinstance(structure, Node):
+            return structure._replace(children=tuple(map(walk, structure.children)))
+        if not isinstance(structure, Leaf):
+            return structure
+        leaf = next(rest)
+        if chosen(leaf):
+            return Constant(leaf)
+        kept.append(leaf)
+        return structure
+
+    fixed = walk(structure)
+    return kept, fixed
 
 
 def _describe(value: Any, leaves: list[Any], above: tuple[int, ...]) -> Structure:
