@@ -15,6 +15,8 @@ GROUPS = (
     "cascades",
     "sana",
     "image_transformers",
+    "deprecated",
+    "more_images",
     "qwen_image",
     "flux2",
 )
