@@ -17,7 +17,9 @@ def reworded(prompt: Any) -> Any:
     """Another prompt of the same form."""
     if isinstance(prompt, list):
         return [reworded(part) for part in prompt]
-    return prompt.replace("apple", "HOUSE, at night") if isinstance(prompt, str) else prompt
+    if not isinstance(prompt, str):
+        return prompt
+    return prompt.replace("apple", "HOUSE") if "apple" in prompt else prompt + ", at night"
 
 
 def run(family: Family, seed: int = 0, **changes: Any) -> Any:
@@ -34,7 +36,7 @@ def effects(family: Family, made: list[np.ndarray]) -> str:
         if "prompt" in name and "negative" not in name:
             changed[name] = reworded(value)
         if hasattr(value, "convert") and "mask" not in name:
-            changed[name] = picture(9, value.width)
+            changed[name] = picture(9, value.width).convert(value.mode)
     notes = []
     for name in changed:
         other = arrays(run(family, **{name: changed[name]}))[0]

@@ -7,7 +7,7 @@ import torch
 
 from .pictures import mask, picture, tensor
 from .registry import IMAGE, INPAINT, TEXT, VIDEO, add
-from .stable_diffusion import PLAIN, SIZE, unet
+from .stable_diffusion import PLAIN, SIZE, components, unet
 from .stable_diffusion_xl import PLAIN as XL
 from .stable_diffusion_xl import xl_unet
 from .text import clip_images, clip_text_projected
@@ -20,7 +20,7 @@ add("CycleDiffusionPipeline", IMAGE, PLAIN, source_prompt="a green pear", eta=1.
 add("StableDiffusionInpaintPipelineLegacy", INPAINT, PLAIN, **REPAINT)
 add("StableDiffusionModelEditingPipeline", TEXT, PLAIN, **SIZE)
 add("StableDiffusionPipelineSafe", TEXT, PLAIN, sld_warmup_steps=0, **SIZE)
-add("StableDiffusionSAGPipeline", TEXT, PLAIN, **SIZE)
+add("StableDiffusionSAGPipeline", TEXT, components("sd1"), **SIZE)
 add("StableDiffusionPanoramaPipeline", TEXT, PLAIN, height=64, width=128)
 add(
     "SemanticStableDiffusionPipeline",
