@@ -22,6 +22,8 @@ GROUPS = (
     "qwen_image",
     "flux2",
     "videos",
+    "more_videos",
+    "audio",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")

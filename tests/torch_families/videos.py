@@ -268,9 +268,9 @@ def tiled() -> Any:
         layers_per_block=1,
         norm_num_groups=2,
         temporal_compression_ratio=4,
-        sample_size=64,
     )()
     made.enable_tiling()
+    made.kernel, made.stride = (8, 32, 32), (4, 16, 16)
     return made
 
 
