@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import transformers
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 
-from .autoencoders import autoencoder
 from .pictures import picture
 from .registry import AUDIO, OTHER, add
 from .stable_diffusion import PLAIN, ddim, unet
@@ -37,13 +35,7 @@ stable_audio = parts(
         channel_multiples=[2, 4],
         sampling_rate=16,
     ),
-    scheduler=scheduler(
-        "CosineDPMSolverMultistepScheduler",
-        solver_order=2,
-        prediction_type="v_prediction",
-        sigma_data=1.0,
-        sigma_schedule="exponential",
-    ),
+    scheduler=scheduler("EDMDPMSolverMultistepScheduler", prediction_type="v_prediction"),
     transformer=network(
         "StableAudioDiTModel",
         sample_size=32,
@@ -64,7 +56,7 @@ add("StableAudioPipeline", AUDIO, stable_audio, audio_end_in_s=3.0)
 sounds = network(
     "UNet1DModel",
     block_out_channels=(32, 32, 64),
-    extra_in_channels=16,
+    extra_in_channels=64,
     sample_size=256,
     sample_rate=256,
     in_channels=2,

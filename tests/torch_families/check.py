@@ -33,7 +33,7 @@ def effects(family: Family, made: list[np.ndarray]) -> str:
     """How much another prompt and other pictures change the first array."""
     changed: dict[str, Any] = {}
     for name, value in family.arguments().items():
-        if "prompt" in name and "negative" not in name:
+        if "prompt" in name and "negative" not in name and isinstance(value, str | list):
             changed[name] = reworded(value)
         if hasattr(value, "convert") and "mask" not in name:
             changed[name] = picture(9, value.width).convert(value.mode)

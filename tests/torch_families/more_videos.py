@@ -4,10 +4,9 @@ from typing import Any
 
 import transformers
 
-from .autoencoders import autoencoder, wan_autoencoder
+from .autoencoders import wan_autoencoder
 from .flux2 import KANDINSKY5, kandinsky5
 from .language_models import LLAMA, gemma2, umt5
-from .pictures import picture, video
 from .registry import VIDEO, add
 from .stable_diffusion import PLAIN, unet
 from .text import clip_images, clip_text, clip_vision
@@ -77,8 +76,8 @@ add(
 )
 
 svd = parts(
-    image_encoder=clip_vision,
-    feature_extractor=clip_images,
+    image_encoder=lambda: clip_vision(image_size=224, patch_size=56),
+    feature_extractor=lambda: clip_images(224),
     vae=network(
         "AutoencoderKLTemporalDecoder",
         block_out_channels=(32, 32),
@@ -196,7 +195,7 @@ TO_VIDEO = parts(
 FROM_IMAGE = parts(
     short5, transformer=network("Kandinsky5Transformer3DModel", visual_cond=True, **KANDINSKY5)
 )
-SIZES = {"height": 32, "width": 32, "num_frames": 5}
+SIZES = {"height": 32, "width": 32, "num_frames": 17}
 add("Kandinsky5T2VPipeline", VIDEO, TO_VIDEO, **SIZES)
 add("Kandinsky5I2VPipeline", VIDEO, FROM_IMAGE, image=still, **SIZES)
 
@@ -237,7 +236,14 @@ i2vgen = parts(
         norm_num_groups=8,
     ),
 )
-add("I2VGenXLPipeline", VIDEO, i2vgen, image=still, target_fps=8, **FRAMES)
+
+
+def old_names(pipe: Any) -> None:
+    """Gives the text encoder the part `text_model`, which it is itself in transformers 5."""
+    object.__setattr__(pipe.text_encoder, "text_model", pipe.text_encoder)
+
+
+add("I2VGenXLPipeline", VIDEO, i2vgen, prepare=old_names, image=still, target_fps=8, **FRAMES)
 pia = parts(
     PLAIN,
     unet=lambda: unet("sd1"),

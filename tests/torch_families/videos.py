@@ -7,12 +7,12 @@ from diffusers.pipelines.ltx.modeling_latent_upsampler import LTXLatentUpsampler
 from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
 
 from .autoencoders import autoencoder, wan_autoencoder
+from .language_models import umt5
 from .pictures import picture, unit, video
 from .registry import VIDEO, add
 from .stable_diffusion import components as stable_diffusion
 from .stable_diffusion import control_network
 from .stable_diffusion_xl import components as xl
-from .language_models import umt5
 from .text import clip_images, clip_vision, t5
 from .tokenizers import t5_tokenizer
 from .weights import network, parts, randomize, scheduler
@@ -113,9 +113,7 @@ cog_image = parts(
         **COG,
     ),
 )
-cog_control = parts(
-    cog, transformer=network("CogVideoXTransformer3DModel", in_channels=8, **COG)
-)
+cog_control = parts(cog, transformer=network("CogVideoXTransformer3DModel", in_channels=8, **COG))
 add("CogVideoXPipeline", VIDEO, cog, num_frames=9, **SMALL)
 add("CogVideoXImageToVideoPipeline", VIDEO, cog_image, image=still, num_frames=9, **SMALL)
 add("CogVideoXVideoToVideoPipeline", VIDEO, cog, **{**CLIP, "video": lambda: video(9)}, **SMALL)
