@@ -2,6 +2,8 @@
 
 import importlib
 
+from .catalogue import all_image_pipelines, all_pipelines
+from .reasons import without_entry
 from .registry import REGISTRY, Family
 
 GROUPS = (
@@ -15,10 +17,18 @@ GROUPS = (
     "cascades",
     "sana",
     "image_transformers",
+    "deprecated",
+    "more_images",
     "qwen_image",
+    "older",
     "flux2",
+    "seeing_images",
+    "videos",
+    "more_videos",
+    "audio",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")
+WITHOUT_ENTRY = without_entry()
 
-__all__ = ["REGISTRY", "Family"]
+__all__ = ["REGISTRY", "WITHOUT_ENTRY", "Family", "all_image_pipelines", "all_pipelines"]

@@ -9,6 +9,8 @@ import diffusers
 # Arguments that say what is to be drawn, and pictures that a call can begin with.
 WORDS = ("prompt", "class_labels", "task_prompt", "editing_prompt", "image_embeds")
 PICTURES = ("image", "input_images", "original_image", "reference_image", "images")
+# Classes that load others, which are called instead.
+BASES = ("DiffusionPipeline", "VersatileDiffusionPipeline")
 
 
 def all_pipelines() -> dict[str, Any]:
@@ -21,8 +23,11 @@ def all_pipelines() -> dict[str, Any]:
         value = getattr(diffusers, name)
         if inspect.isclass(value) and issubclass(value, diffusers.DiffusionPipeline):
             found[name] = value
-    bases = {"DiffusionPipeline"}
-    return {k: v for k, v in found.items() if k not in bases and "__call__" in dir(v)}
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in BASES and not issubclass(value, diffusers.ModularPipeline)
+    }
 
 
 def missing_pipelines() -> list[str]:

@@ -17,7 +17,9 @@ def reworded(prompt: Any) -> Any:
     """Another prompt of the same form."""
     if isinstance(prompt, list):
         return [reworded(part) for part in prompt]
-    return prompt.replace("apple", "HOUSE, at night") if isinstance(prompt, str) else prompt
+    if not isinstance(prompt, str):
+        return prompt
+    return prompt.replace("apple", "HOUSE") if "apple" in prompt else prompt + ", at night"
 
 
 def run(family: Family, seed: int = 0, **changes: Any) -> Any:
@@ -31,10 +33,10 @@ def effects(family: Family, made: list[np.ndarray]) -> str:
     """How much another prompt and other pictures change the first array."""
     changed: dict[str, Any] = {}
     for name, value in family.arguments().items():
-        if "prompt" in name and "negative" not in name:
+        if "prompt" in name and "negative" not in name and isinstance(value, str | list):
             changed[name] = reworded(value)
         if hasattr(value, "convert") and "mask" not in name:
-            changed[name] = picture(9, value.width)
+            changed[name] = picture(9, value.width).convert(value.mode)
     notes = []
     for name in changed:
         other = arrays(run(family, **{name: changed[name]}))[0]

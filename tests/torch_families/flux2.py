@@ -216,27 +216,33 @@ class Harmless(torch.nn.Module):
         return video
 
 
-cosmos2 = parts(
+COSMOS = {
+    "out_channels": 16,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 2,
+    "mlp_ratio": 2,
+    "text_embed_dim": 32,
+    "adaln_lora_dim": 4,
+    "max_size": (4, 32, 32),
+    "patch_size": (1, 2, 2),
+    "rope_scale": (2.0, 1.0, 1.0),
+    "concat_padding_mask": True,
+    "extra_pos_embed_type": "learnable",
+}
+cosmos = parts(
     text_encoder=t5,
     tokenizer=t5_tokenizer,
     vae=wan_autoencoder,
     scheduler=scheduler("FlowMatchEulerDiscreteScheduler", use_karras_sigmas=True),
     safety_checker=lambda: Harmless(),
-    transformer=network(
-        "CosmosTransformer3DModel",
-        in_channels=17,
-        out_channels=16,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        mlp_ratio=2,
-        text_embed_dim=32,
-        adaln_lora_dim=4,
-        max_size=(4, 32, 32),
-        patch_size=(1, 2, 2),
-        rope_scale=(2.0, 1.0, 1.0),
-        concat_padding_mask=True,
-        extra_pos_embed_type="learnable",
-    ),
+    transformer=network("CosmosTransformer3DModel", in_channels=16, **COSMOS),
 )
-add("Cosmos2TextToImagePipeline", TEXT, cosmos2, max_sequence_length=32, **SIZE)
+add(
+    "Cosmos2TextToImagePipeline",
+    TEXT,
+    cosmos,
+    needs=("torchvision",),
+    max_sequence_length=32,
+    **SIZE,
+)

@@ -4,7 +4,14 @@ from typing import Any
 
 import transformers
 
-from .tokenizers import BERT_TOKENS, GEMMA_TOKENS, LLAMA_TOKENS, MISTRAL_TOKENS, QWEN_TOKENS, T5_TOKENS
+from .tokenizers import (
+    BERT_TOKENS,
+    GEMMA_TOKENS,
+    LLAMA_TOKENS,
+    MISTRAL_TOKENS,
+    QWEN_TOKENS,
+    T5_TOKENS,
+)
 from .weights import randomize
 
 DECODER: dict[str, Any] = {
@@ -119,7 +126,9 @@ def _qwen3_vl(**changes: Any) -> Any:
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0, 1],
     }
-    return transformers.Qwen3VLConfig(text_config={**text, **changes}, vision_config=vision, **tokens)
+    return transformers.Qwen3VLConfig(
+        text_config={**text, **changes}, vision_config=vision, **tokens
+    )
 
 
 def qwen3_vl(**changes: Any) -> Any:
@@ -133,7 +142,12 @@ def qwen3_vl_model(**changes: Any) -> Any:
 
 
 def _mistral3(**changes: Any) -> Any:
-    text = {**DECODER, "model_type": "mistral", "vocab_size": len(MISTRAL_TOKENS), "sliding_window": None}
+    text = {
+        **DECODER,
+        "model_type": "mistral",
+        "vocab_size": len(MISTRAL_TOKENS),
+        "sliding_window": None,
+    }
     vision = {
         "model_type": "pixtral",
         "hidden_size": 32,

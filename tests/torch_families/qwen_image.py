@@ -56,8 +56,13 @@ add("QwenImageEditInpaintPipeline", INPAINT, edit, prepare=small_area, **REPAINT
 
 layered = parts(
     edit,
-    vae=lambda: qwen_autoencoder(input_channels=4),
-    transformer=network("QwenImageTransformer2DModel", use_additional_t_cond=True, use_layer3d_rope=True, **QWEN),
+    vae=lambda: qwen_autoencoder(8, input_channels=4),
+    transformer=network(
+        "QwenImageTransformer2DModel",
+        use_additional_t_cond=True,
+        use_layer3d_rope=True,
+        **{**QWEN, "in_channels": 32, "out_channels": 8},
+    ),
 )
 add(
     "QwenImageLayeredPipeline",

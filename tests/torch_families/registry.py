@@ -1,6 +1,7 @@
 """The registry of tiny pipelines: how one is built and what a small call takes."""
 
 import dataclasses
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,8 @@ class Family:
 
 
 REGISTRY: dict[str, Family] = {}
+# Classes that have an entry which cannot run here, and what they need.
+UNMET: dict[str, str] = {}
 
 
 def add(
@@ -75,12 +78,18 @@ def add(
     components: Callable[[], dict[str, Any]],
     *,
     prepare: Callable[[Any], Any] | None = None,
+    needs: tuple[str, ...] = (),
     **inputs: Any,
 ) -> None:
     """Puts a class into the registry. Inputs that are functions are called for each call.
 
-    Of the components, those are used that the class accepts.
+    Of the components, those are used that the class accepts. A class that needs a package which
+    is not installed goes to `UNMET` instead.
     """
     if name in REGISTRY:
         raise ValueError(f"{name} is in the registry already.")
+    lacking = [package for package in needs if importlib.util.find_spec(package) is None]
+    if lacking:
+        UNMET[name] = f"needs {', '.join(lacking)}"
+        return
     REGISTRY[name] = Family(name, task, components, inputs, prepare)
