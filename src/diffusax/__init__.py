@@ -1,5 +1,8 @@
 """Run, edit with and train Hugging Face diffusion models in JAX."""
 
+import importlib
+from typing import Any
+
 from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.named import *  # noqa: F403
@@ -21,3 +24,10 @@ __all__ = [
     "make_mesh",
     "save_network",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Needs PyTorch, which nothing else here does.
+    if name == "torch":
+        return importlib.import_module("diffusax.torch")
+    raise AttributeError(f"module 'diffusax' has no attribute {name!r}")

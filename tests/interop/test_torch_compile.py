@@ -1,0 +1,278 @@
+"""PyTorch pipelines whose modules run in JAX, against themselves in PyTorch."""
+
+import functools
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from pairs import picture
+from peft import LoraConfig
+from tiny import build_stable_diffusion
+from torch_families import REGISTRY
+from torch_families.check import arrays
+
+import diffusax.torch
+from diffusax.interop.torch.compiling import CompiledMethod
+
+QUICK = (
+    "StableDiffusionXLPipeline",
+    "StableDiffusionImg2ImgPipeline",
+    "StableDiffusionInpaintPipeline",
+    "StableDiffusionControlNetPipeline",
+    "StableDiffusionInstructPix2PixPipeline",
+    "AuraFlowPipeline",
+    "CogView4Pipeline",
+    "FluxPipeline",
+    "HunyuanDiTPipeline",
+    "Lumina2Pipeline",
+    "PixArtSigmaPipeline",
+    "QwenImagePipeline",
+    "SanaPipeline",
+    "StableDiffusion3Pipeline",
+    "ZImagePipeline",
+)
+# Of random weights: what each step makes of the last one's rounding grows in the priors.
+LOOSE = {"KandinskyV22InpaintCombinedPipeline": 5e-3, "KandinskyPipeline": 2e-3}
+NATIVE = tuple(name for name in QUICK if name.startswith("StableDiffusion") and "3" not in name)
+
+
+def draw(pipe, inputs, seed=0):
+    torch.manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return arrays(pipe(**inputs, generator=generator))[0]
+
+
+@pytest.fixture(scope="module")
+def blog(tmp_path_factory):
+    """The tiny SD 2 of the blog's program."""
+    pipe = build_stable_diffusion(tmp_path_factory.mktemp("torch") / "sd2", style="sd2")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture
+def call(blog):
+    """The blog's call, and the pipeline in PyTorch again afterwards."""
+    scheduler = blog.scheduler
+    yield functools.partial(
+        draw,
+        blog,
+        {
+            "prompt": "a photograph of an astronaut riding a horse",
+            "num_inference_steps": 4,
+            "height": 64,
+            "width": 64,
+            "output_type": "np",
+        },
+    )
+    blog.scheduler = scheduler
+    diffusax.torch.restore(blog)
+
+
+def programs(pipe):
+    """How many programs each compiled method has."""
+    modules = [m for m in pipe.components.values() if isinstance(m, torch.nn.Module)]
+    methods = [v for m in modules for v in vars(m).values() if isinstance(v, CompiledMethod)]
+    return sum(method._jitted._cache_size() for method in methods)
+
+
+def test_the_blogs_program_with_one_call(blog, call):
+    expected, other = call(), call(seed=1)
+    assert diffusax.torch.compile(blog) is blog
+    np.testing.assert_allclose(call(), expected, atol=1e-4)
+    count = programs(blog)
+    assert count == 3
+    np.testing.assert_allclose(call(seed=1), other, atol=1e-4)
+    assert programs(blog) == count
+    assert diffusax.torch.restore(blog) is blog
+    assert programs(blog) == 0
+    np.testing.assert_array_equal(call(), expected)
+
+
+def check_family(name):
+    pipe, inputs = REGISTRY[name]()
+    expected = draw(pipe, inputs)
+    diffusax.torch.compile(pipe)
+    tolerance = LOOSE.get(name, 1e-4 if name in NATIVE else 1e-3)
+    np.testing.assert_allclose(draw(pipe, inputs), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_families(name):
+    check_family(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(REGISTRY) - set(QUICK)))
+def test_all_families(name):
+    check_family(name)
+
+
+def test_schedulers_callbacks_and_slicing_go_on(blog, call):
+    def stop_late(pipe, step, timestep, tensors):
+        seen.append((step, int(timestep), tensors["latents"].shape))
+        return {"latents": tensors["latents"] * 0.9}
+
+    seen = []
+    blog.scheduler = diffusers.EulerAncestralDiscreteScheduler.from_config(blog.scheduler.config)
+    blog.enable_attention_slicing()
+    more = {"callback_on_step_end": stop_late, "num_images_per_prompt": 2}
+    inputs = {**call.args[1], **more}
+    expected, steps = draw(blog, inputs), list(seen)
+    seen.clear()
+    diffusax.torch.compile(blog)
+    np.testing.assert_allclose(draw(blog, inputs), expected, atol=1e-4)
+    assert seen == steps
+    assert len(steps) == 4
+
+
+def test_tiles_are_drawn_after_compiling(blog, call):
+    diffusax.torch.compile(blog)
+    whole = call()
+    blog.vae.enable_tiling()
+    blog.vae.tile_sample_min_size, blog.vae.tile_latent_min_size = 32, 4
+    try:
+        tiled = call()
+        diffusax.torch.restore(blog)
+        np.testing.assert_allclose(tiled, call(), atol=1e-4)
+    finally:
+        blog.vae.disable_tiling()
+        blog.vae.tile_sample_min_size, blog.vae.tile_latent_min_size = 64, 8
+    assert np.abs(tiled - whole).max() > 1e-3
+
+
+def test_adapters_and_casts_are_noticed(blog, call):
+    before = call()
+    blog.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    try:
+        expected = call()
+        assert np.abs(expected - before).max() > 1e-3
+        diffusax.torch.compile(blog)
+        np.testing.assert_allclose(call(), expected, atol=1e-4)
+    finally:
+        blog.unet.delete_adapters("default")
+    blog.unet.to(torch.float16)
+    try:
+        assert blog.unet.conv_in.weight.dtype == torch.float16
+        inputs = {**call.args[1], "num_inference_steps": 1, "output_type": "latent"}
+        half = draw(blog, {**inputs, "latents": torch.ones(1, 4, 8, 8).half()})
+        assert np.isfinite(half).all()
+    finally:
+        blog.unet.to(torch.float32)
+
+
+def test_pictures_to_encode(blog, call):
+    image = torch.from_numpy(np.asarray(picture(3), np.float32)).permute(2, 0, 1)[None] / 255
+    with torch.no_grad():
+        expected = blog.vae.encode(image).latent_dist
+        diffusax.torch.compile(blog, components=("vae",))
+        found = blog.vae.encode(image).latent_dist
+    assert type(found) is type(expected)
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-5)
+    drawn = [x.sample(torch.Generator().manual_seed(1)) for x in (found, expected)]
+    np.testing.assert_allclose(*drawn, atol=1e-5)
+
+
+def test_dtype_is_that_of_the_computation(blog, call):
+    expected = call()
+    diffusax.torch.compile(blog, dtype="bfloat16")
+    found = call()
+    assert found.dtype == np.float32
+    assert 1e-4 < np.abs(found - expected).mean() < 0.1
+
+
+class Scaled(torch.nn.Module):
+    """A module with a number, a switch and a table of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.table = torch.arange(4.0)
+        self.traces = 0
+
+    def forward(self, x, scale, count=1, flip=False):
+        """scale (linear(x) + table), count times beside each other, backwards with `flip`."""
+        object.__setattr__(self, "trace_count", getattr(self, "trace_count", 0) + 1)
+        y = scale * (self.linear(x) + self.table)
+        y = y.flip(-1) if flip else y
+        return {"y": torch.cat([y] * count, dim=-1), "count": count}
+
+
+def test_numbers_that_change_become_data():
+    module = diffusax.torch.compile(Scaled())
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for scale in (1.0, 2.0, 3.5, -4.0):
+            found = module(x, scale)
+            expected = scale * (module.linear(x) + module.table)
+            torch.testing.assert_close(found["y"], expected)
+        assert programs_of(module) == 2
+        for count in (1, 2, 3):
+            found = module(x, 2.0, count=count, flip=True)
+            assert found["count"] == count
+            assert found["y"].shape == (2, 4 * count)
+    assert programs_of(module) == 5
+
+
+def programs_of(module):
+    return module.__dict__["forward"]._jitted._cache_size()
+
+
+class Branching(torch.nn.Module):
+    """Does what depends on the values of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x, mask=None):
+        """x weighted; its first columns where there is a mask, its sign where there is none."""
+        if mask is not None:
+            return x[:, : int(mask.sum())] * self.weight[:1]
+        return x * self.weight if x.sum() > 0 else -x
+
+
+def test_values_that_a_module_needs():
+    x = torch.rand(2, 3)
+    module = diffusax.torch.compile(Branching())
+    with pytest.raises(diffusax.torch.NotTraceable) as error, torch.no_grad():
+        module(x)
+    assert str(error.value).startswith(
+        "Branching.forward cannot be compiled: `return x * self.weight if x.sum() > 0 else -x` "
+        "needs the values of a tensor"
+    )
+    assert "exclude=['Branching']" in str(error.value)
+    assert "\n" not in str(error.value)
+    with torch.no_grad():
+        for ones in (1, 2, 1):
+            mask = torch.arange(3)[None] < ones
+            torch.testing.assert_close(module(x, mask), x[:, :ones])
+    assert programs_of(module) == 2
+
+
+def test_on_error_eager(caplog):
+    x = torch.rand(2, 3)
+    module = diffusax.torch.compile(Branching(), on_error="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(module(-x), x)
+    assert "Branching runs in PyTorch: Branching.forward cannot be compiled" in caplog.text
+
+
+def test_gradients_stay_with_torch():
+    module = diffusax.torch.compile(Scaled())
+    x = torch.randn(2, 4, requires_grad=True)
+    module(x, 2.0)["y"].sum().backward()
+    assert x.grad is not None
+
+
+def test_options_are_checked(blog):
+    with pytest.raises(
+        ValueError, match=r"no module 'transformer'; it has vae, text_encoder, unet"
+    ):
+        diffusax.torch.compile(blog, exclude=("transformer",))
+    with pytest.raises(ValueError, match="unet has no method 'decode_all'"):
+        diffusax.torch.compile(blog, methods_to_compile={"unet": ("decode_all",)})
+    with pytest.raises(TypeError, match="fast"):
+        diffusax.torch.compile(blog, fast=True)
+    assert programs(blog) == 0
