@@ -1,6 +1,7 @@
 """A method of a PyTorch module as a compiled program that takes and gives PyTorch's tensors."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from diffusax.interop.torch.environment import is_traced, unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable, explain
 from diffusax.interop.torch.functional import State, read_state, run_traced
 from diffusax.interop.torch.numbers import Numbers
+from diffusax.interop.torch.session import current
 from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
@@ -50,6 +52,9 @@ class CompileOptions:
     """Devices to spread batches and parameters over, such as "data=4,fsdp=2"."""
     rules: Rules = ()
     """Which axis of a parameter the mesh's tensor axis splits: how its name ends, and the axis."""
+    fuse_loop: bool = False
+    """Whether the pipeline's denoising loop becomes one program with its networks, guidance and
+    sampler, where every iteration does the same and diffusax has the scheduler."""
     on_error: Literal["raise", "eager"] = "raise"
     """What becomes of a component that cannot be traced; "eager" leaves it with PyTorch."""
 
@@ -64,21 +69,24 @@ class Placement:
 
     def parameter(self, name: str, array: np.ndarray) -> jax.Array:
         """A parameter on the devices."""
-        array = self._cast(array)
-        if self.mesh is None:
-            return jax.device_put(array)
-        return jax.device_put(array, param_sharding(self.mesh, name, array.shape, self.rules))
+        array, place = self.cast(array), None
+        if self.mesh is not None:
+            place = param_sharding(self.mesh, name, array.shape, self.rules)
+        # Parameters may be read while something is traced.
+        with jax.ensure_compile_time_eval():
+            return jax.device_put(array, place)
 
     def argument(self, leaf: Any) -> Any:
         """An argument; a batch that the devices can share is split among them."""
-        array = self._cast(to_array(leaf))
+        array = self.cast(to_array(leaf))
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         if self.mesh is None:
             return array
         shared = array.ndim > 1 and array.shape[0] % batch_size(self.mesh) == 0
         return jax.device_put(array, (batch_sharding if shared else replicated)(self.mesh))
 
-    def _cast(self, array: np.ndarray) -> np.ndarray:
+    def cast(self, array: Any) -> Any:
+        """A floating-point array in the dtype asked for."""
         if self.dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
         return array.astype(self.dtype)
@@ -95,6 +103,7 @@ class CompiledMethod:
         self.component, self.name, self.original = component, name, original
         self.numbers = Numbers()
         self._results: dict[Any, Structure] = {}
+        self._abstract: dict[Any, list[Any]] = {}
         jit_options = component.options.jax_jit_kwargs
         self._jitted = jax.jit(self._traced, static_argnums=(0, 1), **jit_options)
         self._calls, self._fixes_masks = 0, False
@@ -102,11 +111,13 @@ class CompiledMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The method's result."""
         leaves, structure = flatten((args, kwargs))
+        session = current()
+        if session is not None and session.watches and not self.component.is_eager:
+            return session.call(self, leaves, structure)
         if any(map(_stays_with_torch, leaves)) or self.component.is_eager:
             return self.original(*args, **kwargs)
-        dtypes = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
         try:
-            return self._run_or_fix(leaves, structure, dtypes)
+            return self.run(leaves, structure)
         except NotTraceable as failure:
             if self.component.options.on_error == "raise":
                 raise
@@ -114,8 +125,13 @@ class CompiledMethod:
             self.component.is_eager = True
         return self.original(*args, **kwargs)
 
-    def _run_or_fix(self, leaves: list[Any], structure: Structure, dtypes: Any) -> Any:
-        """Runs the program; where the values of masks have to be known, one for these values."""
+    def run(self, leaves: list[Any], structure: Structure) -> Any:
+        """Runs the program; where the values of masks have to be known, one for these values.
+
+        Raises:
+            NotTraceable: the module cannot be compiled.
+        """
+        dtypes = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
         if not self._fixes_masks:
             try:
                 return self._run(leaves, structure, dtypes)
@@ -141,6 +157,25 @@ class CompiledMethod:
             (dtype,) = dtypes
             tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
         return rebuild(self._results[_key(flags, found, arrays)], iter(tensors))
+
+    def abstract(self, structure: Structure, arrays: list[Any]) -> tuple[list[Any], Structure]:
+        """The shapes of the results for arguments in JAX, and what is around them."""
+        flags = self.component.refresh()
+        key = _key(flags, structure, arrays)
+        if key not in self._abstract:
+            traced = functools.partial(self._traced, flags, structure)
+            arguments = self.component.state, np.uint32(0), [_shape(x) for x in arrays]
+            self._abstract[key] = jax.eval_shape(traced, *arguments)
+        return self._abstract[key], self._results[key]
+
+    def inline(self, structure: Structure, arrays: list[Any], state: State) -> Any:
+        """The result in a function that is being traced, as tensors of the environment."""
+        args = rebuild(structure, map(wrap, map(self.component.placement.cast, arrays)))
+        result = run_traced(self.component.module, self.original, state, np.uint32(0), args)
+        if self.component.placement.dtype is None:
+            return result
+        leaves, around = flatten(result)
+        return rebuild(around, (wrap(_like(unwrap(leaf), arrays)) for leaf in leaves))
 
     def _shapes(
         self, flags: Any, found: Structure, leaves: list[Any], structure: Structure
@@ -211,6 +246,17 @@ def _stays_with_torch(leaf: Any) -> bool:
     """Whether a call is part of another trace, or wants PyTorch's gradients."""
     wants_gradient = isinstance(leaf, torch.Tensor) and leaf.requires_grad
     return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _like(array: jax.Array, arrays: list[Any]) -> jax.Array:
+    """The array in the arguments' floating-point dtype, if they have only one."""
+    dtypes = {x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)}
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(dtypes.pop()) if floating and len(dtypes) == 1 else array
 
 
 def _is_mask(leaf: Any) -> bool:

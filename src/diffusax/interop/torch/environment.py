@@ -8,10 +8,13 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from diffusax.interop.torch.importing import torchax_module
 from diffusax.interop.torch.lowerings import OPERATORS
+from diffusax.interop.torch.session import Session, current, takes_scale
+from diffusax.interop.torch.structures import flatten
 from diffusax.interop.torch.tensors import to_array
 
 Environment: Any = torchax_module("tensor").Environment
@@ -32,10 +35,32 @@ class MixedEnvironment(Environment):
         """What an operation gives, as `Environment.dispatch`."""
         given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
         ours = [isinstance(x, Tensor | View) for x in given if isinstance(x, torch.Tensor)]
-        if any(ours) and not all(ours):
+        if ours and not any(ours):
+            with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
+                return func(*args, **(kwargs or {}))
+        session = current()
+        session = session if ours and session is not None and session.watches else None
+        name = str(getattr(func, "__name__", func))
+        if session is not None and takes_scale(name):
+            args = tuple(self._as_data(session, x, args) for x in args)
+        if not all(ours):
             lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self._lift)
             args, kwargs = lift((args, kwargs or {}))
+        if session is not None:
+            session.operation(name, _settings((args, kwargs or {})))
         return super().dispatch(func, types, args, kwargs)
+
+    def _as_data(self, session: Session, value: Any, args: Any) -> Any:
+        """A number beside a tensor of the loop as an array, so that others compile nothing."""
+        if type(value) is not float:
+            return value
+        dtype = next(x.jax().dtype for x in args if isinstance(x, Tensor | View))
+        return Tensor(session.lift(np.asarray(value, dtype)), self)
+
+    def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
+        # What is traced has no other place to go to.
+        device = None if isinstance(the_tensor, Tensor | View) else new_device
+        return super()._to_copy(the_tensor, new_dtype, device)
 
     def get_and_rotate_prng_key(self, generator: torch.Generator | None = None) -> Any:
         """A key for random numbers.
@@ -50,8 +75,17 @@ class MixedEnvironment(Environment):
     def _lift(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, Tensor | View):
             return tensor
+        session = current()
+        if session is not None and session.watches:
+            return Tensor(session.lift(tensor), self)
         with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
             return Tensor(jnp.asarray(to_array(tensor)), self)
+
+
+def _settings(value: Any) -> Any:
+    """The arguments of an operation without what is data: hashable."""
+    leaves, structure = flatten(value)
+    return tuple((tuple(x.shape), x.dtype) for x in leaves), structure
 
 
 @functools.cache

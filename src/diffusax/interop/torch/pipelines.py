@@ -1,10 +1,12 @@
 """Whole diffusers pipelines: which modules they have, and which methods of these are called."""
 
-from typing import Any, TypeVar
+import functools
+from typing import Any, TypeVar, cast
 
 import torch
 
 from diffusax.interop.torch.compiling import CompiledMethod, CompiledModule, CompileOptions
+from diffusax.interop.torch.fused import FusedLoop
 
 Pipeline = TypeVar("Pipeline")
 
@@ -36,11 +38,30 @@ def compile(pipe: Pipeline, options: CompileOptions | None = None, **changes: An
     restore(pipe)
     for name, module in _chosen(pipe, options).items():
         CompiledModule(name, module, _methods(name, module, options), options)
+    if options.fuse_loop:
+        if isinstance(pipe, torch.nn.Module):
+            raise ValueError("fuse_loop is for pipelines; a module has no loop")
+        _fuse(pipe)
     return pipe
+
+
+def _fuse(pipe: Any) -> None:
+    """Puts the pipeline into a class of the same name, whose call is the fused one."""
+    cls, loop = type(pipe), FusedLoop(type(pipe).__call__)
+
+    @functools.wraps(cls.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return loop(self, *args, **kwargs)
+
+    made = type(cls.__name__, (cls,), {"__call__": call, "_fused_loop": loop})
+    made.__module__, made.__qualname__ = cls.__module__, cls.__qualname__
+    pipe.__class__ = made
 
 
 def restore(pipe: Pipeline) -> Pipeline:
     """The pipeline, or module, with its methods in PyTorch again."""
+    if "_fused_loop" in vars(type(pipe)):
+        cast("Any", pipe).__class__ = type(pipe).__base__
     for module in _modules(pipe).values():
         for method in list(vars(module).values()):
             if isinstance(method, CompiledMethod):
