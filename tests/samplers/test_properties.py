@@ -41,6 +41,15 @@ THRESHOLDED = {k: v for k, v in LIMITED.items() if not k.startswith("clip")}
 SIGMAS = st.sampled_from([None, "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"])
 RESPACED = {**BETAS, "prediction_type": ANY, "sigmas": SIGMAS}
 SNR = {**RESPACED, **THRESHOLDED, "solver_order": ORDER, "lower_order_final": FLAG}
+VELOCITY = {
+    "prediction_type": st.just("flow_prediction"),
+    "use_flow_sigmas": st.just(True),
+    "flow_shift": st.sampled_from([1.0, 3.0, 8.0]),
+    "use_dynamic_shifting": FLAG,
+    **THRESHOLDED,
+    "solver_order": ORDER,
+    "lower_order_final": FLAG,
+}
 DPM = {
     **SNR,
     "solver_type": st.sampled_from(["midpoint", "heun"]),
@@ -56,6 +65,10 @@ EDM = {
     "sigma_schedule": st.sampled_from(["karras", "exponential"]),
     "rho": st.sampled_from([7.0, 4.0]),
     "final_sigmas_type": FINAL,
+}
+FLOW = {
+    "num_train_timesteps": st.sampled_from([1000, 1000, 500, 100]),
+    "shift": st.sampled_from([1.0, 3.0, 1.73]),
 }
 OPTIONS = {
     "DDPMScheduler": {
@@ -129,6 +142,16 @@ OPTIONS = {
         "lower_order_final": FLAG,
         "euler_at_final": FLAG,
     },
+    "FlowMatchEulerDiscreteScheduler": {
+        **FLOW,
+        "use_dynamic_shifting": FLAG,
+        "time_shift_type": st.sampled_from(["exponential", "linear"]),
+        "shift_terminal": st.sampled_from([None, 0.1, 0.02]),
+        "invert_sigmas": FLAG,
+        "stochastic_sampling": FLAG,
+        "sigmas": SIGMAS,
+    },
+    "FlowMatchHeunDiscreteScheduler": FLOW,
 }
 
 # In diffusers.
@@ -166,24 +189,25 @@ def test_configurations_at_random_equal_diffusers(name):
     def check(drawn):
         config, steps, skipped = drawn
         begin = skipped * samplers.SCHEDULERS[name].order
+        mu = {"mu": 0.8} if config.get("use_dynamic_shifting") else {}
         try:
             scheduler = samplers.SCHEDULERS[name].from_config(config)
-            schedule = scheduler.schedule(steps, begin=begin, **eta)
+            schedule = scheduler.schedule(steps, begin=begin, **eta, **mu)
         except ValueError as error:
             hypothesis.note(str(error))
-            assert not diffusers_can(name, config, steps, begin, eta)
+            assert not diffusers_can(name, config, steps, begin, eta, mu)
             return
-        compare(schedule, build(name, steps, **config), begin=begin, **eta)
+        compare(schedule, build(name, steps, more=mu, **config), begin=begin, **eta)
         compared.append(drawn)
 
     check()
     assert compared
 
 
-def diffusers_can(name, config, steps, begin, eta):
+def diffusers_can(name, config, steps, begin, eta, mu):
     """Whether diffusers gives finite numbers, and no error, for these options."""
     try:
-        scheduler = build(name, steps, **config)
+        scheduler = build(name, steps, more=mu, **config)
         noises = itertools.repeat(torch.ones(SHAPE))
         return np.isfinite(
             reference(scheduler, torch.ones(SHAPE).double(), noises, begin=begin, **eta)
