@@ -42,8 +42,6 @@ SIGMAS = st.sampled_from([None, "use_karras_sigmas", "use_exponential_sigmas", "
 RESPACED = {**BETAS, "prediction_type": ANY, "sigmas": SIGMAS}
 SNR = {**RESPACED, **THRESHOLDED, "solver_order": ORDER, "lower_order_final": FLAG}
 VELOCITY = {
-    "prediction_type": st.just("flow_prediction"),
-    "use_flow_sigmas": st.just(True),
     "flow_shift": st.sampled_from([1.0, 3.0, 8.0]),
     "use_dynamic_shifting": FLAG,
     **THRESHOLDED,
@@ -142,6 +140,9 @@ OPTIONS = {
         "lower_order_final": FLAG,
         "euler_at_final": FLAG,
     },
+}
+
+FLOW_OPTIONS = {
     "FlowMatchEulerDiscreteScheduler": {
         **FLOW,
         "use_dynamic_shifting": FLAG,
@@ -152,6 +153,29 @@ OPTIONS = {
         "sigmas": SIGMAS,
     },
     "FlowMatchHeunDiscreteScheduler": FLOW,
+    "DPMSolverMultistepScheduler": {
+        **VELOCITY,
+        "algorithm_type": st.sampled_from(["dpmsolver++", "sde-dpmsolver++"]),
+        "solver_type": st.sampled_from(["midpoint", "heun"]),
+        "final_sigmas_type": FINAL,
+        "euler_at_final": FLAG,
+    },
+    "DPMSolverSinglestepScheduler": {
+        **VELOCITY,
+        "algorithm_type": st.sampled_from(["dpmsolver++", "sde-dpmsolver++"]),
+        "solver_type": st.sampled_from(["midpoint", "heun"]),
+        "final_sigmas_type": FINAL,
+    },
+    "UniPCMultistepScheduler": {
+        **VELOCITY,
+        "solver_type": st.sampled_from(["bh1", "bh2"]),
+        "final_sigmas_type": FINAL,
+        "disable_corrector": st.sampled_from([[], [0], [1, 2]]),
+        "time_shift_type": st.sampled_from(["exponential", "linear"]),
+        "shift_terminal": st.sampled_from([None, 0.1]),
+        "use_karras_sigmas": FLAG,
+    },
+    "DEISMultistepScheduler": VELOCITY,
 }
 
 # In diffusers.
@@ -159,9 +183,9 @@ SLOW = ("KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "DPMSolverS
 
 
 @st.composite
-def runs(draw, name):
+def runs(draw, name, options=OPTIONS):
     """Options (each may be left out), steps, and the share of steps that is left out."""
-    config = {key: draw(value) for key, value in OPTIONS[name].items() if draw(FLAG)}
+    config = {key: draw(value) for key, value in options[name].items() if draw(FLAG)}
     sigmas = config.pop("sigmas", None)
     if sigmas:
         config |= {sigmas: True}
@@ -170,7 +194,7 @@ def runs(draw, name):
 
 
 def test_every_sampler_has_its_options_here():
-    assert sorted(OPTIONS) == sorted(samplers.SCHEDULERS)
+    assert {*OPTIONS, *FLOW_OPTIONS} == {*samplers.SCHEDULERS}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -189,22 +213,54 @@ def test_configurations_at_random_equal_diffusers(name):
     def check(drawn):
         config, steps, skipped = drawn
         begin = skipped * samplers.SCHEDULERS[name].order
-        mu = {"mu": 0.8} if config.get("use_dynamic_shifting") else {}
         try:
             scheduler = samplers.SCHEDULERS[name].from_config(config)
-            schedule = scheduler.schedule(steps, begin=begin, **eta, **mu)
+            schedule = scheduler.schedule(steps, begin=begin, **eta)
         except ValueError as error:
             hypothesis.note(str(error))
-            assert not diffusers_can(name, config, steps, begin, eta, mu)
+            assert not diffusers_can(name, config, steps, begin, eta)
             return
-        compare(schedule, build(name, steps, more=mu, **config), begin=begin, **eta)
+        compare(schedule, build(name, steps, **config), begin=begin, **eta)
         compared.append(drawn)
 
     check()
     assert compared
 
 
-def diffusers_can(name, config, steps, begin, eta, mu):
+@pytest.mark.parametrize("name", sorted(FLOW_OPTIONS))
+def test_flow_matching_at_random_equals_diffusers(name):
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    always = {} if name.startswith("Flow") else flow
+    compared = []
+
+    @hypothesis.settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+    )
+    @hypothesis.given(runs(name, FLOW_OPTIONS))
+    def check(drawn):
+        config, steps, skipped = drawn
+        config |= always
+        begin = skipped * samplers.SCHEDULERS[name].order
+        mu = {"mu": 0.8} if config.get("use_dynamic_shifting") else {}
+        try:
+            schedule = samplers.SCHEDULERS[name].from_config(config)
+            schedule = schedule.schedule(steps, begin=begin, **mu)
+        except ValueError as error:
+            hypothesis.note(str(error))
+            assert not diffusers_can(name, config, steps, begin, {}, mu)
+            return
+        compare(schedule, build(name, steps, more=mu, **config), begin=begin)
+        compared.append(drawn)
+
+    check()
+    assert compared
+
+
+def diffusers_can(name, config, steps, begin, eta, mu=None):
     """Whether diffusers gives finite numbers, and no error, for these options."""
     try:
         scheduler = build(name, steps, more=mu, **config)

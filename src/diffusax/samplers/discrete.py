@@ -81,7 +81,7 @@ def limits_of(scheduler: Scheduler) -> Limits:
 
 def spacings(scheduler: Scheduler) -> list[str]:
     """The options that ask for a spacing of the sigmas and are set."""
-    names = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
+    names = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
     return [name for name in names if getattr(scheduler, name, False)]
 
 

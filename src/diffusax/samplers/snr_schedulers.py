@@ -72,7 +72,8 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
                 "prediction_type='v_prediction' is not defined with use_flow_sigmas=True; use "
                 "'flow_prediction'"
             )
-        refused = [name for name in spacings(self) if name not in self.flow_spacings]
+        lu = ["use_lu_lambdas"] if getattr(self, "use_lu_lambdas", False) else []
+        refused = [name for name in (*spacings(self), *lu) if name not in self.flow_spacings]
         if flow and refused:
             raise ValueError(f"use_flow_sigmas and {refused[0]} cannot both be True")
 
@@ -105,7 +106,8 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         """
         n, every = request.steps, noise_levels.all_sigmas(self.alphas_cumprod)
         spaced = respaced(self, n, every[::-1])
-        if getattr(self, "use_lu_lambdas", False):
+        lu = getattr(self, "use_lu_lambdas", False)
+        if lu and not self.use_karras_sigmas:
             spaced = np.exp(np.linspace(np.log(every[-1]), np.log(every[0]), n))
         last = every[0]
         if self.use_flow_sigmas:
