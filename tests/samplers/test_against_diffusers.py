@@ -66,6 +66,8 @@ CASES = [
     ("DPMSolverMultistepScheduler", SD),
     ("DPMSolverMultistepScheduler", {**SD, "use_karras_sigmas": True}),
     ("DPMSolverMultistepScheduler", {**SD, "use_lu_lambdas": True, "solver_type": "heun"}),
+    ("DPMSolverMultistepScheduler", {**SD, "use_lu_lambdas": True, "use_karras_sigmas": True}),
+    ("DPMSolverMultistepScheduler", {**SD, "use_lu_lambdas": True, "use_beta_sigmas": True}),
     ("DPMSolverMultistepScheduler", {**SD, "use_exponential_sigmas": True, "euler_at_final": True}),
     (
         "DPMSolverMultistepScheduler",

@@ -41,6 +41,13 @@ THRESHOLDED = {k: v for k, v in LIMITED.items() if not k.startswith("clip")}
 SIGMAS = st.sampled_from([None, "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"])
 RESPACED = {**BETAS, "prediction_type": ANY, "sigmas": SIGMAS}
 SNR = {**RESPACED, **THRESHOLDED, "solver_order": ORDER, "lower_order_final": FLAG}
+VELOCITY = {
+    "flow_shift": st.sampled_from([1.0, 3.0, 8.0]),
+    "use_dynamic_shifting": FLAG,
+    **THRESHOLDED,
+    "solver_order": ORDER,
+    "lower_order_final": FLAG,
+}
 DPM = {
     **SNR,
     "solver_type": st.sampled_from(["midpoint", "heun"]),
@@ -56,6 +63,10 @@ EDM = {
     "sigma_schedule": st.sampled_from(["karras", "exponential"]),
     "rho": st.sampled_from([7.0, 4.0]),
     "final_sigmas_type": FINAL,
+}
+FLOW = {
+    "num_train_timesteps": st.sampled_from([1000, 1000, 500, 100]),
+    "shift": st.sampled_from([1.0, 3.0, 1.73]),
 }
 OPTIONS = {
     "DDPMScheduler": {
@@ -131,14 +142,50 @@ OPTIONS = {
     },
 }
 
+FLOW_OPTIONS = {
+    "FlowMatchEulerDiscreteScheduler": {
+        **FLOW,
+        "use_dynamic_shifting": FLAG,
+        "time_shift_type": st.sampled_from(["exponential", "linear"]),
+        "shift_terminal": st.sampled_from([None, 0.1, 0.02]),
+        "invert_sigmas": FLAG,
+        "stochastic_sampling": FLAG,
+        "sigmas": SIGMAS,
+    },
+    "FlowMatchHeunDiscreteScheduler": FLOW,
+    "DPMSolverMultistepScheduler": {
+        **VELOCITY,
+        "algorithm_type": st.sampled_from(["dpmsolver++", "sde-dpmsolver++"]),
+        "solver_type": st.sampled_from(["midpoint", "heun"]),
+        "final_sigmas_type": FINAL,
+        "euler_at_final": FLAG,
+    },
+    "DPMSolverSinglestepScheduler": {
+        **VELOCITY,
+        "algorithm_type": st.sampled_from(["dpmsolver++", "sde-dpmsolver++"]),
+        "solver_type": st.sampled_from(["midpoint", "heun"]),
+        "final_sigmas_type": FINAL,
+    },
+    "UniPCMultistepScheduler": {
+        **VELOCITY,
+        "solver_type": st.sampled_from(["bh1", "bh2"]),
+        "final_sigmas_type": FINAL,
+        "disable_corrector": st.sampled_from([[], [0], [1, 2]]),
+        "time_shift_type": st.sampled_from(["exponential", "linear"]),
+        "shift_terminal": st.sampled_from([None, 0.1]),
+        "use_karras_sigmas": FLAG,
+    },
+    "DEISMultistepScheduler": VELOCITY,
+}
+
 # In diffusers.
 SLOW = ("KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "DPMSolverSDEScheduler")
 
 
 @st.composite
-def runs(draw, name):
+def runs(draw, name, options=OPTIONS):
     """Options (each may be left out), steps, and the share of steps that is left out."""
-    config = {key: draw(value) for key, value in OPTIONS[name].items() if draw(FLAG)}
+    config = {key: draw(value) for key, value in options[name].items() if draw(FLAG)}
     sigmas = config.pop("sigmas", None)
     if sigmas:
         config |= {sigmas: True}
@@ -147,7 +194,7 @@ def runs(draw, name):
 
 
 def test_every_sampler_has_its_options_here():
-    assert sorted(OPTIONS) == sorted(samplers.SCHEDULERS)
+    assert {*OPTIONS, *FLOW_OPTIONS} == {*samplers.SCHEDULERS}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -180,10 +227,43 @@ def test_configurations_at_random_equal_diffusers(name):
     assert compared
 
 
-def diffusers_can(name, config, steps, begin, eta):
+@pytest.mark.parametrize("name", sorted(FLOW_OPTIONS))
+def test_flow_matching_at_random_equals_diffusers(name):
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    always = {} if name.startswith("Flow") else flow
+    compared = []
+
+    @hypothesis.settings(
+        max_examples=60,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+    )
+    @hypothesis.given(runs(name, FLOW_OPTIONS))
+    def check(drawn):
+        config, steps, skipped = drawn
+        config |= always
+        begin = skipped * samplers.SCHEDULERS[name].order
+        mu = {"mu": 0.8} if config.get("use_dynamic_shifting") else {}
+        try:
+            schedule = samplers.SCHEDULERS[name].from_config(config)
+            schedule = schedule.schedule(steps, begin=begin, **mu)
+        except ValueError as error:
+            hypothesis.note(str(error))
+            assert not diffusers_can(name, config, steps, begin, {}, mu)
+            return
+        compare(schedule, build(name, steps, more=mu, **config), begin=begin)
+        compared.append(drawn)
+
+    check()
+    assert compared
+
+
+def diffusers_can(name, config, steps, begin, eta, mu=None):
     """Whether diffusers gives finite numbers, and no error, for these options."""
     try:
-        scheduler = build(name, steps, **config)
+        scheduler = build(name, steps, more=mu, **config)
         noises = itertools.repeat(torch.ones(SHAPE))
         return np.isfinite(
             reference(scheduler, torch.ones(SHAPE).double(), noises, begin=begin, **eta)

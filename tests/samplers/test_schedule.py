@@ -16,6 +16,8 @@ pytestmark = [
 
 X = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
 
+SWAPPED = [k for k in samplers.SCHEDULERS if not k.startswith(("EDM", "Flow"))]
+
 
 def drift(x, t, i):
     return jnp.tanh(x) + jnp.cos(t / 100)
@@ -61,7 +63,7 @@ def test_rows_in_pieces_equal_one_go(name):
 @pytest.mark.parametrize("name", sorted(samplers.SCHEDULERS))
 def test_config_goes_to_diffusers_and_back(name):
     overrides = {"final_sigmas_type": "sigma_min"} if "DPMSolver" in name else {}
-    betas = {} if name.startswith("EDM") else SD
+    betas = {} if name.startswith(("EDM", "Flow")) else SD
     scheduler = samplers.SCHEDULERS[name].from_config({**betas, **overrides})
     upstream = upstream_class(name).from_config(scheduler.to_config())
     config = json.loads(upstream.to_json_string())
@@ -92,14 +94,14 @@ def test_config_of_stable_diffusion_1_is_read_with_the_options_that_pndm_lacks()
     assert samplers.PNDMScheduler.from_config(swapped) == scheduler
 
 
-@pytest.mark.parametrize("first", [k for k in samplers.SCHEDULERS if not k.startswith("EDM")])
+@pytest.mark.parametrize("first", SWAPPED)
 def test_swapping_gives_the_options_that_it_gives_in_diffusers(first):
     given = {**SD, "steps_offset": 1, "prediction_type": "v_prediction"}
     if first.startswith("DPMSolver"):
         given["final_sigmas_type"] = "sigma_min"
     ours = samplers.SCHEDULERS[first].from_config(given)
     theirs = upstream_class(first).from_config(given)
-    for second in [k for k in samplers.SCHEDULERS if not k.startswith("EDM")]:
+    for second in SWAPPED:
         swapped = samplers.SCHEDULERS[second].from_config(ours).to_config()
         upstream = upstream_class(second).from_config(theirs.config).config
         for key, value in swapped.items():
@@ -112,7 +114,7 @@ def test_swapping_gives_the_options_that_it_gives_in_diffusers(first):
     ("cls", "options", "named"),
     [
         ("DDPMScheduler", {"variance_type": "learned_range"}, "variance_type"),
-        ("DPMSolverMultistepScheduler", {"use_flow_sigmas": True}, "use_flow_sigmas"),
+        ("UniPCMultistepScheduler", {"solver_p": "other"}, "solver_p"),
         ("EulerDiscreteScheduler", {"beta_schedule": "sigmoid"}, "beta_schedule"),
         ("EulerDiscreteScheduler", {"timestep_type": "other"}, "timestep_type"),
         ("EulerDiscreteScheduler", {"made_up": 1}, "made_up"),

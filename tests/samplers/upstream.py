@@ -132,7 +132,8 @@ def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **opti
     with warnings.catch_warnings(), mock.patch.object(module, "randn_tensor", draw, create=True):
         warnings.simplefilter("ignore")
         for t, after in zip(timesteps, following):
-            scaled = scheduler.scale_model_input(x, t)
+            # Those of flow matching have no scale_model_input.
+            scaled = getattr(scheduler, "scale_model_input", lambda x, t: x)(x, t)
             x = scheduler.step(model(scaled, t.float(), torch), t, x, **options).prev_sample
             if constrain is not None:
                 x = constrain(x, after)
@@ -159,11 +160,23 @@ def ours(schedule, x, noises):
     return np.stack(xs)
 
 
+def init_noise_sigma(scheduler):
+    """The standard deviation that pipelines give the initial latents."""
+    return float(getattr(scheduler, "init_noise_sigma", 1.0))
+
+
+def noised(scheduler, sample, noise, timestep):
+    """diffusers' add_noise, which those of flow matching call scale_noise."""
+    if hasattr(scheduler, "scale_noise"):
+        return scheduler.scale_noise(sample, timestep, noise)
+    return scheduler.add_noise(sample, noise, timestep)
+
+
 def compare(schedule, scheduler, *, begin=0, end=None, **options):
     """Asserts that the two runs are the same, timesteps, initial deviation and every x."""
     generator = torch.Generator().manual_seed(3)
     noises = [torch.randn(SHAPE, generator=generator) for _ in range(len(schedule))]
-    x = torch.randn(SHAPE, generator=generator) * float(scheduler.init_noise_sigma)
+    x = torch.randn(SHAPE, generator=generator) * init_noise_sigma(scheduler)
     if begin:
         signal, noise = schedule.levels[0]
         x = signal * torch.randn(SHAPE, generator=generator) + noise * x / x.std()
@@ -174,9 +187,7 @@ def compare(schedule, scheduler, *, begin=0, end=None, **options):
     np.testing.assert_allclose(
         schedule.timesteps, scheduler.timesteps[begin:end], rtol=1e-5, atol=1e-3
     )
-    np.testing.assert_allclose(
-        schedule.init_noise_sigma, float(scheduler.init_noise_sigma), rtol=1e-6
-    )
+    np.testing.assert_allclose(schedule.init_noise_sigma, init_noise_sigma(scheduler), rtol=1e-6)
     same(actual, expected, magnification(schedule))
 
 

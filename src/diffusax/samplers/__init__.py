@@ -1,8 +1,15 @@
 """Samplers as tables: coefficients on the host, one generic step in the compiled program."""
 
-from diffusax.samplers import alpha_schedulers, edm_schedulers, sigma_schedulers, snr_schedulers
+from diffusax.samplers import (
+    alpha_schedulers,
+    edm_schedulers,
+    flow_schedulers,
+    sigma_schedulers,
+    snr_schedulers,
+)
 from diffusax.samplers.alpha_schedulers import *  # noqa: F403
 from diffusax.samplers.edm_schedulers import *  # noqa: F403
+from diffusax.samplers.flow_schedulers import *  # noqa: F403
 from diffusax.samplers.names import SAMPLER_NAMES, scheduler_from_config, scheduler_from_name
 from diffusax.samplers.rows import Row, Schedule, Table, stack_tables
 from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
@@ -25,5 +32,6 @@ __all__ = [
 ]
 __all__ += alpha_schedulers.__all__
 __all__ += edm_schedulers.__all__
+__all__ += flow_schedulers.__all__
 __all__ += sigma_schedulers.__all__
 __all__ += snr_schedulers.__all__

@@ -28,10 +28,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        spacings = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
-        chosen = [name for name in (*spacings, "use_lu_lambdas") if getattr(self, name, False)]
-        if len(chosen) > 1:
-            raise ValueError(f"only one of {', '.join(chosen)} can be True")
+        check_one_spacing(self)
 
     @property
     def alphas_cumprod(self) -> np.ndarray:
@@ -82,7 +79,24 @@ def limits_of(scheduler: Scheduler) -> Limits:
     return Limits(options["clip_sample_range"]) if options.get("clip_sample") else Limits()
 
 
-def respaced(scheduler: DiscreteScheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:
+def spacings(scheduler: Scheduler) -> list[str]:
+    """The options that ask for a spacing of the sigmas and are set."""
+    names = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+    return [name for name in names if getattr(scheduler, name, False)]
+
+
+def check_one_spacing(scheduler: Scheduler) -> None:
+    """Refuses options that ask for two spacings.
+
+    Raises:
+        ValueError: they do.
+    """
+    chosen = spacings(scheduler)
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(chosen)} can be True")
+
+
+def respaced(scheduler: Scheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:
     """As use_karras_sigmas and the like ask, n between the ends of `sigmas`; None if none asks.
 
     sigmas: descending. The options sigma_min and sigma_max go before its ends.

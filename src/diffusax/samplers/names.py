@@ -7,6 +7,7 @@ from typing import Any
 from diffusax.samplers import (  # noqa: F401
     alpha_schedulers,
     edm_schedulers,
+    flow_schedulers,
     sigma_schedulers,
     snr_schedulers,
 )
@@ -31,6 +32,8 @@ _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "edm_euler": ("EDMEulerScheduler", {}),
     "euler": ("EulerDiscreteScheduler", {}),
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
+    "flow_euler": ("FlowMatchEulerDiscreteScheduler", {}),
+    "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
     "heun": ("HeunDiscreteScheduler", {}),
     "kdpm2": ("KDPM2DiscreteScheduler", {}),
     "kdpm2_a": ("KDPM2AncestralDiscreteScheduler", {}),

@@ -10,12 +10,14 @@ from msgspec import Meta
 
 Prediction = Literal["epsilon", "v_prediction", "sample"]
 NoisePrediction = Literal["epsilon", "v_prediction"]
+AnyPrediction = Literal["epsilon", "v_prediction", "sample", "flow_prediction"]
 Spacing = Literal["linspace", "leading", "trailing"]
 BetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2"]
 DDPMBetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"]
 HeunBetaSchedule = Literal["linear", "scaled_linear", "squaredcos_cap_v2", "exp"]
 SigmaSchedule = Literal["karras", "exponential"]
 FinalSigma = Literal["zero", "sigma_min"]
+TimeShift = Literal["exponential", "linear"]
 Order = Literal[1, 2, 3]
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 Offset = Annotated[int, Meta(ge=0, le=100_000)]
@@ -24,6 +26,7 @@ Betas = Annotated[tuple[Beta, ...], Meta(min_length=1, max_length=100_000)]
 Sigma = Annotated[float, Meta(gt=0, le=1e6)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Quantile = Annotated[float, Meta(ge=0, le=1)]
+Terminal = Annotated[float, Meta(ge=0, lt=1)]
 # Also -inf, not NaN.
 UpperBounded = Annotated[float, Meta(le=1e6)]
 

@@ -1,7 +1,8 @@
 """What a network's raw prediction says of the clean sample and of the noise in x.
 
 Everywhere x = signal x0 + noise eps. The variance-preserving form has signal sqrt(alpha-bar) and
-noise sqrt(1 - alpha-bar), the variance-exploding form signal 1 and noise sigma.
+noise sqrt(1 - alpha-bar), the variance-exploding form signal 1 and noise sigma, flow matching
+signal 1 - sigma and noise sigma.
 """
 
 import numpy as np
@@ -13,13 +14,16 @@ def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
     """The predicted sample as a form in X and RAW (Salimans and Ho 2022, section 4).
 
     kind: "epsilon" (RAW is the noise), "v_prediction" (RAW is the velocity of x scaled to unit
-    variance) or "sample" (RAW is the sample).
+    variance), "flow_prediction" (RAW is the noise less the sample, where signal and noise sum to
+    one) or "sample" (RAW is the sample).
     """
     if kind == "epsilon":
         return (X - noise * RAW) / signal
     if kind == "v_prediction":
         scale = np.hypot(signal, noise)
         return signal / scale**2 * X - noise / scale * RAW
+    if kind == "flow_prediction":
+        return X - noise * RAW
     return RAW
 
 
@@ -30,4 +34,6 @@ def epsilon_from(kind: str, signal: float, noise: float) -> np.ndarray:
     if kind == "v_prediction":
         scale = np.hypot(signal, noise)
         return noise / scale**2 * X + signal / scale * RAW
+    if kind == "flow_prediction":
+        return X + signal * RAW
     return (X - signal * RAW) / noise

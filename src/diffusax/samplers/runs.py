@@ -16,7 +16,8 @@ class Request(NamedTuple):
     """A run as it was asked for, checked.
 
     steps: how many of the whole run. begin: the first row. timesteps: n, sigmas: n+1, the caller's
-    own. eta: DDIM's, and TCD's gamma. original_inference_steps, strength: of LCM and TCD.
+    own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's, and TCD's gamma.
+    original_inference_steps, strength: of LCM and TCD. mu: of flow matching.
     """
 
     steps: int
@@ -26,6 +27,7 @@ class Request(NamedTuple):
     eta: float = 0.0
     original_inference_steps: int | None = None
     strength: float = 1.0
+    mu: float | None = None
 
 
 class Run(NamedTuple):
@@ -47,6 +49,7 @@ def cached_schedule(
     eta: float = 0.0,
     original_inference_steps: int | None = None,
     strength: float = 1.0,
+    mu: float | None = None,
 ) -> Schedule:
     """`Scheduler.schedule`, its arguments of exactly these types.
 
@@ -57,7 +60,9 @@ def cached_schedule(
     given = [name for name, value in custom.items() if value is not None]
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be between 0 and 1 (got {strength:g})")
-    if len(given) + (steps is not None) != 1:
+    _check_mu(scheduler, mu)
+    together = scheduler.paired and steps is None and len(given) == 2
+    if len(given) + (steps is not None) != 1 and not together:
         names = [*(["the number of steps"] if steps is not None else []), *given]
         raise ValueError(
             "exactly one of the number of steps (num_inference_steps), timesteps and sigmas "
@@ -75,9 +80,14 @@ def cached_schedule(
         if name not in scheduler.custom:
             raise ValueError(f"{scheduler.class_name} does not take custom {name}; leave it out")
     arrays = {name: np.array(value) for name, value in custom.items() if value is not None}
+    if together and len(arrays["timesteps"]) != len(arrays["sigmas"]):
+        raise ValueError(
+            "timesteps and sigmas must be of the same length (got "
+            f"{len(arrays['timesteps'])} and {len(arrays['sigmas'])})"
+        )
     for name, values in arrays.items():
         _check_custom(scheduler, name, values)
-        steps = len(values) - (name == "sigmas")
+        steps = len(values) - (name == "sigmas" and scheduler.sigmas_hold_last)
     assert steps is not None
     _check_steps(scheduler, steps)
     request = Request(
@@ -88,6 +98,7 @@ def cached_schedule(
         eta,
         original_inference_steps,
         strength,
+        mu,
     )
     try:
         with np.errstate(all="ignore"):
@@ -132,14 +143,31 @@ def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None
     rising = np.diff(values) > least
     if len(values) == 0 or rising.any() or values[-1] < 0:
         raise ValueError(f"{name} must be a descending list of numbers from 0 up (got {values})")
-    if name == "timesteps" and values[0] >= scheduler.num_train_timesteps:
+    scheduler._check_custom(name, values)
+
+
+def check_highest(name: str, values: np.ndarray, highest: float) -> None:
+    """Refuses custom values, descending, that start above `highest`.
+
+    Raises:
+        ValueError: they do.
+    """
+    if values[0] > highest:
+        raise ValueError(f"{name} must start at {highest} or below (got {values[0]:g})")
+
+
+def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
+    dynamic = getattr(scheduler, "use_dynamic_shifting", False)
+    if mu is not None and not dynamic:
         raise ValueError(
-            f"timesteps must start below num_train_timesteps={scheduler.num_train_timesteps} "
-            f"(got {values[0]:g})"
+            f"{scheduler.class_name} takes mu only with use_dynamic_shifting=True; leave it out"
         )
-    for option in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"):
-        if name == "timesteps" and getattr(scheduler, option, False):
-            raise ValueError(f"timesteps cannot be given with {option}=True; set it to False")
+    if mu is None and dynamic and scheduler.needs_mu:
+        raise ValueError(
+            f"mu must be given to a {scheduler.class_name} with use_dynamic_shifting=True"
+        )
+    if mu is not None and not abs(mu) <= 100:
+        raise ValueError(f"mu must be from -100 to 100 (got {mu:g})")
 
 
 def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
@@ -152,8 +180,8 @@ def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
 def _no_step(scheduler: "Scheduler") -> str:
     return (
         f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
-        "fewer steps, another timestep_spacing, lower_order_final=True, or betas that leave some "
-        "signal and some noise"
+        "fewer steps, another timestep_spacing, lower_order_final=True, betas that leave some "
+        "signal and some noise, or with shift_terminal more than one step"
     )
 
 

@@ -36,6 +36,12 @@ class Scheduler:
     ignored: ClassVar[frozenset[str]] = frozenset()
     # What `schedule` takes besides the number of steps.
     custom: ClassVar[tuple[str, ...]] = ()
+    # Whether timesteps and sigmas may be given together.
+    paired: ClassVar[bool] = False
+    # Whether a list of sigmas holds the one that the run ends at.
+    sigmas_hold_last: ClassVar[bool] = True
+    # Whether use_dynamic_shifting asks for `mu`.
+    needs_mu: ClassVar[bool] = False
     # Rows per step.
     order: ClassVar[int] = 1
     # Whether diffusers counts it among those that can be swapped for each other.
@@ -167,10 +173,12 @@ class Scheduler:
         eta: float = 0.0,
         original_inference_steps: int | None = None,
         strength: float = 1.0,
+        mu: float | None = None,
     ) -> Schedule:
         """The rows of a run, or of a part of one; computed once per sampler and arguments.
 
-        Exactly one of steps, timesteps and sigmas is given.
+        Exactly one of steps, timesteps and sigmas is given; FlowMatchEulerDiscreteScheduler also
+        takes timesteps and sigmas together.
 
         Args:
             steps: diffusers' num_inference_steps, of the whole run.
@@ -178,11 +186,13 @@ class Scheduler:
                 count them from here.
             end: the row after the last; None for the whole run's last.
             timesteps: descending training timesteps instead of evenly spaced ones.
-            sigmas: descending noise levels, the last the one to end at.
+            sigmas: descending noise levels, the last the one to end at; for flow matching, where
+                runs end at 0, without it.
             eta: DDIM's share of noise, and TCD's gamma.
             original_inference_steps: the number of timesteps that a consistency model was distilled
                 at, for LCM and TCD; None for the option's.
             strength: the share of those timesteps, from the lowest, that the run uses.
+            mu: how far the sigmas of flow matching are shifted, with use_dynamic_shifting=True.
 
         Raises:
             ValueError: too few or too many steps or rows, or values that the sampler cannot take.
@@ -205,6 +215,7 @@ class Scheduler:
             eta=number("eta", eta),
             original_inference_steps=original,
             strength=number("strength", strength),
+            mu=None if mu is None else number("mu", mu),
         )
 
     @property
@@ -215,6 +226,21 @@ class Scheduler:
             ValueError: the sampler is for models that were not trained at discrete noise levels.
         """
         raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None:
+        """Refuses timesteps or sigmas, descending, that the sampler cannot take.
+
+        Raises:
+            ValueError: they are such.
+        """
+        total = self.num_train_timesteps
+        if name == "timesteps" and values[0] >= total:
+            raise ValueError(
+                f"timesteps must start below num_train_timesteps={total} (got {values[0]:g})"
+            )
+        for option in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"):
+            if name == "timesteps" and getattr(self, option, False):
+                raise ValueError(f"timesteps cannot be given with {option}=True; set it to False")
 
     def _run(self, request: Request) -> Run:
         raise TypeError(f"{type(self).__name__} is not a sampler; use one of its subclasses")

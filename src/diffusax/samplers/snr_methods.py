@@ -1,7 +1,8 @@
 """Exponential integrators in log-SNR: DPM-Solver, DPM-Solver++, their SDE forms, and UniPC.
 
 alpha, sigma and lambda are those of Lu et al. 2022: x_t = alpha x_0 + sigma noise with
-alpha^2 + sigma^2 = 1, and lambda = log(alpha / sigma).
+alpha^2 + sigma^2 = 1, and lambda = log(alpha / sigma). The same formulas serve flow matching, where
+alpha + sigma = 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,6 +65,11 @@ def levels(sigmas: np.ndarray) -> list[Level]:
     return result
 
 
+def flow_levels(sigmas: np.ndarray) -> list[Level]:
+    """From the sigmas of flow matching; the last may be zero, with lambda infinite."""
+    return [Level(1 - sigma, sigma, np.log(1 - sigma) - np.log(sigma)) for sigma in sigmas]
+
+
 class DEIS(NamedTuple):
     """Which of the DEIS solvers: diffusers' options of the same names, and the predictions."""
 
@@ -122,13 +128,12 @@ def dpm_multistep(
 
 
 def dpm_singlestep(
-    solver: DPM, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int
+    solver: DPM, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
 ) -> list[Row]:
     """DPM-Solver++ 2S and 3S (Lu et al. 2022, algorithm 1) as diffusers orders its steps.
 
     Slots: m1, m2 earlier predictions, m3 the x at the start of the group of evaluations.
     """
-    ls = levels(sigmas)
     of_x0 = solver.algorithm_type.endswith("++")
     rows = []
     for i, (t, order) in enumerate(zip(timesteps, _singlestep_orders(solver, len(timesteps)))):
@@ -238,14 +243,14 @@ def _expand(
     return result
 
 
-def unipc(solver: UniPC, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int) -> list[Row]:
+def unipc(solver: UniPC, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int) -> list[Row]:
     """UniPC (Zhao et al. 2023, algorithms 1 and 2).
 
     Each row corrects the x it was given with the prediction made there, then predicts the next.
     Slots: m1, m2, m3 earlier predictions; m4 the corrected x of the row before.
     """
-    n, ls = len(timesteps), levels(sigmas)
-    rows, last_order = [], 0
+    n, last_order = len(timesteps), 0
+    rows = []
     for i, t in enumerate(timesteps):
         x = X
         prediction, output, limits = _output(solver, ls[i], of_x0=solver.predict_x0)
@@ -306,19 +311,19 @@ def _uni_weights(ratios: Sequence[float], z: float, b_h: float) -> np.ndarray:
     return np.linalg.solve(matrix, np.array(b))
 
 
-def deis(solver: DEIS, timesteps: np.ndarray, sigmas: np.ndarray, *, begin: int) -> list[Row]:
+def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int) -> list[Row]:
     """DEIS in log rho (Zhang and Chen 2023, section 3.3). Slots m1, m2: earlier predictions."""
-    n, ls = len(timesteps), levels(sigmas)
+    n = len(timesteps)
     rows = []
     for i, t in enumerate(timesteps):
         order = min(solver.order, max(i - begin, 0) + 1)
         if solver.lower_order_final and n < 15:
             order = min(order, n - i)
         prediction, output, limits = _output(solver, ls[i], of_x0=False)
-        points = [np.log(sigmas[i - k] / sigmas[i]) for k in range(order)]
-        weights = _exponential_weights(points, np.log(sigmas[i + 1] / sigmas[i]))
+        points = [ls[i].lam - ls[i - k].lam for k in range(order)]
+        weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
         slope = sum(w * form for w, form in zip(weights, (output, M1, M2)))
-        x = ls[i + 1].alpha * (X / ls[i].alpha + sigmas[i] * slope)
+        x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha
         rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
     return rows
 

@@ -6,20 +6,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from diffusax.samplers import noise_levels, snr_methods
+from diffusax.samplers import flow_levels, noise_levels, snr_methods
 from diffusax.samplers.alpha_methods import Limits
-from diffusax.samplers.discrete import DiscreteScheduler, limits_of, respaced
+from diffusax.samplers.discrete import DiscreteScheduler, limits_of, respaced, spacings
 from diffusax.samplers.options import (
+    AnyPrediction,
     FinalSigma,
     Offset,
     Order,
     Positive,
     Quantile,
+    Terminal,
+    TimeShift,
     UpperBounded,
     adopt,
 )
 from diffusax.samplers.predictions import epsilon_from, x0_from
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Request, Run, check_highest
 
 __all__ = [
     "DEISMultistepScheduler",
@@ -28,7 +31,7 @@ __all__ = [
     "UniPCMultistepScheduler",
 ]
 
-_NO_FLOW = {"use_flow_sigmas": (False,), "use_dynamic_shifting": (False,)}
+_LEAST_SIGNAL = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,9 +39,12 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     """What the exponential integrators share."""
 
     custom: ClassVar[tuple[str, ...]] = ("timesteps",)
-    fixed: ClassVar[dict[str, Any]] = _NO_FLOW
-    ignored = frozenset({"flow_shift", "time_shift_type"})
+    # The spacings of sigmas that flow matching may have.
+    flow_spacings: ClassVar[tuple[str, ...]] = ()
+    # The option without which there are no flow predictions.
+    velocity_needs: ClassVar[str] = ""
 
+    prediction_type: AnyPrediction = "epsilon"  # type: ignore[assignment]
     solver_order: Order = 2
     thresholding: bool = False
     dynamic_thresholding_ratio: Quantile = 0.995
@@ -46,26 +52,81 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
+    use_flow_sigmas: bool = False
+    flow_shift: Positive = 1.0
+    use_dynamic_shifting: bool = False
+    time_shift_type: TimeShift = "exponential"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_flow()
+
+    def _check_flow(self) -> None:
+        """Refuses what diffusers cannot do with flow matching, or does not do right."""
+        flow, kind = self.use_flow_sigmas, self.prediction_type
+        if kind == "flow_prediction" and not (flow and self._takes_velocity):
+            need = "use_flow_sigmas=True" if self._takes_velocity else self.velocity_needs
+            raise ValueError(f"prediction_type='flow_prediction' needs {need}")
+        if flow and kind == "v_prediction":
+            raise ValueError(
+                "prediction_type='v_prediction' is not defined with use_flow_sigmas=True; use "
+                "'flow_prediction'"
+            )
+        lu = ["use_lu_lambdas"] if getattr(self, "use_lu_lambdas", False) else []
+        refused = [name for name in (*spacings(self), *lu) if name not in self.flow_spacings]
+        if flow and refused:
+            raise ValueError(f"use_flow_sigmas and {refused[0]} cannot both be True")
+
+    @property
+    def _takes_velocity(self) -> bool:
+        """Whether the method takes a flow prediction; in diffusers those of the noise do not."""
+        return True
+
+    def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
+        """The sigmas of flow matching: n. spaced: what `respaced` gives."""
+        shift = self.flow_shift
+        if request.mu is not None:
+            if self.time_shift_type != "exponential":
+                raise ValueError(
+                    f"{self.class_name} takes mu only with time_shift_type='exponential' (got "
+                    f"{self.time_shift_type!r})"
+                )
+            shift = float(np.exp(request.mu))
+        n, total = request.steps, self.num_train_timesteps
+        sigmas = 1.0 - np.linspace(1, 1 / total, n + 1)
+        return flow_levels.shifted(sigmas, shift)[::-1][:-1]
 
     def _levels(
-        self, n: int, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The timesteps, n, and the ratios sigma / alpha, n+1, of a run.
+        self, request: Request, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
+    ) -> tuple[np.ndarray, list[snr_methods.Level]]:
+        """The timesteps, n, and the levels, n+1, of a run.
 
         to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
         sigma, where it has its own spacing of sigmas, and not at the schedule's.
         """
-        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        n, every = request.steps, noise_levels.all_sigmas(self.alphas_cumprod)
         spaced = respaced(self, n, every[::-1])
-        if getattr(self, "use_lu_lambdas", False):
+        lu = getattr(self, "use_lu_lambdas", False)
+        if lu and not self.use_karras_sigmas:
             spaced = np.exp(np.linspace(np.log(every[-1]), np.log(every[0]), n))
         last = every[0]
-        if spaced is None:
+        if self.use_flow_sigmas:
+            sigmas = self._flow_sigmas(request, spaced)
+            timesteps = sigmas * self.num_train_timesteps
+            last = sigmas[-1] if own_last else last
+        elif spaced is None:
             sigmas = np.interp(timesteps, np.arange(len(every)), every)
         else:
             sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
             last = sigmas[-1] if own_last else last
-        return timesteps, noise_levels.rounded(np.append(sigmas, 0.0 if to_zero else last))
+        sigmas = noise_levels.rounded(np.append(sigmas, 0.0 if to_zero else last))
+        to_levels = snr_methods.flow_levels if self.use_flow_sigmas else snr_methods.levels
+        return timesteps, to_levels(sigmas)
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None:
+        if name == "timesteps" and self.use_flow_sigmas:
+            raise ValueError("timesteps cannot be given with use_flow_sigmas=True")
+        super()._check_custom(name, values)
 
     def _predictions(self) -> tuple[snr_methods.Predicted, snr_methods.Predicted]:
         """The predicted sample, and the predicted noise."""
@@ -79,6 +140,8 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
 
     A variance_type means nothing to them; where it is learned, `run` leaves its channels out.
     """
+
+    velocity_needs = "algorithm_type='dpmsolver++' or 'sde-dpmsolver++'"
 
     algorithm_type: str = "dpmsolver++"
     solver_type: str = "midpoint"
@@ -106,6 +169,10 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
                 f"final_sigmas_type='zero' is not possible with {self.algorithm_type!r}; use "
                 "'sigma_min'"
             )
+
+    @property
+    def _takes_velocity(self) -> bool:
+        return self.algorithm_type.endswith("++")
 
     def _solver(self) -> snr_methods.DPM:
         return snr_methods.DPM(
@@ -137,14 +204,22 @@ class DPMSolverSinglestepScheduler(DPMSolverScheduler):
     solver_type: Literal["midpoint", "heun"] = "midpoint"
     lower_order_final: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.use_flow_sigmas and self.thresholding and self.algorithm_type == "dpmsolver":
+            # diffusers thresholds there as if the levels were those of the betas.
+            raise ValueError(
+                "thresholding with use_flow_sigmas=True needs algorithm_type='dpmsolver++'"
+            )
+
     def _run(self, request: Request) -> Run:
         timesteps = self._spaced(request, "linspace", 0)
         solver = self._solver()
-        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
+        timesteps, levels = self._levels(request, timesteps, to_zero=solver.to_zero)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        return Run(snr_methods.dpm_singlestep(solver, timesteps, sigmas, begin=request.begin))
+        return Run(snr_methods.dpm_singlestep(solver, timesteps, levels, begin=request.begin))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,12 +244,11 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
     def _run(self, request: Request) -> Run:
         timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
         solver = self._solver()
-        timesteps, sigmas = self._levels(request.steps, timesteps, to_zero=solver.to_zero)
+        timesteps, levels = self._levels(request, timesteps, to_zero=solver.to_zero)
         rounds = self.use_karras_sigmas or self.use_lu_lambdas
         if rounds and self.beta_schedule != "squaredcos_cap_v2":
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        levels = snr_methods.levels(sigmas)
         return Run(snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin))
 
 
@@ -182,12 +256,12 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
 class UniPCMultistepScheduler(SNRScheduler):
     """UniPC (Zhao et al. 2023)."""
 
-    fixed: ClassVar[dict[str, Any]] = {
-        **SNRScheduler.fixed,
-        "solver_p": (None,),
-        "shift_terminal": (None,),
-    }
-    custom = ()
+    fixed: ClassVar[dict[str, Any]] = {"solver_p": (None,)}
+    flow_spacings = ("use_karras_sigmas",)
+    velocity_needs = "predict_x0=True"
+    custom = ("sigmas",)
+    sigmas_hold_last = False
+    needs_mu = True
     zero_snr_floor = True
 
     predict_x0: bool = True
@@ -198,10 +272,41 @@ class UniPCMultistepScheduler(SNRScheduler):
     rescale_betas_zero_snr: bool = False
     sigma_min: Positive | None = None
     sigma_max: Positive | None = None
+    shift_terminal: Terminal | None = None
 
     def __post_init__(self) -> None:
         adopt(self, "solver_type", ("midpoint", "heun", "logrho"), "bh2")
         super().__post_init__()
+        if self.shift_terminal is not None and not self.use_flow_sigmas:
+            raise ValueError("shift_terminal needs use_flow_sigmas=True")
+
+    @property
+    def _takes_velocity(self) -> bool:
+        return self.predict_x0
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None:
+        if not self.use_flow_sigmas or self.use_karras_sigmas:
+            raise ValueError(
+                "sigmas can be given with use_flow_sigmas=True and use_karras_sigmas=False only"
+            )
+        check_highest(name, values, 1)
+
+    def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
+        if spaced is not None:
+            return spaced / (spaced + 1)
+        sigmas = request.sigmas
+        if sigmas is None:
+            sigmas = np.linspace(1, 1 / self.num_train_timesteps, request.steps + 1)[:-1]
+        if request.mu is None:
+            sigmas = flow_levels.shifted(sigmas, self.flow_shift)
+        else:
+            sigmas = flow_levels.time_shifted(sigmas, request.mu, self.time_shift_type)
+        if self.shift_terminal:
+            sigmas = flow_levels.stretched(sigmas, self.shift_terminal)
+        # Where no signal is left the log-SNR is infinite.
+        if abs(sigmas[0] - 1) < _LEAST_SIGNAL:
+            sigmas = np.append(sigmas[0] - _LEAST_SIGNAL, sigmas[1:])
+        return sigmas
 
     def _run(self, request: Request) -> Run:
         n, total = request.steps, self.num_train_timesteps
@@ -209,8 +314,8 @@ class UniPCMultistepScheduler(SNRScheduler):
             n, total, total, self.timestep_spacing, self.steps_offset
         )
         to_zero = self.final_sigmas_type == "zero"
-        timesteps, sigmas = self._levels(n, timesteps, to_zero=to_zero, own_last=True)
-        if self.use_karras_sigmas:
+        timesteps, levels = self._levels(request, timesteps, to_zero=to_zero, own_last=True)
+        if self.use_karras_sigmas and not self.use_flow_sigmas:
             timesteps = timesteps.round()
         solver = snr_methods.UniPC(
             *self._predictions(),
@@ -222,7 +327,7 @@ class UniPCMultistepScheduler(SNRScheduler):
             # diffusers limits no sample where the noise is integrated.
             limits_of(self) if self.predict_x0 else Limits(),
         )
-        return Run(snr_methods.unipc(solver, np.trunc(timesteps), sigmas, begin=request.begin))
+        return Run(snr_methods.unipc(solver, np.trunc(timesteps), levels, begin=request.begin))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,10 +350,10 @@ class DEISMultistepScheduler(SNRScheduler):
         timesteps = noise_levels.interior_timesteps(
             n, total, total, self.timestep_spacing, self.steps_offset
         )
-        timesteps, sigmas = self._levels(n, timesteps, to_zero=False, own_last=True)
+        timesteps, levels = self._levels(request, timesteps, to_zero=False, own_last=True)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         solver = snr_methods.DEIS(
             *self._predictions(), self.solver_order, self.lower_order_final, limits_of(self)
         )
-        return Run(snr_methods.deis(solver, np.trunc(timesteps), sigmas, begin=request.begin))
+        return Run(snr_methods.deis(solver, np.trunc(timesteps), levels, begin=request.begin))
