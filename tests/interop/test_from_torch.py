@@ -107,7 +107,8 @@ def test_a_class_of_the_user_is_taken_for_the_one_it_inherits_from(pairs):
 def test_a_sampler_made_in_python_is_swapped_as_in_diffusers(pairs):
     """Its options that were never given take the defaults of the one that replaces it."""
     pipe = pairs(*SEEN["sd1"]).reference
-    theirs = diffusers.DDIMScheduler(beta_end=0.015, beta_schedule="linear")
+    given = {"beta_end": 0.015, "steps_offset": 1, "clip_sample": False}
+    theirs = diffusers.DDIMScheduler(**given, beta_schedule="scaled_linear")
     pipe = diffusers.StableDiffusionPipeline(
         **{**pipe.components, "scheduler": theirs}, requires_safety_checker=False
     )

@@ -64,7 +64,7 @@ def to_model(
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError(
-            f"the parameters of {name} are not in memory; load them without offloading"
+            f"{name} has parameters that are not in memory; load it without offloading"
         )
     network = native_network(name, module)
     if network is None:
