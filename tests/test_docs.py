@@ -144,6 +144,15 @@ def repositories(stand_in, monkeypatch):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 
+    # PyTorch's pipelines, too.
+    theirs = diffusers.DiffusionPipeline.from_pretrained.__func__
+
+    def from_pretrained(cls, repo, **options):
+        return theirs(cls, hub.EMBEDDED.get(repo, repo), **options)
+
+    monkeypatch.setattr(
+        diffusers.DiffusionPipeline, "from_pretrained", classmethod(from_pretrained)
+    )
     return put
 
 

@@ -45,16 +45,19 @@ def load_network(
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     network = read_network(folder)
-    if isinstance(device, Mesh):
-        device = functools.partial(_shard, device, network)
     params = load_params(
         network.module_class,
         network.shapes,
         weight_files(folder, variant),
         dtype=None if dtype is None else parse_dtype(dtype),
-        device=device,
+        device=placing(network, device),
     )
     return Model(network, params)
+
+
+def placing(network: Network, device: Any) -> Any:
+    """Where each parameter goes, for `load_params`: on a device, or its share of a mesh."""
+    return functools.partial(_shard, device, network) if isinstance(device, Mesh) else device
 
 
 def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> NamedSharding:
@@ -68,15 +71,32 @@ def read_network(folder: Path) -> Network:
         ValueError: the config is not one that diffusax can read; says which and why.
     """
     data = load_json(folder / "config.json")
-    module_class: Any = MODELS[_class_name(data, folder)]
-    config = config_from_dict(module_class.config_class, data, source=str(folder / "config.json"))
-    return Network(module_class, config)
+    return network_of(_class_name(data, folder), data, source=str(folder / "config.json"))
+
+
+def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
+    """The network of a class in `MODELS` with the options of a parsed config.json.
+
+    Raises:
+        ValueError: an option or its value is not supported.
+    """
+    module_class: Any = MODELS[class_name]
+    return Network(module_class, config_from_dict(module_class.config_class, config, source=source))
 
 
 def check_safe(safe_serialization: bool) -> None:
     """Raises ValueError where pickles are asked for."""
     if not safe_serialization:
         raise ValueError("safe_serialization must be True: diffusax writes safetensors only")
+
+
+def check_saveable(model: Model) -> None:
+    """Raises ValueError where a network is a PyTorch module's, for which there is no file here."""
+    if not isinstance(model.network, Network):
+        raise ValueError(
+            f"{model.class_name} is a PyTorch module that diffusax runs as it is; save it with the "
+            "save_pretrained of the PyTorch pipeline"
+        )
 
 
 def save_network(
@@ -89,7 +109,11 @@ def save_network(
     """Writes a folder that diffusers or transformers opens. Files appear only when whole.
 
     max_shard_size is in bytes; larger networks are split, with an index.
+
+    Raises:
+        ValueError: the network is a PyTorch module's.
     """
+    check_saveable(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", _config(model))

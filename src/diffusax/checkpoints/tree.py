@@ -4,12 +4,14 @@ A name is the path through the tree joined by dots, with Flax's `kernel`, `scale
 called `weight`. Kernels are transposed: PyTorch has the output channels first, Flax last.
 """
 
+import contextlib
 import math
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,20 @@ MAX_LISTED = 20
 # A process may have some 65,000 maps; what is smaller is not worth one.
 _MIN_MAPPED = 2**16
 _WEIGHTS = ("kernel", "scale", "embedding")
+
+
+class Stored(Protocol):
+    """A tensor in a file or a module; `path` says in which, for errors."""
+
+    @property
+    def path(self) -> Any: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+S = TypeVar("S", bound=Stored)
 
 
 def checkpoint_name(path: tuple[Any, ...]) -> str:
@@ -82,31 +98,75 @@ def load_params(
         ValueError: lists the tensors that are missing, unexpected, misshapen, there twice, or no
             floating-point numbers.
     """
+    tensor_files = {path: TensorFile(path) for path in files}
+
+    @contextlib.contextmanager
+    def opened(entry: Entry) -> Iterator[np.ndarray]:
+        file = tensor_files[entry.path]
+        yield file.view(entry)
+        file.release(entry)
+
+    return fit_params(
+        module_class,
+        abstract_params,
+        [file.entries for file in tensor_files.values()],
+        opened,
+        where=", ".join(map(str, tensor_files)),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def fit_params(
+    module_class: type[nnx.Module],
+    abstract_params: Params,
+    stored: Collection[Mapping[str, S]],
+    opened: Callable[[S], AbstractContextManager[np.ndarray]],
+    *,
+    where: str,
+    dtype: Any = None,
+    device: Any = None,
+) -> Params:
+    """As `load_params`, from tensors that are stored anywhere.
+
+    Args:
+        module_class: see `load_params`.
+        abstract_params: see `load_params`.
+        stored: the tensors by name, in one or several parts.
+        opened: a context in which one of them is an array.
+        where: what holds them, for errors.
+        dtype: see `load_params`.
+        device: see `load_params`.
+
+    Raises:
+        ValueError: as `load_params`.
+    """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract_params)
     wanted = {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
-    tensor_files = {path: TensorFile(path) for path in files}
-    found, twice = _match(module_class, wanted, [file.entries for file in tensor_files.values()])
-    _check(wanted, found, twice, list(tensor_files))
+    found, twice = match_names(module_class, wanted, stored)
+    _check(wanted, found, twice, where)
     _check_dtypes(wanted, found, dtype)
 
     def load(name: str) -> jax.Array:
         path, shape = wanted[name]
-        entry = found[name]
-        file = tensor_files[entry.path]
-        tensor = file.view(entry).reshape(torch_shape(shape, path))
-        # A copy even where nothing changes: JAX may keep a host array without copying it.
-        tensor = to_flax(tensor, path)
-        array = aligned_empty(tensor.shape, dtype or tensor.dtype)
-        np.copyto(array, tensor, casting="unsafe")
-        file.release(entry)
-        return _put(array, device(path, shape) if callable(device) else device)
+        with opened(found[name]) as view:
+            tensor = to_flax(view.reshape(torch_shape(shape, path)), path)
+            array = copied(tensor, dtype)
+        return put_array(array, device(path, shape) if callable(device) else device)
 
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _put(array: np.ndarray, device: Any) -> jax.Array:
+def copied(array: np.ndarray, dtype: Any = None) -> np.ndarray:
+    """A copy for JAX, cast; even where nothing changes, as JAX may keep an array of the host."""
+    made = aligned_empty(array.shape, dtype or array.dtype)
+    np.copyto(made, array, casting="unsafe")
+    return made
+
+
+def put_array(array: np.ndarray, device: Any) -> jax.Array:
     """The array on its device, or on those of this process: other processes see to theirs."""
     if isinstance(device, jax.sharding.NamedSharding) and device.mesh.size > 1:
         return jax.make_array_from_callback(array.shape, device, lambda index: array[index])
@@ -126,18 +186,16 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.frombuffer(buffer, dtype, count).reshape(shape)
 
 
-def _match(
-    module_class: type[nnx.Module],
-    wanted: Mapping[str, Any],
-    entries: Iterable[Mapping[str, Entry]],
-) -> tuple[dict[str, Entry], list[str]]:
+def match_names(
+    module_class: type[nnx.Module], wanted: Container[str], stored: Iterable[Mapping[str, S]]
+) -> tuple[dict[str, S], list[str]]:
     """The tensors by the network's names for them, and the names that several tensors have."""
     legacy = getattr(module_class, "legacy_names", ())
     prefix = getattr(module_class, "key_prefix", "")
     ignored = getattr(module_class, "ignored_keys", ())
-    found: dict[str, Entry] = {}
+    found: dict[str, S] = {}
     twice = []
-    for name, entry in (item for file in entries for item in file.items()):
+    for name, entry in (item for part in stored for item in part.items()):
         if ignored and name.endswith(ignored):
             continue
         for old, new in legacy:
@@ -152,9 +210,9 @@ def _match(
 
 def _check(
     wanted: Mapping[str, tuple[Any, tuple[int, ...]]],
-    found: Mapping[str, Entry],
+    found: Mapping[str, Stored],
     twice: list[str],
-    files: list[Path],
+    where: str,
 ) -> None:
     missing = [name for name in wanted if name not in found]
     unexpected = [name for name in found if name not in wanted]
@@ -174,11 +232,10 @@ def _check(
     if parts := [
         f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names
     ]:
-        where = ", ".join(map(str, files))
         raise ValueError(f"{where} does not fit its config.json: {'; '.join(parts)}")
 
 
-def _check_dtypes(wanted: Iterable[str], found: Mapping[str, Entry], dtype: Any) -> None:
+def _check_dtypes(wanted: Iterable[str], found: Mapping[str, Stored], dtype: Any) -> None:
     for name in wanted:
         entry = found[name]
         if not jnp.issubdtype(entry.dtype, jnp.floating):

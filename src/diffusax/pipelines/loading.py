@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from diffusax.checkpoints import load_network, read_model_index, save_network
 from diffusax.checkpoints.files import fitting_variant
 from diffusax.checkpoints.model_index import write_model_index
+from diffusax.checkpoints.networks import check_saveable
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Model
 from diffusax.pipelines.components import Components
@@ -31,18 +32,32 @@ def class_for(cls: Any, folder: Path, base: Any) -> Any:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
     """
     class_name, _, _ = read_model_index(folder)
-    named = {c.__name__: c for c in _subclasses(base) if hasattr(c, "task")}.get(class_name)
+    named = known_classes(base).get(class_name)
     if named is None:
         raise ValueError(
             f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
             "diffusax does not have"
         )
+    return fitting_class(cls, named, base, str(folder))
+
+
+def known_classes(base: Any) -> dict[str, Any]:
+    """The classes of pipelines by name."""
+    return {c.__name__: c for c in _subclasses(base) if hasattr(c, "task")}
+
+
+def fitting_class(cls: Any, named: Any, base: Any, source: str) -> Any:
+    """`cls`, or for the base class the one that the source names.
+
+    Raises:
+        ValueError: `cls` is for another family.
+    """
     if cls is base:
         return named
     if named.family is not cls.family:
         raise ValueError(
-            f"{cls.__name__} is for {cls.family.name}; {folder} holds {named.family.name} "
-            f"({class_name})"
+            f"{cls.__name__} is for {cls.family.name}; {source} holds {named.family.name} "
+            f"({named.__name__})"
         )
     return cls
 
@@ -105,7 +120,13 @@ def save_components(
     variant: str | None,
     call_defaults: dict[str, float],
 ) -> None:
-    """Writes a checkpoint that diffusers opens."""
+    """Writes a checkpoint that diffusers opens.
+
+    Raises:
+        ValueError: a network is a PyTorch module's; nothing is written then.
+    """
+    for model in models.values():
+        check_saveable(model)
     listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
     for name, model in models.items():
         save_network(model, folder / name, variant=variant)

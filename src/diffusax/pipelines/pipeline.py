@@ -1,5 +1,6 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.placement import mesh_of, put_params
+from diffusax.pipelines.placement import devices_for, mesh_of, put_params
 from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, in_mesh, make_mesh
@@ -252,7 +253,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
-        devices = _devices(device, mesh)
+        devices = devices_for(device, mesh)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
         target = class_for(cls, folder, DiffusionPipeline)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
@@ -269,6 +270,30 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         pipe.call_defaults = read_call_defaults(folder)
         return pipe
 
+    @classmethod
+    def from_torch(
+        cls, pipe: Any, *, dtype: Any = None, device: Any = None, mesh: Mesh | str | None = None
+    ) -> Self:
+        """The pipeline of the same class with the weights of a PyTorch diffusers pipeline.
+
+        Parameters are copied out of its modules. A UNet, autoencoder or text encoder that diffusax
+        does not have is traced as the PyTorch module that it is, and runs in the same programs.
+
+        Args:
+            pipe: a pipeline of diffusers, or of a class that inherits from one.
+            dtype: of parameters and computation; None keeps the modules' own.
+            device: see `from_pretrained`.
+            mesh: see `from_pretrained`.
+
+        Raises:
+            ValueError: diffusax lacks the class or a component; says which.
+            ImportError: torch or torchax is missing.
+        """
+        # From a layer above, which needs PyTorch.
+        native = importlib.import_module("diffusax.interop.torch.native")
+        devices = devices_for(device, mesh)
+        return native.convert(cls, DiffusionPipeline, pipe, dtype=dtype, devices=devices)
+
     def save_pretrained(
         self,
         save_directory: str | Path,
@@ -278,7 +303,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """Writes a checkpoint that diffusers opens, with the parameters in `self.params`.
 
         Raises:
-            ValueError: safe_serialization is off; diffusax writes safetensors only.
+            ValueError: safe_serialization is off, or a network is a PyTorch module's.
         """
         check_safe(safe_serialization)
         options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
@@ -357,16 +382,6 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             raise ValueError("controlnet is an empty list; give at least one")
         for name, net in zip(control_names(len(nets)), nets):
             self._set_model(name, net)
-
-
-def _devices(device: Any, mesh: Mesh | str | None) -> Any:
-    """The device, or the mesh of several."""
-    if device is not None and mesh is not None:
-        raise ValueError("only one of device and mesh can be given")
-    if mesh is None and (device is not None or jax.local_device_count() == 1):
-        return device
-    made = make_mesh(mesh, devices=None if mesh else jax.local_devices())
-    return made if made.size > 1 else made.devices.flat[0]
 
 
 def _checked(name: str, value: Any, kind: Any, example: str) -> Any:

@@ -9,7 +9,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.programs import Plan
-from diffusax.runtime.mesh import batch_sharding, batch_size, pad, replicated, tree_sharding
+from diffusax.runtime.mesh import (
+    batch_sharding,
+    batch_size,
+    make_mesh,
+    pad,
+    replicated,
+    tree_sharding,
+)
 
 NO_IMAGES = -1
 """Stands for the axis of images of an array that has none."""
@@ -20,6 +27,20 @@ def mesh_of(params: Params) -> Mesh | None:
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
+
+
+def devices_for(device: Any, mesh: Mesh | str | None) -> Any:
+    """The device, or the mesh of several, that a pipeline is loaded on.
+
+    Raises:
+        ValueError: both are given, or the mesh does not fit the devices.
+    """
+    if device is not None and mesh is not None:
+        raise ValueError("only one of device and mesh can be given")
+    if mesh is None and (device is not None or jax.local_device_count() == 1):
+        return device
+    made = make_mesh(mesh, devices=None if mesh else jax.local_devices())
+    return made if made.size > 1 else made.devices.flat[0]
 
 
 def component_mesh(mesh: Mesh, name: str) -> Mesh:

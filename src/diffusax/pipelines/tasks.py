@@ -28,8 +28,8 @@ from diffusax.pipelines.sizes import (
 )
 from diffusax.samplers import Schedule
 
-_SAMPLED = ("AutoencoderKL", "AsymmetricAutoencoderKL")
-"""Autoencoders that give a distribution of latents."""
+_NOT_SAMPLED = ("AutoencoderTiny",)
+"""Autoencoders that give latents, and no distribution of them."""
 _embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 Images = list[Any]
@@ -233,7 +233,7 @@ def encode(
     if pixels.shape[-1] == channels:
         return programs.tile(pixels, b)
     eps = None
-    if noise is not None and c.networks["vae"].class_name in _SAMPLED:
+    if noise is not None and c.networks["vae"].class_name not in _NOT_SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))

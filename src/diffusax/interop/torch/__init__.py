@@ -10,6 +10,7 @@ pipe("an astronaut riding a horse").images[0]
 from diffusax.interop.torch.compiling import CompileOptions
 from diffusax.interop.torch.explaining import NotTraceable
 from diffusax.interop.torch.functional import to_jax
+from diffusax.interop.torch.native import from_torch
 from diffusax.interop.torch.pipelines import compile, restore
 
-__all__ = ["CompileOptions", "NotTraceable", "compile", "restore", "to_jax"]
+__all__ = ["CompileOptions", "NotTraceable", "compile", "from_torch", "restore", "to_jax"]
