@@ -26,6 +26,7 @@ GROUPS = (
     "videos",
     "more_videos",
     "audio",
+    "kolors",
 )
 for group in GROUPS:
     importlib.import_module(f"{__name__}.{group}")

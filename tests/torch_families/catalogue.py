@@ -1,5 +1,6 @@
 """Which pipeline classes the installed diffusers has, by what their calls take and return."""
 
+import importlib.util
 import inspect
 import re
 from typing import Any
@@ -30,14 +31,17 @@ def all_pipelines() -> dict[str, Any]:
     }
 
 
-def missing_pipelines() -> list[str]:
-    """Pipeline classes that diffusers names and cannot import, as a package is missing."""
-    return [
-        name
-        for name in sorted(dir(diffusers))
-        if name.endswith("Pipeline")
-        and ".dummy_" in getattr(getattr(diffusers, name), "__module__", "")
-    ]
+def missing_pipelines() -> dict[str, str]:
+    """Pipeline classes that diffusers names and cannot import, and what that needs."""
+    modules = {"opencv": "cv2", "onnx": "onnxruntime", "note_seq": "note_seq"}
+    missing = {}
+    for name in sorted(dir(diffusers)):
+        value = getattr(diffusers, name)
+        if "Pipeline" in name and ".dummy_" in getattr(value, "__module__", ""):
+            backends = [modules.get(backend, backend) for backend in value._backends]
+            lacking = [b for b in backends if importlib.util.find_spec(b) is None]
+            missing[name] = f"needs {', '.join(lacking)}"
+    return missing
 
 
 def makes_images(pipeline_class: Any) -> bool:

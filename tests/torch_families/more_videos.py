@@ -3,14 +3,22 @@
 from typing import Any
 
 import transformers
+from diffusers.guiders import ClassifierFreeGuidance
 
 from .autoencoders import wan_autoencoder
 from .flux2 import KANDINSKY5, kandinsky5
-from .language_models import LLAMA, gemma2, umt5
+from .language_models import LLAMA, gemma2, qwen2_5_vl, umt5
+from .pictures import video
 from .registry import VIDEO, add
 from .stable_diffusion import PLAIN, unet
-from .text import clip_images, clip_text, clip_vision
-from .tokenizers import clip_tokenizer, gemma_tokenizer, llama_tokenizer, t5_tokenizer
+from .text import clip_images, clip_text, clip_vision, t5
+from .tokenizers import (
+    clip_tokenizer,
+    gemma_tokenizer,
+    llama_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
 from .videos import CLIP, FLOW, FRAMES, SMALL, WAN, still
 from .weights import network, parts, randomize, scheduler
 
@@ -165,6 +173,61 @@ add(
     **NEEDS,
     **SMALL,
 )
+
+SPAN = {"num_frames": 5, "base_num_frames": 5, **NEEDS, **SMALL}
+add("SkyReelsV2DiffusionForcingImageToVideoPipeline", VIDEO, sky, image=still, **SPAN)
+add(
+    "SkyReelsV2DiffusionForcingVideoToVideoPipeline",
+    VIDEO,
+    sky,
+    video=lambda: video(5),
+    overlap_history=5,
+    **{**SPAN, "num_frames": 9, "base_num_frames": 9},
+)
+
+
+def qwen_text() -> Any:
+    """The part of Qwen 2.5 VL for texts."""
+    return qwen2_5_vl().model.language_model
+
+
+hunyuan15 = parts(
+    text_encoder=qwen_text,
+    tokenizer=qwen_tokenizer,
+    text_encoder_2=lambda: t5(vocab_size=384),
+    tokenizer_2=lambda: transformers.ByT5Tokenizer(),
+    scheduler=FLOW,
+    guider=lambda: ClassifierFreeGuidance(guidance_scale=3.0),
+    vae=network(
+        "AutoencoderKLHunyuanVideo15",
+        latent_channels=4,
+        block_out_channels=(16, 16),
+        layers_per_block=1,
+        spatial_compression_ratio=4,
+        temporal_compression_ratio=2,
+        downsample_match_channel=False,
+        upsample_match_channel=False,
+    ),
+    transformer=network(
+        "HunyuanVideo15Transformer3DModel",
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=2,
+        num_refiner_layers=1,
+        mlp_ratio=2.0,
+        patch_size=1,
+        patch_size_t=1,
+        text_embed_dim=32,
+        text_embed_2_dim=32,
+        image_embed_dim=12,
+        rope_axes_dim=(2, 2, 4),
+        target_size=16,
+        task_type="t2v",
+    ),
+)
+add("HunyuanVideo15Pipeline", VIDEO, hunyuan15, num_frames=5, height=32, width=32)
 
 short5 = parts(kandinsky5, vae=lambda: hunyuan16())
 

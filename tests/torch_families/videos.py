@@ -229,6 +229,9 @@ add(
 )
 add("WanVACEPipeline", VIDEO, vace, video=lambda: video(5), num_frames=5, **NEEDS, **SMALL)
 
+lucy = parts(wan, transformer=network("WanTransformer3DModel", in_channels=32, **WAN))
+add("LucyEditPipeline", VIDEO, lucy, video=lambda: video(5), num_frames=5, **NEEDS, **SMALL)
+
 latte = parts(
     READ_T5,
     vae=autoencoder,
