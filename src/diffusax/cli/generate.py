@@ -2,13 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
-from diffusax.cli import drawing
+from diffusax.cli import drawing, torch_backend
 from diffusax.cli.parsing import OWN, parse
 from diffusax.masks import blur
 from diffusax.pictures import load_image, open_upright, resize
@@ -29,6 +29,9 @@ class Generate(drawing.ToFile):
     model: str = "emoji"
     """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
     model inside the package, which draws emoji."""
+    backend: Literal["jax", "torch"] = "jax"
+    """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
+    that diffusers has, through torchax."""
     image: Annotated[Path | None, OWN] = None
     """Draw over this picture instead of from nothing."""
     strength: Annotated[Fraction | None, OWN] = None
@@ -70,6 +73,8 @@ class Generate(drawing.ToFile):
             given = getattr(self, name)
             if given != getattr(type(self), name) and not getattr(self, needs):
                 raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
+        if self.backend == "torch":
+            torch_backend.check(self)
         if len(self.control) != len(self.controlnet):
             raise ValueError(
                 f"--control and --controlnet go together: one picture for each ControlNet "
@@ -86,6 +91,10 @@ class Generate(drawing.ToFile):
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
         pictures = _pictures(self)
+        if self.backend == "torch":
+            size = {} if pictures else {"height": self.height, "width": self.width}
+            images, text = torch_backend.draw(self, pictures, size, seed)
+            return drawing.save(output, images, [text] * len(images), seed)
         pipe = _load(self)
         with self.profiled():
             images = drawing.call(

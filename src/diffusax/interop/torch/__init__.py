@@ -1,10 +1,6 @@
 """PyTorch modules and diffusers pipelines in JAX, through torchax (extra `torch`).
 
-import diffusax.torch
-
-pipe = diffusers.StableDiffusionPipeline.from_pretrained(...)
-diffusax.torch.compile(pipe)
-pipe("an astronaut riding a horse").images[0]
+`compile` has a pipeline of diffusers run its modules, or its whole loop, as compiled programs.
 """
 
 from diffusax.interop.torch.compiling import CompileOptions

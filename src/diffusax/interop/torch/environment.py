@@ -35,7 +35,7 @@ class MixedEnvironment(Environment):
         """What an operation gives, as `Environment.dispatch`."""
         given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
         ours = [isinstance(x, Tensor | View) for x in given if isinstance(x, torch.Tensor)]
-        if ours and not any(ours):
+        if ours and not any(ours) and func is not torch.Tensor.to:
             with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
                 return func(*args, **(kwargs or {}))
         session = current()
@@ -58,9 +58,10 @@ class MixedEnvironment(Environment):
         return Tensor(session.lift(np.asarray(value, dtype)), self)
 
     def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
-        # What is traced has no other place to go to.
-        device = None if isinstance(the_tensor, Tensor | View) else new_device
-        return super()._to_copy(the_tensor, new_dtype, device)
+        # What is traced has no other place to go to, and tables stay on the host until they are
+        # used.
+        traced = isinstance(the_tensor, Tensor | View) or "jax" in str(new_device)
+        return super()._to_copy(the_tensor, new_dtype, None if traced else new_device)
 
     def get_and_rotate_prng_key(self, generator: torch.Generator | None = None) -> Any:
         """A key for random numbers.

@@ -348,7 +348,8 @@ def _schedule(scheduler: Any, recording: _Recording) -> Schedule:
     custom: dict[str, Any] = {
         k: [float(x) for x in asked.pop(k)] for k in ("timesteps", "sigmas") if k in asked
     }
-    begin = scheduler.begin_index or 0 if hasattr(scheduler, "begin_index") else 0
+    found = np.array(recording.timesteps)
+    begin = _offset(scheduler.timesteps.numpy(), found)
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
     try:
         ours = scheduler_from_config(config)
@@ -356,10 +357,17 @@ def _schedule(scheduler: Any, recording: _Recording) -> Schedule:
         schedule = ours.schedule(None if custom else steps, begin=begin, eta=eta, **custom, **asked)
     except (ValueError, TypeError) as error:
         raise NotUniform(str(error)) from error
-    found = np.array(recording.timesteps)
     if len(schedule) != len(found) or not np.allclose(schedule.timesteps, found, rtol=1e-4):
         raise NotUniform("its timesteps are not those of the scheduler's run")
     return schedule
+
+
+def _offset(timesteps: np.ndarray, found: np.ndarray) -> int:
+    """Where in the scheduler's timesteps a run began."""
+    for begin in range(len(timesteps) - len(found) + 1):
+        if np.allclose(timesteps[begin : begin + len(found)], found, rtol=1e-5):
+            return begin
+    raise NotUniform("its timesteps are not the scheduler's")
 
 
 def _noises(schedule: Schedule, sample: torch.Tensor, options: dict[str, Any]) -> Any:

@@ -1,0 +1,95 @@
+"""Drawing with a PyTorch diffusers pipeline whose modules run in JAX."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from diffusax.extras import require_extra
+from diffusax.parameters import parameters_text
+
+_NATIVE_ONLY = (
+    "sampler",
+    "vae_dtype",
+    "compiled",
+    "controlnet",
+    "clip_skip",
+    "long_prompt",
+    "prompt_weighting",
+    "mask_crop",
+)
+"""Options that have no meaning for a pipeline of PyTorch's."""
+
+
+def check(options: Any) -> None:
+    """Raises ValueError where an option is given that this backend does not know."""
+    for name in _NATIVE_ONLY:
+        if getattr(options, name) != getattr(type(options), name):
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is nothing that --backend torch knows; leave it out")
+
+
+def draw(options: Any, pictures: dict[str, Any], size: dict[str, Any], seed: int) -> Any:
+    """The pictures of a checkpoint, whichever pipeline it is of, and the text that describes one.
+
+    Args:
+        options: of `diffusax generate`.
+        pictures: image and mask_image, as far as they are given.
+        size: height and width, as far as they are given.
+        seed: of PyTorch's generator.
+
+    Raises:
+        ValueError: the pipeline does not take an option.
+        ImportError: torch, torchax or diffusers is missing.
+    """
+    torch = require_extra("torch", "torch")
+    pipe = _load(options, torch, pictures)
+    asked = {
+        "prompt": options.prompt,
+        "negative_prompt": options.negative_prompt,
+        "num_inference_steps": options.steps,
+        "guidance_scale": options.guidance,
+        "num_images_per_prompt": options.num_images if options.num_images > 1 else None,
+        "strength": options.strength,
+        **pictures,
+        **size,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    known = inspect.signature(type(pipe).__call__).parameters
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
+    with options.profiled():
+        images = pipe(**given, generator=torch.Generator("cpu").manual_seed(seed)).images
+    return images, _describe(pipe, options, images[0], seed)
+
+
+def _load(options: Any, torch: Any, pictures: dict[str, Any]) -> Any:
+    diffusers = require_extra("diffusers", "torch")
+    compiler = require_extra("diffusax.torch", "torch")
+    kind = "Inpainting" if "mask_image" in pictures else "Image2Image"
+    cls = getattr(diffusers, f"AutoPipelineFor{kind}") if pictures else diffusers.DiffusionPipeline
+    loading = {"variant": options.variant, "revision": options.revision}
+    dtype = getattr(torch, options.dtype)
+    try:
+        pipe = cls.from_pretrained(options.model, torch_dtype=dtype, **loading)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{options.model} cannot be loaded by diffusers: {reason}") from None
+    if options.vae_tiling:
+        pipe.vae.enable_tiling()
+    return compiler.compile(pipe, mesh=options.mesh, fuse_loop=True, on_error="eager")
+
+
+def _describe(pipe: Any, options: Any, image: Any, seed: int) -> str:
+    defaults = inspect.signature(type(pipe).__call__).parameters
+    known = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
+    settings = {
+        "Steps": options.steps or known.get("num_inference_steps"),
+        "Sampler": type(pipe.scheduler).__name__,
+        "CFG scale": options.guidance or known.get("guidance_scale"),
+        "Seed": seed,
+        "Size": f"{image.width}x{image.height}",
+        "Model": Path(options.model).name,
+        "RNG": "torch",
+    }
+    return parameters_text(options.prompt, options.negative_prompt, settings)
