@@ -112,11 +112,9 @@ def pipelines(steps: int, runs: int) -> None:
 
 def unet(runs: int) -> None:
     """Prints the seconds of one forward of a UNet of SD 2's size, batch 2, float32."""
-    config = diffusers.UNet2DConditionModel.load_config
-    del config
-    from full_size import SD2_UNET
+    from full_size import SD2
 
-    module = randomize(diffusers.UNet2DConditionModel(**SD2_UNET))
+    module = randomize(diffusers.UNet2DConditionModel(**SD2))
     rng = np.random.default_rng(0)
     given = [
         torch.from_numpy(rng.standard_normal((2, 4, 64, 64), np.float32)),

@@ -35,7 +35,9 @@ class MixedEnvironment(Environment):
         """What an operation gives, as `Environment.dispatch`."""
         given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
         ours = [isinstance(x, Tensor | View) for x in given if isinstance(x, torch.Tensor)]
-        if ours and not any(ours) and func is not torch.Tensor.to:
+        if ours and not any(ours):
+            if func is torch.Tensor.to:
+                return super().dispatch(func, types, args, kwargs)
             with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
                 return func(*args, **(kwargs or {}))
         session = current()

@@ -304,6 +304,7 @@ def _record(pipe: Any, recording: _Recording, invoke: Callable[[], Any]) -> None
             invoke()
         return 0
 
+    environment()  # Its own state must not belong to the trace.
     try:
         jax.eval_shape(body)
     except NotUniform:
