@@ -322,7 +322,9 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
         prediction, output, limits = _output(solver, ls[i], of_x0=False)
         points = [ls[i].lam - ls[i - k].lam for k in range(order)]
         weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
-        slope = sum(w * form for w, form in zip(weights, (output, M1, M2)))
+        # Where nothing is cut, in X and RAW: large terms cancel here and not in float32.
+        now = prediction if limits == Limits() else output
+        slope = sum(w * form for w, form in zip(weights, (now, M1, M2)))
         x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha
         rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
     return rows
