@@ -35,8 +35,11 @@ def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State
 
 
 def _named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
+    """Every place that holds a parameter or a buffer once; modules may stand in several."""
+    for prefix, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                yield f"{prefix}.{name}".lstrip("."), tensor
 
 
 def run_traced(

@@ -346,6 +346,8 @@ def _schedule(scheduler: Any, recording: _Recording) -> Schedule:
     """diffusax's schedule of the run that was recorded."""
     asked = {k: v for k, v in recording.asked.items() if v is not None and k != "device"}
     steps = asked.pop("num_inference_steps", None)
+    if not scheduler.config.get("use_dynamic_shifting"):
+        asked.pop("mu", None)
     custom: dict[str, Any] = {
         k: [float(x) for x in asked.pop(k)] for k in ("timesteps", "sigmas") if k in asked
     }
@@ -368,7 +370,7 @@ def _offset(timesteps: np.ndarray, found: np.ndarray) -> int:
     for begin in range(len(timesteps) - len(found) + 1):
         if np.allclose(timesteps[begin : begin + len(found)], found, rtol=1e-5):
             return begin
-    raise NotUniform("its timesteps are not the scheduler's")
+    raise NotUniform(f"its timesteps {found} are not among the scheduler's {timesteps}")
 
 
 def _noises(schedule: Schedule, sample: torch.Tensor, options: dict[str, Any]) -> Any:

@@ -1,0 +1,141 @@
+"""Loops of PyTorch pipelines as one program, against the pipelines themselves."""
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from torch_families import REGISTRY
+from torch_families.check import arrays
+
+import diffusax.torch
+from diffusax.interop.torch.fused import FusedLoop
+
+FUSED = (
+    "StableDiffusionXLPipeline",
+    "StableDiffusionInstructPix2PixPipeline",
+    "PixArtSigmaPipeline",
+    "StableDiffusion3Pipeline",
+    "FluxPipeline",
+)
+SLOW = (
+    "StableDiffusionPipeline",
+    "StableDiffusionControlNetPipeline",
+    "StableDiffusionImg2ImgPipeline",
+    "HunyuanDiTPipeline",
+    "SanaPipeline",
+    "QwenImagePipeline",
+    "Lumina2Pipeline",
+)
+
+
+def draw(pipe, inputs, steps=4, seed=0):
+    torch.manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = arrays(pipe(**{**inputs, "num_inference_steps": steps}, generator=generator))[0]
+    return drawn, generator.get_state()
+
+
+def loop_of(pipe) -> FusedLoop:
+    return type(pipe)._fused_loop
+
+
+def check_fused(name, caplog):
+    pipe, inputs = REGISTRY[name]()
+    expected = [draw(pipe, inputs, steps, seed) for steps, seed in ((4, 0), (7, 1))]
+    cls = type(pipe)
+    assert diffusax.torch.compile(pipe, fuse_loop=True) is pipe
+    assert isinstance(pipe, cls)
+    for (picture, state), (steps, seed) in zip(expected, ((4, 0), (7, 1))):
+        found, after = draw(pipe, inputs, steps, seed)
+        np.testing.assert_allclose(found, picture, atol=1e-3)
+        assert torch.equal(after, state)
+    assert "step by step" not in caplog.text
+    (program,) = loop_of(pipe).programs.values()
+    assert program._cache_size() == 1
+    diffusax.torch.restore(pipe)
+    assert type(pipe) is cls
+    return pipe, inputs
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_loops(name, caplog):
+    check_fused(name, caplog)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_more_loops(name, caplog):
+    check_fused(name, caplog)
+
+
+@pytest.fixture(scope="module")
+def fused():
+    """A fused SD, and its call in PyTorch."""
+    pipe, inputs = REGISTRY["StableDiffusionPipeline"]()
+    plain, _ = REGISTRY["StableDiffusionPipeline"]()
+    return diffusax.torch.compile(pipe, fuse_loop=True), plain, inputs
+
+
+def test_knobs_compile_nothing(fused, caplog):
+    pipe, plain, inputs = fused
+    scheduler = pipe.scheduler.config
+    changes = (
+        {"guidance_scale": 3.0},
+        {"guidance_scale": 9.5, "prompt": "a fox in the snow"},
+        {"guidance_scale": 9.5, "negative_prompt": "blue"},
+    )
+    samplers = (
+        diffusers.DDIMScheduler,
+        diffusers.DPMSolverMultistepScheduler,
+        diffusers.EulerAncestralDiscreteScheduler,
+        diffusers.EulerDiscreteScheduler,
+    )
+    for sampler in samplers:
+        pipe.scheduler = sampler.from_config(scheduler)
+        plain.scheduler = sampler.from_config(scheduler)
+        for change in changes:
+            found, state = draw(pipe, {**inputs, **change})
+            expected, expected_state = draw(plain, {**inputs, **change})
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+            assert torch.equal(state, expected_state)
+    assert "step by step" not in caplog.text
+    (program,) = loop_of(pipe).programs.values()
+    # Samplers that draw noise are given some, which others are not.
+    assert program._cache_size() == 2
+
+
+def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):
+    pipe, plain, inputs = fused
+    for one in (pipe, plain):
+        one.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)
+    seen = []
+
+    def callback(pipe, step, timestep, tensors):
+        seen.append(step)
+        return {}
+
+    watched = {**inputs, "callback_on_step_end": callback}
+    np.testing.assert_allclose(draw(pipe, watched)[0], draw(plain, inputs)[0], atol=1e-4)
+    assert seen == [0, 1, 2, 3]
+    np.testing.assert_allclose(draw(pipe, inputs, 1)[0], draw(plain, inputs, 1)[0], atol=1e-4)
+    assert "runs step by step: it has fewer than two steps" in caplog.text
+
+    class Other(diffusers.DDIMScheduler):
+        """A scheduler that diffusax does not have."""
+
+    pipe.scheduler = Other.from_config(plain.scheduler.config)
+    np.testing.assert_allclose(draw(pipe, inputs)[0], draw(plain, inputs)[0], atol=1e-4)
+    assert "runs step by step: scheduler 'Other' is not supported" in caplog.text
+
+
+def test_latents_that_change_between_steps(caplog):
+    pipe, inputs = REGISTRY["StableDiffusionInpaintPipeline"]()
+    expected = draw(pipe, inputs)[0]
+    diffusax.torch.compile(pipe, fuse_loop=True)
+    np.testing.assert_allclose(draw(pipe, inputs)[0], expected, atol=1e-4)
+    assert "step by step" in caplog.text
+
+
+def test_a_module_has_no_loop():
+    with pytest.raises(ValueError, match="fuse_loop is for pipelines"):
+        diffusax.torch.compile(torch.nn.Linear(2, 2), fuse_loop=True)
