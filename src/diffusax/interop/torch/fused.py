@@ -13,13 +13,13 @@ import logging
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from diffusax.extras import require_extra
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.environment import environment, is_traced, unwrap, wrap
 from diffusax.interop.torch.session import Iteration, NotUniform, Session, columns, running
@@ -330,8 +330,17 @@ def _pass(pipe: Any, found: Any) -> Iterator[None]:
     note_timesteps.__signature__ = inspect.signature(set_timesteps)  # type: ignore[attr-defined]
     own = {"step": found.step, "set_timesteps": note_timesteps, "scale_model_input": found.scale}
     own["step"] = _with_signature(found.step, scheduler.step)
-    with running(found), mock.patch.dict(vars(scheduler), own):
-        yield
+    attributes = vars(scheduler)
+    # A program is traced in the middle of the last pass.
+    before = {name: attributes[name] for name in own if name in attributes}
+    attributes.update(own)
+    try:
+        with running(found):
+            yield
+    finally:
+        for name in own.keys() - before.keys():
+            del attributes[name]
+        attributes.update(before)
 
 
 def _with_signature(function: Callable[..., Any], original: Callable[..., Any]) -> Any:
@@ -377,11 +386,10 @@ def _noises(schedule: Schedule, sample: torch.Tensor, options: dict[str, Any]) -
     """The noise of each row, as the scheduler would have drawn it; None where it draws none."""
     if not schedule.draws_noise.any():
         return None
-    from diffusers.utils.torch_utils import randn_tensor
-
+    draw = require_extra("diffusers.utils.torch_utils", "torch").randn_tensor
     rows = np.zeros((1 << (len(schedule) - 1).bit_length(), *sample.shape), np.float32)
     for i in np.flatnonzero(schedule.draws_noise):
-        drawn = randn_tensor(sample.shape, generator=options.get("generator"), dtype=sample.dtype)
+        drawn = draw(sample.shape, generator=options.get("generator"), dtype=sample.dtype)
         rows[i] = to_array(drawn).astype(np.float32)
     return rows
 
