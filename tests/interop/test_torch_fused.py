@@ -100,9 +100,8 @@ def test_knobs_compile_nothing(fused, caplog):
             # The last step of an ancestral sampler draws what it multiplies by zero.
             assert torch.equal(state, expected_state) or "Ancestral" in sampler.__name__
     assert "step by step" not in caplog.text
-    (program,) = loop_of(pipe).programs.values()
-    # Samplers that draw noise are given some, which others are not.
-    assert program._cache_size() == 2
+    # Timesteps are whole numbers or not; samplers that draw noise are given some.
+    assert sorted(p._cache_size() for p in loop_of(pipe).programs.values()) == [1, 2]
 
 
 def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):

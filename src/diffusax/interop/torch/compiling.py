@@ -215,6 +215,7 @@ class CompiledModule:
         self.is_eager = False
         self.state: State = {}
         self._seen: Any = None
+        self._last: torch.Tensor | None = None
         self.methods = {m: CompiledMethod(self, m, getattr(module, m)) for m in methods}
         for method, compiled in self.methods.items():
             module.__dict__[method] = compiled
@@ -229,10 +230,12 @@ class CompiledModule:
             for name, value in sorted(vars(self.module).items())
             if isinstance(value, bool | int | float | str | None)
         )
-        found = flags, tuple(_mark(x) for x in _ends(self.module))
+        first = next(self.module.parameters(), None)
+        found = flags, _mark(first), _mark(self._last)
         if found != self._seen:
             self.state = read_state(self.module, self.placement.parameter)
-            self._seen = found
+            self._last = next(reversed(list(self.module.parameters())), None)
+            self._seen = flags, _mark(first), _mark(self._last)
         return flags
 
     def restore(self) -> None:
@@ -270,11 +273,6 @@ def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
     return flags, structure, tuple((x.shape, jnp.dtype(x.dtype)) for x in arrays)
 
 
-def _ends(module: torch.nn.Module) -> list[torch.Tensor]:
-    parameters = list(module.parameters())
-    return [parameters[0], parameters[-1]] if parameters else []
-
-
-def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _mark(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     """What changes when a parameter is cast, moved, replaced or written to."""
-    return tensor.dtype, tensor.data_ptr(), tensor._version
+    return None if tensor is None else (tensor.dtype, tensor.data_ptr(), tensor._version)
