@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -216,6 +217,7 @@ class CompiledModule:
         self.state: State = {}
         self._seen: Any = None
         self._last: torch.Tensor | None = None
+        self._attentions = [m for m in module.modules() if hasattr(m, "processor")]
         self.methods = {m: CompiledMethod(self, m, getattr(module, m)) for m in methods}
         for method, compiled in self.methods.items():
             module.__dict__[method] = compiled
@@ -223,17 +225,16 @@ class CompiledModule:
     def refresh(self) -> tuple[Any, ...]:
         """Reads the parameters again where others are in their place; the switches of the module.
 
-        Programs are compiled for these switches: `use_tiling` and the like.
+        Programs are compiled for these switches, `use_tiling` and the like, and for the kinds of
+        attention processors.
         """
-        flags = tuple(
-            (name, value)
-            for name, value in sorted(vars(self.module).items())
-            if isinstance(value, bool | int | float | str | None)
-        )
+        processors = (attention.processor for attention in self._attentions)
+        flags = (_plain(self.module), *((type(p), _plain(p)) for p in processors))
         first = next(self.module.parameters(), None)
         found = flags, _mark(first), _mark(self._last)
         if found != self._seen:
             self.state = read_state(self.module, self.placement.parameter)
+            self._attentions = [m for m in self.module.modules() if hasattr(m, "processor")]
             self._last = next(reversed(list(self.module.parameters())), None)
             self._seen = flags, _mark(first), _mark(self._last)
         return flags
@@ -271,6 +272,12 @@ def _is_mask(leaf: Any) -> bool:
 
 def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
     return flags, structure, tuple((x.shape, jnp.dtype(x.dtype)) for x in arrays)
+
+
+def _plain(value: Any) -> tuple[Any, ...]:
+    """The plain attributes of an object."""
+    plain = bool, int, float, str, types.NoneType
+    return tuple((k, v) for k, v in sorted(vars(value).items()) if isinstance(v, plain))
 
 
 def _mark(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
