@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import diffusax
+from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.models import (
-    AutoencoderKL,
-    AutoencoderKLConfig,
     CLIPTextConfig,
     CLIPTextModel,
     UNet2DConditionConfig,
@@ -24,11 +23,11 @@ from instructions import instructions, wordings
 from vocabulary import train_tokenizer
 
 VOCABULARY, MAX_TOKENS = 720, 16
-TEXT, LATENTS = 128, 12
+TEXT = 128
 
 
 def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPipeline:
-    """The pipeline with random parameters."""
+    """The pipeline with random parameters, but for the autoencoder, which is the other model's."""
     text = CLIPTextConfig(
         vocab_size=tokenizer.eos_token_id + 1,
         hidden_size=TEXT,
@@ -38,10 +37,12 @@ def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPi
         max_position_embeddings=MAX_TOKENS,
         eos_token_id=tokenizer.eos_token_id,
     )
+    vae = diffusax.load_network(EMBEDDED["emoji"] / "vae", dtype="float32")
+    latents = vae.config.latent_channels
     unet = UNet2DConditionConfig(
         sample_size=8,
-        in_channels=2 * LATENTS,
-        out_channels=LATENTS,
+        in_channels=2 * latents,
+        out_channels=latents,
         block_out_channels=(80, 112),
         layers_per_block=1,
         down_block_types=("CrossAttnDownBlock2D",) * 2,
@@ -51,20 +52,11 @@ def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPi
         norm_num_groups=16,
         use_linear_projection=True,
     )
-    vae = AutoencoderKLConfig(
-        latent_channels=LATENTS,
-        block_out_channels=(16, 32, 64, 80),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=8,
-        sample_size=64,
-        mid_block_add_attention=False,
-    )
     return diffusax.StableDiffusionInstructPix2PixPipeline(
         text_encoder=initialize(CLIPTextModel, text, seed=0),
         tokenizer=tokenizer,
         unet=initialize(UNet2DConditionModel, unet, seed=1),
-        vae=initialize(AutoencoderKL, vae, seed=2),
+        vae=vae,
         scheduler=diffusax.DDIMScheduler(
             beta_schedule="scaled_linear",
             beta_start=0.00085,
