@@ -1,12 +1,12 @@
 """How well the embedded editing model does what it is told, on edits whose result is known.
 
 Pictures are compared by root mean squares over pixels at 32x32, in [0, 1].
-  right: the share of edits whose nearest picture is the true result, among it, the picture before and
-    the results of all the other instructions there are for that picture (about 30; those that hardly
-    differ from the true result are left out).
-  error: from the edit to the true result; "untouched" is that of the picture before, "decoded" that of
-    the true result through the autoencoder, the best there is.
-With --curve, over image guidance scales, as in figure 8 of Brooks et al. 2023 with pixels for CLIP:
+  right: the share of edits whose nearest picture is the true result, among it, the picture before
+    and the results of all the other instructions there are for that picture (about 30; those that
+    hardly differ from the true result are left out).
+  error: from the edit to the true result; "untouched" is that of the picture before, "decoded" that
+    of the true result through the autoencoder, the best there is.
+With --curve, over image guidance scales, as figure 8 of Brooks et al. 2023 with pixels for CLIP:
   kept: the cosine of the edit and the picture before, each less its mean.
   direction: the cosine of the change made and the change asked for.
 
