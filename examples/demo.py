@@ -22,13 +22,13 @@ PROMPTS = (
 )
 EDITS = (
     "make the background blue",
-    "turn it upside down",
+    "make it blue",
     "make it black and white",
     "add a green border",
-    "make it smaller",
-    "mirror it",
-    "make it purple",
     "make it night",
+    "make the background pink",
+    "make it purple",
+    "add a yellow border",
 )
 SIDE = 128
 

@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--card", type=Path, help="a README.md for the result")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    vae = diffusax.load_network(args.vae, dtype=args.dtype) if args.vae else None
-    pipe = diffusax.DiffusionPipeline.from_pretrained(args.base, dtype=args.dtype, vae=vae)
+    parts = {"vae": diffusax.load_network(args.vae, dtype=args.dtype)} if args.vae else {}
+    pipe = diffusax.DiffusionPipeline.from_pretrained(args.base, dtype=args.dtype, **parts)
     for name, _, number in (text.partition("=") for text in args.defaults):
         pipe.call_defaults[name] = float(number)
     pipe.save_pretrained(args.output)

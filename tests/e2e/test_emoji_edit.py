@@ -62,7 +62,7 @@ def test_pytorch_diffusers_edits_to_the_same_picture(pipe, emoji, scales):
         FOLDER, dtype=torch.float32
     )
     theirs.set_progress_bar_config(disable=True)
-    prompts = ["make the background blue", "turn it upside down"]
+    prompts = ["make the background blue", "make it night"]
     config = pipe.unet.config
     shape = (2, config.out_channels, config.sample_size, config.sample_size)
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -85,13 +85,13 @@ def test_backgrounds_become_the_colour_that_the_instruction_names(pipe, emoji):
         assert red - blue > 0.3
 
 
-def test_edits_of_form_and_light_have_the_known_result(pipe, emoji):
+def test_edits_of_light_have_the_known_result(pipe, emoji):
     before = as_array(emoji[0])
     gray = np.repeat(before @ np.float32([[0.299], [0.587], [0.114]]), 3, -1)
     expected = {
-        "turn it upside down": before[::-1, ::-1],
         "make it black and white": gray,
         "make it darker": before * 0.55,
+        "make it night": before * np.float32([0.30, 0.35, 0.60]),
     }
     images = edit(pipe, expected, [emoji[0]] * len(expected))
     for image, wanted in zip(images, expected.values(), strict=True):
