@@ -22,7 +22,7 @@ from PIL import Image
 import diffusax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "emoji"))
-from build_data import BACKGROUNDS, article
+from names import BACKGROUNDS, article
 
 NAMES, COMPOSED = 200, 100
 

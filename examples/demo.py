@@ -1,8 +1,11 @@
-"""Draws a contact sheet with the model inside the package; needs no network."""
+"""Draws and edits pictures with the models inside the package; needs no network."""
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
 
 import diffusax
 from diffusax.pictures import contact_sheet
@@ -17,29 +20,65 @@ PROMPTS = (
     "a red heart on a yellow background",
     "a full moon on a black background",
 )
+EDITS = (
+    "make the background blue",
+    "make it blue",
+    "make it black and white",
+    "add a green border",
+    "make it night",
+    "make the background pink",
+    "make it purple",
+    "add a yellow border",
+)
+SIDE = 128
+
+
+def timed(call: Callable[[int], list[Image.Image]]) -> list[Image.Image]:
+    """The pictures of a second run, after one that compiles; says how long each took."""
+    for seed, run in ((1, "first run, with compilation"), (0, "second run, other noise")):
+        start = time.perf_counter()
+        images = call(seed)
+        print(f"{len(images)} pictures in {time.perf_counter() - start:.2f} s ({run})")
+    return images
+
+
+def large(image: Image.Image) -> Image.Image:
+    """For the eye."""
+    return image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+
+
+def labelled(before: Image.Image, after: Image.Image, words: str) -> Image.Image:
+    """Both pictures side by side, with the instruction below."""
+    cell = Image.new("RGB", (2 * SIDE + 2, SIDE + 20), "white")
+    cell.paste(large(before), (0, 0))
+    cell.paste(large(after), (SIDE + 2, 0))
+    font = ImageFont.load_default(14)
+    ImageDraw.Draw(cell).text((SIDE, SIDE + 11), words, fill="black", font=font, anchor="mm")
+    return cell
 
 
 def main() -> None:
-    """Draws each prompt, and says how long it took."""
+    """Writes a sheet of pictures and one of what edits make of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("out/demo.png"))
+    parser.add_argument("--edits", type=Path, default=Path("out/edits.png"))
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--guidance", type=float, default=2.0)
     args = parser.parse_args()
+    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+
     pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
-    for run in ("first run, with compilation", "second run, other noise"):
-        start = time.perf_counter()
-        seed = 0 if run.startswith("second") else 1
-        images = pipe(
-            list(PROMPTS),
-            num_inference_steps=args.steps,
-            guidance_scale=args.guidance,
-            seed=seed,
-        ).images
-        print(f"{len(images)} pictures in {time.perf_counter() - start:.2f} s ({run})")
+    images = timed(lambda seed: pipe(list(PROMPTS), seed=seed, **options).images)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     contact_sheet([image.resize((192, 192), 1) for image in images], columns=4).save(args.output)
     print(f"wrote {args.output}: " + "; ".join(PROMPTS))
+
+    editor = diffusax.DiffusionPipeline.from_pretrained("emoji-edit")
+    edited = timed(lambda seed: editor(list(EDITS), image=images, seed=seed, **options).images)
+    cells = [labelled(*three) for three in zip(images, edited, EDITS, strict=True)]
+    args.edits.parent.mkdir(parents=True, exist_ok=True)
+    contact_sheet(cells, columns=4, gap=12).save(args.edits)
+    print(f"wrote {args.edits}: " + "; ".join(EDITS))
 
 
 if __name__ == "__main__":

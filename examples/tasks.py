@@ -1,7 +1,7 @@
 """Draws one sheet with a picture of each task, with the model inside the package; needs no network.
 
-ControlNet and InstructPix2Pix are missing: they need weights that the package does not hold, and
-untrained ones would show nothing. docs/guides has their code.
+ControlNet is missing: it needs weights that the package does not hold, and untrained ones would
+show nothing; docs/guides has its code. Editing as an instruction says is in examples/demo.py.
 """
 
 import argparse

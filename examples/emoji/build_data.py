@@ -6,66 +6,18 @@ Needs Debian's packages fonts-noto-color-emoji and unicode-data (or the two file
 
 import argparse
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from names import BACKGROUNDS, article, emoji_names
 from PIL import Image, ImageDraw, ImageFont
 
 # Of the one size in which the font has its pictures.
 FONT_SIZE, GLYPH = 109, (136, 128)
 CANVAS = 140
 RESOLUTION = 64
-
-BACKGROUNDS = {
-    "white": (255, 255, 255),
-    "black": (20, 20, 20),
-    "gray": (150, 150, 150),
-    "red": (214, 40, 40),
-    "orange": (245, 130, 32),
-    "yellow": (250, 220, 60),
-    "green": (60, 160, 70),
-    "blue": (50, 100, 210),
-    "purple": (130, 60, 170),
-    "pink": (248, 160, 190),
-}
-
-# Signs and letters rather than pictures of something.
-LEFT_OUT_GROUPS = ("Symbols", "Component")
-# Near copies: flags of countries, couples and families by their members, people by their hair, and
-# the hours of the clock.
-LEFT_OUT_SUBGROUPS = ("country-flag", "subdivision-flag")
-LEFT_OUT_NAMES = re.compile(
-    r"skin tone|^(family|kiss|couple with heart|person|man|woman): |o’clock$|-thirty$"
-)
-
-
-def emoji_names(path: Path) -> Iterator[tuple[str, str]]:
-    """(emoji, name) from Unicode's emoji-test.txt, whose names are CLDR's."""
-    group = subgroup = ""
-    found: dict[str, str] = {}
-    for line in path.read_text("utf-8").splitlines():
-        if line.startswith("# group: "):
-            group = line.removeprefix("# group: ")
-        if line.startswith("# subgroup: "):
-            subgroup = line.removeprefix("# subgroup: ")
-        match = re.fullmatch(r"([0-9A-F ]+?) +; fully-qualified +# \S+ E[\d.]+ (.+)", line)
-        if match is None or group in LEFT_OUT_GROUPS or subgroup in LEFT_OUT_SUBGROUPS:
-            continue
-        name = match[2].lower()
-        if not LEFT_OUT_NAMES.search(name):
-            found[name] = "".join(chr(int(code, 16)) for code in match[1].split())
-    for name, emoji in found.items():
-        if not found.keys() & without_gender(name):
-            yield emoji, name
-
-
-def without_gender(name: str) -> set[str]:
-    """What the same emoji would be called of a person: "pilot" for "woman pilot"."""
-    role = re.sub(r"^(man|woman|men|women) ", "", name)
-    return {role, f"person {role}", f"people {role}"} - {name}
 
 
 def render(emoji: str, font: ImageFont.FreeTypeFont) -> Image.Image | None:
@@ -76,11 +28,6 @@ def render(emoji: str, font: ImageFont.FreeTypeFont) -> Image.Image | None:
     origin = ((CANVAS - GLYPH[0]) // 2, (CANVAS - GLYPH[1]) // 2)
     ImageDraw.Draw(glyph).text(origin, emoji, font=font, embedded_color=True)
     return glyph
-
-
-def article(name: str) -> str:
-    """The name as one would say it."""
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def captions(name: str, turn: int) -> Iterator[tuple[str, str]]:

@@ -4,15 +4,10 @@ python examples/emoji/build_model.py --data out/emoji/data --output out/emoji/un
 """
 
 import argparse
-import json
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
+from vocabulary import train_tokenizer
 
 import diffusax
 from diffusax.models import (
@@ -28,38 +23,6 @@ from diffusax.text.tokenizer import CLIPTokenizer
 
 VOCABULARY = 1536
 MAX_TOKENS = 20
-BOS, EOS = "<|startoftext|>", "<|endoftext|>"
-WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-
-
-def train_tokenizer(captions: Iterable[str]) -> CLIPTokenizer:
-    """CLIP's byte-pair encoding, with merges learnt from the captions."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>", continuing_subword_prefix=""))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD), "removed", invert=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY - len(alphabet) - 2,
-        initial_alphabet=alphabet,
-        end_of_word_suffix="</w>",
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(captions, trainer)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.model.save(folder)
-        merges = Path(folder, "merges.txt").read_text("utf-8").splitlines()
-        pairs = [line.split(" ") for line in merges if not line.startswith("#version")]
-        tokens = [*alphabet, *(c + "</w>" for c in alphabet), *map("".join, pairs), BOS, EOS]
-        vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-        Path(folder, "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
-        config = {"model_max_length": MAX_TOKENS}
-        Path(folder, "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-        return CLIPTokenizer.from_folder(folder)
 
 
 def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionPipeline:
@@ -121,7 +84,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/emoji/untrained"))
     args = parser.parse_args()
     captions = pq.read_table(args.data, columns=["text"])["text"].to_pylist()
-    tokenizer = train_tokenizer(captions)
+    tokenizer = train_tokenizer(captions, VOCABULARY, MAX_TOKENS)
     longest = max(len(tokenizer.tokenize(caption)) + 2 for caption in captions)
     pipe = build(tokenizer)
     pipe.save_pretrained(args.output)

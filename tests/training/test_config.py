@@ -146,7 +146,7 @@ def test_a_file_that_is_no_mapping(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    [*EXAMPLES.glob("emoji/*.yaml"), *EXAMPLES.glob("instruct*/*.yaml")],
+    [*EXAMPLES.glob("emoji*/*.yaml"), *EXAMPLES.glob("instruct*/*.yaml")],
     ids=lambda path: path.stem,
 )
 def test_files_of_options_in_the_examples_are_read(path):

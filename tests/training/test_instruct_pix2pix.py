@@ -114,6 +114,17 @@ def test_a_folder_names_its_pictures_in_metadata(checkpoint, tmp_path):
         make_recipe(checkpoint, tmp_path)
 
 
+def test_from_scratch_draws_the_widened_unet_and_the_text_encoder(recipe, checkpoint, edits):
+    fresh = make_recipe(checkpoint, edits, from_scratch=True, train_text_encoder=True)
+    drawn, stored = fresh.trained(), recipe.trained()["unet"]
+    assert set(drawn) == {"unet", "text_encoder"}
+    for a, b in zip(jax.tree.leaves(drawn["unet"]), jax.tree.leaves(stored), strict=True):
+        assert a.shape == b.shape
+        assert not np.array_equal(a, b)
+    assert drawn["unet"]["conv_in"]["kernel"].any(axis=(0, 1, 3)).all()
+    assert not drawn["unet"]["conv_out"]["kernel"].any()
+
+
 def test_a_text_to_image_unet_is_widened_and_an_editing_one_goes_on(
     recipe, checkpoint, edits, tmp_path
 ):

@@ -24,7 +24,8 @@ _SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
 
-EMBEDDED = {"emoji": Path(__file__).parents[1] / "data" / "emoji"}
+_DATA = Path(__file__).parents[1] / "data"
+EMBEDDED = {"emoji": _DATA / "emoji", "emoji-edit": _DATA / "emoji_edit"}
 """The checkpoints inside the package, by name."""
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ def resolve(
     login, as huggingface_hub does.
 
     Args:
-        path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
+        path_or_repo: a folder, a Hub repository id, or "emoji" or "emoji-edit" for a model in
+            the package.
         subfolder: a folder in it, such as "unet"; the result is that folder.
         revision: a branch, tag or commit of the repository.
         variant: such as "fp16". Components that lack it are taken without; one at least must have

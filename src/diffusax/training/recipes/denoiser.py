@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.models.network import Model, Params
+from diffusax.models.network import Model, Params, initialize_params
 from diffusax.pipelines import DiffusionPipeline, programs, run
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
@@ -28,6 +28,9 @@ from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.sources import Source
 from diffusax.training.step import Batch
 from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
+
+# Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
+_ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ class DenoiserConfig(TrainConfig):
 
     model: str = ""
     """The checkpoint to start from: a folder in diffusers' layout, or a Hub repository id."""
+    from_scratch: bool = False
+    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
     train_text_encoder: bool = False
     """Train the text encoder too, with SDXL both of them."""
     prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
@@ -129,7 +134,16 @@ class Denoiser:
 
     def trained(self, mesh: Mesh | None = None) -> Params:
         """What is trained, float32."""
-        return {name: self.base.load(name, device=mesh).params for name in self.components}
+        if not self.config.from_scratch:
+            return {name: self.base.load(name, device=mesh).params for name in self.components}
+        return {
+            name: initialize_params(
+                self.base.networks[name].shapes,
+                seed=self.config.seed + i,
+                zero=_ZERO if name == "unet" else (),
+            )
+            for i, name in enumerate(self.components)
+        }
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
         """Networks that are not trained, in the dtype of the computation, and the empty caption."""

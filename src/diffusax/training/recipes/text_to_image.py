@@ -4,10 +4,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 from PIL import Image
 
-from diffusax.models.network import Params, initialize_params
+from diffusax.models.network import Params
 from diffusax.options import Share
 from diffusax.pipelines import tasks
 from diffusax.training.data import Element
@@ -16,16 +15,11 @@ from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
 from diffusax.training.rows import caption_example
 
-# Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
-_ZERO = frozenset(["conv2", "proj_out", "conv_out"])
-
 
 @dataclasses.dataclass(frozen=True)
 class TextToImageConfig(DenoiserConfig):
     """Train a text-to-image model on pictures and captions."""
 
-    from_scratch: bool = False
-    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
     caption_dropout: Share = 0.1
     """The share of captions replaced by the empty one, for classifier-free guidance."""
     data: CaptionedDataConfig = dataclasses.field(default_factory=CaptionedDataConfig)
@@ -52,19 +46,6 @@ class TextToImage(Denoiser):
         """See `text_to_image`."""
         columns = (config.data.image_column, config.data.caption_column)
         super().__init__(config, columns, edits=False, caption_dropout=config.caption_dropout)
-
-    def trained(self, mesh: Mesh | None = None) -> Params:
-        """What is trained, float32."""
-        if not self.config.from_scratch:
-            return super().trained(mesh)
-        return {
-            name: initialize_params(
-                self.base.networks[name].shapes,
-                seed=self.config.seed + i,
-                zero=_ZERO if name == "unet" else (),
-            )
-            for i, name in enumerate(self.components)
-        }
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels, tokens and, where the family has them, sizes; a cached row is an example."""
