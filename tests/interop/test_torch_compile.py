@@ -1,6 +1,10 @@
 """PyTorch pipelines whose modules run in JAX, against themselves in PyTorch."""
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import diffusers
 import numpy as np
@@ -287,6 +291,13 @@ def test_gradients_stay_with_torch():
     x = torch.randn(2, 4, requires_grad=True)
     module(x, 2.0)["y"].sum().backward()
     assert x.grad is not None
+
+
+def test_four_devices():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    script = Path(__file__).with_name("torch_mesh_run.py")
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    subprocess.run([sys.executable, script], env=environment, check=True, timeout=500)
 
 
 def test_options_are_checked(blog):

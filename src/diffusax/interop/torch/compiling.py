@@ -1,5 +1,6 @@
 """A method of a PyTorch module as a compiled program that takes and gives PyTorch's tensors."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -151,7 +152,8 @@ class CompiledMethod:
         arrays = [place.argument(leaf) for leaf in leaves]
         seed = np.uint32((torch.initial_seed() + self._calls) % 2**32)
         self._calls += 1
-        with in_mesh(place.mesh):
+        # No mesh can be set while a loop is recorded, which is a trace.
+        with in_mesh(place.mesh) if current() is None else contextlib.nullcontext():
             results = self._jitted(flags, found, self.component.state, seed, arrays)
         tensors = [to_tensor(array) for array in results]
         if place.dtype is not None and len(dtypes) == 1:
