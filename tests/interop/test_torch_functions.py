@@ -132,6 +132,26 @@ def test_convolutions(kernel, stride, padding, groups):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+class Filling(torch.nn.Module):
+    """Writes into a mask in place, as attention with perturbed branches does."""
+
+    def forward(self, x):
+        """n n -> n n."""
+        mask = torch.zeros((4, 4), device=x.device, dtype=x.dtype)
+        mask[:3, :3] = 5.0
+        mask.fill_diagonal_(1.0)
+        mask[1:].fill_diagonal_(2.0)
+        return x + mask
+
+
+def test_diagonals_are_filled_in_place():
+    x = torch.rand(4, 4)
+    module = Filling()
+    expected = module(x)
+    with torch.no_grad():
+        torch.testing.assert_close(diffusax.torch.compile(module)(x), expected)
+
+
 def test_torchax_is_helped_only_where_it_must_be():
     needs = importing._needs_dropped_overloads
     assert needs("2.13.0+cpu", "0.0.13")

@@ -97,7 +97,7 @@ def environment() -> MixedEnvironment:
     env = MixedEnvironment()
     for torch_function, (implementation, takes_jax) in OPERATORS.items():
         env._ops[torch_function] = Operator(
-            torch_function, implementation, takes_jax, True, False, False
+            torch_function, implementation, takes_jax, True, False, not takes_jax
         )
     return env
 

@@ -82,9 +82,21 @@ def convolution(
     return y.transpose(0, 3, 1, 2)
 
 
+def fill_diagonal_(x: Any, value: float, wrap: bool = False) -> Any:
+    """torch.Tensor's, in place; torchax writes into a copy."""
+    filled = jnp.fill_diagonal(x.jax(), value, wrap=wrap, inplace=False)
+    if hasattr(x, "replace_source_jax"):
+        x.update(filled)
+    else:
+        x.apply_jax_(lambda _: filled)
+    return x
+
+
 OPERATORS: dict[Any, tuple[Callable[..., Any], bool]] = {
     torch.nn.functional.scaled_dot_product_attention: (scaled_dot_product_attention, True),
     torch.ops.aten.scaled_dot_product_attention: (scaled_dot_product_attention, True),
     torch.ops.aten.convolution: (convolution, True),
+    torch.Tensor.fill_diagonal_: (fill_diagonal_, False),
+    torch.ops.aten.fill_diagonal_: (fill_diagonal_, False),
 }
-"""By PyTorch's function: ours, and whether it takes arrays (otherwise tensors)."""
+"""By PyTorch's function: ours, and whether it takes arrays (otherwise tensors, in place)."""
