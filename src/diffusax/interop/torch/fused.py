@@ -8,9 +8,7 @@ Networks that run before the loop run once; random numbers are drawn as they wou
 """
 
 import contextlib
-import inspect
 import logging
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,194 +18,15 @@ import numpy as np
 import torch
 
 from diffusax.extras import require_extra
-from diffusax.interop.torch.compiling import CompiledMethod
-from diffusax.interop.torch.environment import environment, is_traced, unwrap, wrap
-from diffusax.interop.torch.session import Iteration, NotUniform, Session, columns, running
-from diffusax.interop.torch.structures import Structure, flatten, rebuild
+from diffusax.interop.torch.environment import environment
+from diffusax.interop.torch.passes import Done, Finishing, Recording, Tracing, going_through
+from diffusax.interop.torch.session import NotUniform, columns
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.pipelines.programs import device_table
 from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)
-
-_BEFORE_THE_LOOP = ("text_encoder", "image_encoder", "vae", "movq", "vqvae", "tokenizer")
-"""What components are called that no loop runs."""
-
-
-class _Done(BaseException):
-    """Ends a pass; pipelines that catch errors do not catch it."""
-
-
-class _Pass(Session):
-    """One pass. `tape` holds what networks before the loop gave."""
-
-    def __init__(self, tape: list[Any], lift: Callable[[Iteration, np.ndarray], Any]):
-        super().__init__(lift)
-        self.tape, self._played, self.steps = tape, 0, 0
-        self.has_timesteps = False
-
-    def call(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """A compiled method's result."""
-        if not self._is_in_loop(method) and not any(map(is_traced, leaves)):
-            return self.outside(method, leaves, structure)
-        self.calls += 1
-        return self.inside(method, leaves, structure, (method.component.name, self.calls))
-
-    def _is_in_loop(self, method: CompiledMethod) -> bool:
-        name = method.component.name
-        return self.has_timesteps and not self._ended and not name.startswith(_BEFORE_THE_LOOP)
-
-    @property
-    def _ended(self) -> bool:
-        return False
-
-    def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """The result of a network outside the loop: played, or computed and kept."""
-        if self._played == len(self.tape):
-            with jax.ensure_compile_time_eval():
-                self.tape.append(method.run(leaves, structure))
-        self._played += 1
-        kept, around = flatten(self.tape[self._played - 1])
-        return rebuild(around, (leaf.clone() for leaf in kept))
-
-    def inside(
-        self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
-    ) -> Any:
-        """The result of a network in the loop."""
-        raise NotUniform(f"{place} is called")
-
-    def scale(self, sample: Any, timestep: Any = None) -> Any:
-        """In the place of the scheduler's scale_model_input."""
-        return sample
-
-
-class _Recording(_Pass):
-    """The first pass."""
-
-    def __init__(self) -> None:
-        super().__init__([], lambda now, array: jnp.asarray(array))
-        self.first: dict[Any, np.ndarray] = {}
-        self.timesteps: list[float] = []
-        self.asked: dict[str, Any] = {}
-        self.components: dict[str, CompiledMethod] = {}
-        self.sample: Any = None
-        self.options: dict[str, Any] = {}
-        self._latents: Any = None
-
-    def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `_Pass.outside`; after the loop there is nothing left to record."""
-        if self.steps:
-            raise _Done
-        return super().outside(method, leaves, structure)
-
-    def inside(
-        self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
-    ) -> Any:
-        """Zeros of the result's shapes."""
-        if method.name == "decode":
-            raise _Done
-        self.components[method.component.name] = method
-        traced = self.steps > 0
-        arrays = []
-        for p, leaf in enumerate(leaves):
-            if is_traced(leaf):
-                arrays.append(leaf.jax())
-            elif traced:
-                arrays.append(self.lift(leaf, (*place, p)))
-            else:
-                self.first[(*place, p)] = to_array(leaf)
-                arrays.append(jnp.asarray(to_array(leaf)))
-        shapes, around = method.abstract(structure, arrays)
-        self.operation("network", (place, structure))
-        if traced:
-            return rebuild(around, (wrap(jnp.zeros(x.shape, x.dtype)) for x in shapes))
-        return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
-
-    def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the scheduler's step: hands out traced latents."""
-        if self.steps == 0:
-            self.sample, self.options = sample, kwargs
-        elif not (is_traced(output) and is_traced(sample) and _is_same(sample, self._latents)):
-            raise NotUniform("the latents are changed between its steps")
-        elif tuple(output.shape) != tuple(sample.shape):
-            raise NotUniform("its networks predict a variance, too")
-        self.timesteps.append(float(timestep))
-        self.steps += 1
-        self.begin()
-        self._latents = wrap(jnp.zeros(tuple(self.sample.shape), to_array(self.sample).dtype))
-        return _stepped(self._latents, kwargs)
-
-    @property
-    def finished(self) -> list[Iteration]:
-        """The iterations from the second on."""
-        return self.iterations[1 : self.steps]
-
-
-class _Tracing(_Pass):
-    """A pass while the program is traced: one iteration, as the model that the sampler asks."""
-
-    def __init__(self, tape: list[Any], x: jax.Array, scale: Any, lifted: Any, states: Any):
-        arrays = iter(lifted)
-        super().__init__(tape, lambda now, array: next(arrays))
-        self.x, self.in_scale, self.states = x, scale, states
-        self.output: Any = None
-
-    def inside(
-        self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
-    ) -> Any:
-        """The network's own result; before the first step, zeros."""
-        if not self.steps:
-            shapes, around = method.abstract(structure, [jnp.asarray(to_array(x)) for x in leaves])
-            return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
-        arrays = [x.jax() if is_traced(x) else self.lift(x) for x in leaves]
-        with self.network():
-            return method.inline(structure, arrays, self.states[method.component.name])
-
-    def scale(self, sample: Any, timestep: Any = None) -> Any:
-        """The sampler's scale of what networks are given."""
-        if not is_traced(sample):
-            return sample
-        return wrap((sample.jax() * self.in_scale).astype(sample.jax().dtype))
-
-    def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """Hands out the latents, and takes the prediction that is made of them."""
-        if self.steps:
-            self.output = unwrap(output)
-            raise _Done
-        self.steps += 1
-        self.begin()
-        return _stepped(wrap(self.x), kwargs)
-
-
-class _Finishing(_Pass):
-    """The last pass, whose loop is skipped."""
-
-    def __init__(self, recording: _Recording, compute: Callable[[], torch.Tensor]):
-        super().__init__(recording.tape, lambda now, array: array)
-        self._recording, self._compute = recording, compute
-
-    @property
-    def _ended(self) -> bool:
-        return self.steps == self._recording.steps
-
-    def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `_Pass.outside`, after the loop as ever."""
-        if self._ended:
-            return method.run(leaves, structure)
-        return super().outside(method, leaves, structure)
-
-    def inside(
-        self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
-    ) -> Any:
-        """Zeros."""
-        shapes, around = method.abstract(structure, [jnp.asarray(to_array(x)) for x in leaves])
-        return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
-
-    def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """The program's latents first, which then stay as they are."""
-        self.steps += 1
-        return _stepped(self._compute() if self.steps == 1 else sample, kwargs)
 
 
 class FusedLoop:
@@ -229,21 +48,21 @@ class FusedLoop:
         return self.call(pipe, *args, **kwargs)
 
     def _fused(self, pipe: Any, args: Any, kwargs: Any, seeds: "_Seeds") -> Any:
-        recording = _Recording()
+        recording = Recording()
         invoke = lambda: self.call(pipe, *args, **kwargs)  # noqa: E731
         _record(pipe, recording, invoke)
         schedule = _schedule(pipe.scheduler, recording)
         lifted = columns(recording.finished, recording.first)
         compute = lambda: self._compute(pipe, recording, schedule, lifted, invoke, seeds)  # noqa: E731
         seeds.restore()
-        last = _Finishing(recording, compute)
-        with _pass(pipe, last):
+        last = Finishing(recording, compute)
+        with going_through(pipe, last):
             return invoke()
 
     def _compute(
         self,
         pipe: Any,
-        recording: _Recording,
+        recording: Recording,
         schedule: Schedule,
         lifted: list[Any],
         invoke: Callable[[], Any],
@@ -286,9 +105,9 @@ def _program(
 
         def model(latents: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
             arrays = [a[i] if v else jnp.asarray(a) for a, v in zip(lifted, varies)]
-            traced = _Tracing(tape, latents.astype(x.dtype), scales[i], arrays, states)
+            traced = Tracing(tape, latents.astype(x.dtype), scales[i], arrays, states)
             seeds.restore()
-            with contextlib.suppress(_Done), _pass(pipe, traced), environment():
+            with contextlib.suppress(Done), going_through(pipe, traced), environment():
                 invoke()
             return traced.output.astype(jnp.float32)
 
@@ -298,9 +117,9 @@ def _program(
     return program
 
 
-def _record(pipe: Any, recording: _Recording, invoke: Callable[[], Any]) -> None:
+def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:
     def body() -> int:
-        with contextlib.suppress(_Done), _pass(pipe, recording), environment():
+        with contextlib.suppress(Done), going_through(pipe, recording), environment():
             invoke()
         return 0
 
@@ -316,42 +135,7 @@ def _record(pipe: Any, recording: _Recording, invoke: Callable[[], Any]) -> None
         raise NotUniform("it has fewer than two steps")
 
 
-@contextlib.contextmanager
-def _pass(pipe: Any, found: Any) -> Iterator[None]:
-    """Has the pipeline's scheduler answer for a pass."""
-    scheduler, set_timesteps = pipe.scheduler, pipe.scheduler.set_timesteps
-
-    def note_timesteps(*args: Any, **kwargs: Any) -> Any:
-        names = ("num_inference_steps", "device")
-        found.has_timesteps, found.asked = True, {**dict(zip(names, args)), **kwargs}
-        return set_timesteps(*args, **kwargs)
-
-    # Pipelines look at the signature for what may be asked for.
-    note_timesteps.__signature__ = inspect.signature(set_timesteps)  # type: ignore[attr-defined]
-    own = {"step": found.step, "set_timesteps": note_timesteps, "scale_model_input": found.scale}
-    own["step"] = _with_signature(found.step, scheduler.step)
-    attributes = vars(scheduler)
-    # A program is traced in the middle of the last pass.
-    before = {name: attributes[name] for name in own if name in attributes}
-    attributes.update(own)
-    try:
-        with running(found):
-            yield
-    finally:
-        for name in own.keys() - before.keys():
-            del attributes[name]
-        attributes.update(before)
-
-
-def _with_signature(function: Callable[..., Any], original: Callable[..., Any]) -> Any:
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    answer.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    return answer
-
-
-def _schedule(scheduler: Any, recording: _Recording) -> Schedule:
+def _schedule(scheduler: Any, recording: Recording) -> Schedule:
     """diffusax's schedule of the run that was recorded."""
     asked = {k: v for k, v in recording.asked.items() if v is not None and k != "device"}
     steps = asked.pop("num_inference_steps", None)
@@ -423,16 +207,6 @@ def _generators(value: Any) -> Iterator[torch.Generator]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _generators(part)
-
-
-def _stepped(latents: Any, options: dict[str, Any]) -> Any:
-    if options.get("return_dict", True):
-        return types.SimpleNamespace(prev_sample=latents)
-    return (latents,)
-
-
-def _is_same(left: Any, right: Any) -> bool:
-    return left.jax() is right.jax()
 
 
 def _padded(rows: np.ndarray, height: int) -> np.ndarray:
