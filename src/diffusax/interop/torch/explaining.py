@@ -26,9 +26,9 @@ class NotTraceable(ValueError):
 
 def explain(component: str, method: str, error: BaseException) -> NotTraceable:
     """One sentence of what failed where, and one of what can be done."""
-    operation, place = _where(error)
+    operation, place = where(error)
     failure = NotTraceable(
-        f"{component}.{method} cannot be compiled: {operation} {_reason(error)}{place}. Leave it "
+        f"{component}.{method} cannot be compiled: {operation} {reason(error)}{place}. Leave it "
         f"out with exclude=[{component!r}], or use on_error='eager', which runs such components in "
         "PyTorch"
     )
@@ -36,7 +36,8 @@ def explain(component: str, method: str, error: BaseException) -> NotTraceable:
     return failure
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """What is the matter, as the end of a sentence that begins with the line of code."""
     name = type(error).__name__
     if "lowering" in str(error):
         return "is an operation that torchax does not have"
@@ -52,7 +53,7 @@ def _reason(error: BaseException) -> str:
     return f"failed with {name}: {text[:200]}"
 
 
-def _where(error: BaseException) -> tuple[str, str]:
+def where(error: BaseException) -> tuple[str, str]:
     """The line of code that failed, and the file that it stands in."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_machinery(frame.filename)]

@@ -76,10 +76,10 @@ class TorchNetwork:
             given = jax.tree.map(wrap, args)
             return jax.tree.map(unwrap, run_traced(self.module, method, params, 0, (given, {})))
         except Exception as error:
-            operation, place = explaining._where(error)
+            operation, place = explaining.where(error)
             raise NotTraceable(
                 f"{type(self.module).__name__} cannot be a part of a pipeline of diffusax: "
-                f"{operation} {explaining._reason(error)}{place}; {ALTERNATIVE}"
+                f"{operation} {explaining.reason(error)}{place}; {ALTERNATIVE}"
             ) from error
 
 
