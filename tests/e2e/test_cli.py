@@ -458,7 +458,7 @@ def test_drawing_does_not_import_training(model, tmp_path):
 
 
 def test_ctrl_c_ends_with_one_line_and_130(model, tmp_path):
-    args = ["a", "--model", model, "--steps", 900, "--num-images", 4]
+    args = ["a", "--model", model, "--steps", 900, "--num-images", 16]
     process = diffusax_process("generate", *args, "--output", tmp_path / "a.png")
     seen = ""
     # The bar moves: it draws.
