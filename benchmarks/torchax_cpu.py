@@ -33,7 +33,7 @@ from diffusax.interop.torch.importing import torchax_module
 
 def by_hand(pipe: Any) -> Callable[..., Any]:
     """The pipeline's call with modules compiled by torchax itself."""
-    tensor = torchax_module("tensor")
+    torchax_module("tensor")  # Imports torchax also where torch is too new for it.
     import torchax
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -42,7 +42,6 @@ def by_hand(pipe: Any) -> Callable[..., Any]:
         lambda v: ((v.last_hidden_state, v.pooler_output, v.hidden_states, v.attentions), None),
         lambda _, children: BaseModelOutputWithPooling(*children),
     )
-    assert tensor is not None
     env = torchax.default_env()
     options = {"jax_jit_kwargs": {"static_argnames": ("return_dict",)}}
     decode = torchax.CompileOptions(methods_to_compile=["decode"], **options)

@@ -27,7 +27,7 @@ TEXT = 128
 
 
 def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPipeline:
-    """The pipeline with random parameters, but for the autoencoder, which is the other model's."""
+    """The pipeline with random parameters and the other model's autoencoder and scheduler."""
     text = CLIPTextConfig(
         vocab_size=tokenizer.eos_token_id + 1,
         hidden_size=TEXT,
@@ -57,17 +57,7 @@ def build(tokenizer: CLIPTokenizer) -> diffusax.StableDiffusionInstructPix2PixPi
         tokenizer=tokenizer,
         unet=initialize(UNet2DConditionModel, unet, seed=1),
         vae=vae,
-        scheduler=diffusax.DDIMScheduler(
-            beta_schedule="scaled_linear",
-            beta_start=0.00085,
-            beta_end=0.012,
-            clip_sample=False,
-            set_alpha_to_one=False,
-            steps_offset=1,
-            prediction_type="v_prediction",
-            rescale_betas_zero_snr=True,
-            timestep_spacing="trailing",
-        ),
+        scheduler=diffusax.DDIMScheduler.from_pretrained("emoji", subfolder="scheduler"),
     )
 
 

@@ -69,8 +69,12 @@ class MixedEnvironment(Environment):
         """A key for random numbers.
 
         Raises:
-            RuntimeError: a generator is asked, whose numbers only PyTorch knows.
+            RuntimeError: a generator is asked, whose numbers only PyTorch knows, or a network in a
+                loop draws, whose rows would all have the same.
         """
+        session = current()
+        if session is not None and not session.draws:
+            raise RuntimeError("random numbers are drawn in the loop")
         if generator is not None:
             raise RuntimeError("random numbers of a torch.Generator are drawn inside the module")
         return super().get_and_rotate_prng_key()

@@ -27,14 +27,14 @@ def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State
     """
     arrays: dict[int, Any] = {}
     state = {}
-    for name, tensor in _named_tensors(module):
+    for name, tensor in named_tensors(module):
         if id(tensor) not in arrays:
             arrays[id(tensor)] = put(name, to_array(tensor))
         state[name] = arrays[id(tensor)]
     return state
 
 
-def _named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     """Every place that holds a parameter or a buffer once; modules may stand in several."""
     for prefix, part in module.named_modules():
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):

@@ -150,7 +150,8 @@ def _schedule(scheduler: Any, recording: Recording) -> Schedule:
     try:
         ours = scheduler_from_config(config)
         eta = recording.options.get("eta") or 0.0
-        schedule = ours.schedule(None if custom else steps, begin=begin, eta=eta, **custom, **asked)
+        asked |= {"begin": begin, "end": begin + len(found), "eta": eta}
+        schedule = ours.schedule(None if custom else steps, **custom, **asked)
     except (ValueError, TypeError) as error:
         raise NotUniform(str(error)) from error
     if len(schedule) != len(found) or not np.allclose(schedule.timesteps, found, rtol=1e-4):

@@ -12,7 +12,7 @@ import torch
 from diffusax.interop.torch import explaining
 from diffusax.interop.torch.environment import unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable
-from diffusax.interop.torch.functional import run_traced
+from diffusax.interop.torch.functional import named_tensors, run_traced
 from diffusax.models import MODELS
 from diffusax.models.clip import CLIPTextOutput
 from diffusax.models.network import Params
@@ -192,11 +192,7 @@ class TorchTextEncoder(TorchNetwork):
 
 def floating_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The parameters and buffers that are parameters of the network, by name."""
-    named = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    return [(name, tensor) for name, tensor in named.items() if tensor.is_floating_point()]
+    return [(name, tensor) for name, tensor in named_tensors(module) if tensor.is_floating_point()]
 
 
 def dtype_of(params: Params) -> Any:

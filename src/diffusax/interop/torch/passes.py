@@ -51,7 +51,7 @@ class _Pass(Session):
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
         """The result of a network outside the loop: played, or computed and kept."""
         if self._played == len(self.tape):
-            with jax.ensure_compile_time_eval():
+            with self.network(), jax.ensure_compile_time_eval():
                 self.tape.append(method.run(leaves, structure))
         self._played += 1
         kept, around = flatten(self.tape[self._played - 1])
@@ -62,6 +62,19 @@ class _Pass(Session):
     ) -> Any:
         """The result of a network in the loop."""
         raise NotUniform(f"{place} is called")
+
+    def abstract(
+        self, method: CompiledMethod, structure: Structure, arrays: list[Any]
+    ) -> tuple[list[Any], Structure]:
+        """The shapes of a network's results; the same random numbers in each row would be wrong."""
+        with self.network(draws=False):
+            return method.abstract(structure, arrays)
+
+    def zeros(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
+        """Zeros on the host in the place of a network's results."""
+        arrays = [jnp.asarray(to_array(leaf)) for leaf in leaves]
+        shapes, around = self.abstract(method, structure, arrays)
+        return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
 
     def scale(self, sample: Any, timestep: Any = None) -> Any:
         """In the place of the scheduler's scale_model_input."""
@@ -94,21 +107,16 @@ class Recording(_Pass):
         if method.name == "decode":
             raise Done
         self.components[method.component.name] = method
-        traced = self.steps > 0
-        arrays = []
-        for p, leaf in enumerate(leaves):
-            if is_traced(leaf):
-                arrays.append(leaf.jax())
-            elif traced:
-                arrays.append(self.lift(leaf, (*place, p)))
-            else:
-                self.first[(*place, p)] = to_array(leaf)
-                arrays.append(jnp.asarray(to_array(leaf)))
-        shapes, around = method.abstract(structure, arrays)
+        if not self.steps:
+            self.first |= {(*place, p): to_array(leaf) for p, leaf in enumerate(leaves)}
+            return self.zeros(method, leaves, structure)
+        arrays = [
+            leaf.jax() if is_traced(leaf) else self.lift(leaf, (*place, p))
+            for p, leaf in enumerate(leaves)
+        ]
+        shapes, around = self.abstract(method, structure, arrays)
         self.operation("network", (place, structure))
-        if traced:
-            return rebuild(around, (wrap(jnp.zeros(x.shape, x.dtype)) for x in shapes))
-        return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
+        return rebuild(around, (wrap(jnp.zeros(x.shape, x.dtype)) for x in shapes))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the scheduler's step: hands out traced latents."""
@@ -144,8 +152,7 @@ class Tracing(_Pass):
     ) -> Any:
         """The network's own result; before the first step, zeros."""
         if not self.steps:
-            shapes, around = method.abstract(structure, [jnp.asarray(to_array(x)) for x in leaves])
-            return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
+            return self.zeros(method, leaves, structure)
         arrays = [x.jax() if is_traced(x) else self.lift(x) for x in leaves]
         with self.network():
             return method.inline(structure, arrays, self.states[method.component.name])
@@ -180,15 +187,15 @@ class Finishing(_Pass):
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
         """As `_Pass.outside`, after the loop as ever."""
         if self._ended:
-            return method.run(leaves, structure)
+            with self.network():
+                return method.run(leaves, structure)
         return super().outside(method, leaves, structure)
 
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
         """Zeros."""
-        shapes, around = method.abstract(structure, [jnp.asarray(to_array(x)) for x in leaves])
-        return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
+        return self.zeros(method, leaves, structure)
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """The program's latents first, which then stay as they are."""

@@ -40,7 +40,7 @@ class Session:
         """lift: makes the traced array for an array of the host, given what came before."""
         self.iterations = [Iteration()]
         self._lift, self._inside = lift, 0
-        self.calls = 0
+        self.calls, self.draws = 0, True
 
     @property
     def now(self) -> Iteration:
@@ -53,13 +53,18 @@ class Session:
         self.calls = 0
 
     @contextlib.contextmanager
-    def network(self) -> Iterator[None]:
-        """Inside, a network is traced, whose own operations and tables are not the loop's."""
+    def network(self, *, draws: bool = True) -> Iterator[None]:
+        """Inside, a network is traced, whose own operations and tables are not the loop's.
+
+        draws: whether it may draw random numbers of its own.
+        """
+        before, self.draws = self.draws, draws
         self._inside += 1
         try:
             yield
         finally:
             self._inside -= 1
+            self.draws = before
 
     @property
     def watches(self) -> bool:
