@@ -138,6 +138,34 @@ def test_latents_that_change_between_steps(caplog):
     assert "runs step by step: the latents are changed between its steps" in caplog.text
 
 
+class Noisy(diffusers.UNet2DConditionModel):
+    """A UNet with random numbers of its own."""
+
+    def forward(self, sample, *args, **kwargs):
+        """Predicts, and adds a little noise."""
+        found = super().forward(sample, *args, **kwargs)[0]
+        return (found + 1e-3 * torch.randn_like(found),)
+
+
+def test_networks_that_draw_random_numbers(caplog):
+    pipe, inputs = REGISTRY["StableDiffusionPipeline"]()
+    noisy = Noisy.from_config(pipe.unet.config)
+    noisy.load_state_dict(pipe.unet.state_dict())
+    pipe.unet = noisy.eval()
+    diffusax.torch.compile(pipe, fuse_loop=True)
+    assert np.isfinite(draw(pipe, inputs)[0]).all()
+    assert "random numbers are drawn in the loop" in caplog.text
+
+
+def test_a_run_that_ends_early(caplog):
+    pipe, inputs = REGISTRY["StableDiffusionXLPipeline"]()
+    inputs |= {"denoising_end": 0.5, "output_type": "latent"}
+    expected = draw(pipe, inputs, 6)[0]
+    diffusax.torch.compile(pipe, fuse_loop=True)
+    np.testing.assert_allclose(draw(pipe, inputs, 6)[0], expected, atol=1e-3)
+    assert "step by step" not in caplog.text
+
+
 def test_a_module_has_no_loop():
     with pytest.raises(ValueError, match="fuse_loop is for pipelines"):
         diffusax.torch.compile(torch.nn.Linear(2, 2), fuse_loop=True)
