@@ -182,9 +182,15 @@ def random_pipeline(folder: Path, *, only: Collection[str] = (), dtype: str = "b
     return pipe
 
 
-def call_programs(pipe: Any, batch: int, *, mesh: Any = None, **given: Any) -> dict[str, Request]:
-    """The programs of a call for so many pictures, by name; parameters may be shapes."""
-    call = ahead.example_call(pipe, batch, None, {"guidance_scale": 7.5, **given})
+def call_programs(
+    pipe: Any, batch: int, *, mesh: Any = None, size: int | None = None, **given: Any
+) -> dict[str, Request]:
+    """The programs of a call for so many pictures, by name; parameters may be shapes.
+
+    size: pixels of a picture's side, by default the model's own.
+    """
+    sides = None if size is None else (size, size)
+    call = ahead.example_call(pipe, batch, sides, {"guidance_scale": 7.5, **given})
     found = ahead.requests(pipe.parts, pipe.task, call, mesh)
     return {request.program.name: request for request in found}
 

@@ -1,18 +1,21 @@
 """What full-size models take on TPUs, by the TPU's own compiler, without a TPU.
 
     python benchmarks/tpu_compile.py --models sd2 xl --programs denoise decode train \
-        --topologies v5e:2x2 v5p:2x2x1 v6e:2x2 --devices 1 4 --batch 1
+        --topologies v5e:2x2 v5p:2x2x1 v6e:2x2 --meshes data=1 data=4 --batch 1
+    python benchmarks/tpu_compile.py --models sd2 --programs train-edits --size 256 --batch 64 \
+        --topologies v4:2x2x4 --meshes data=16 --ema ramp
 
-It needs libtpu (pip install 'diffusax[tpu]'), gigabytes of memory and minutes for each line: a
-denoising step of SD 2 takes some six minutes of CPU time. Each line is printed, and added to
---out as JSON, as soon as it is known. "need" is the network's own count of operations
+It needs libtpu (pip install 'diffusax[tpu]'), gigabytes of memory and minutes for each line, with
+--effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
+known. "need" is the network's own count of operations
 (runtime/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts once.
 """
 
 import argparse
 import functools
+import io
+import itertools
 import json
-import math
 import os
 import tempfile
 import time
@@ -21,91 +24,81 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import numpy as np
-import optax
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
 from random_models import MODELS, call_programs, needed_flops, write_checkpoint
 
 import diffusax
-from diffusax.models import TENSOR_RULES
 from diffusax.pipelines import ahead
 from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.mesh import batch_sharding, batch_size, in_mesh, tree_sharding
+from diffusax.runtime.mesh import batch_size, in_mesh
 from diffusax.runtime.program import lower
-from diffusax.runtime.topology import CHIPS, cost_of, topology_mesh
-from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.step import initial_state, make_train_step
+from diffusax.runtime.topology import CHIPS, DoesNotFitError, compile_there, cost_of, topology_mesh
+from diffusax.training import (
+    EMAConfig,
+    InstructPix2PixConfig,
+    TextToImageConfig,
+    instruct_pix2pix,
+    text_to_image,
+)
+from diffusax.training.program import abstract_arguments, lower_step
 
 
-def compile_call(pipe, mesh, batch: int, name: str):
+def compile_call(pipe, mesh, batch: int, name: str, options):
     """A program of a call, compiled, and the operations that the network needs on each device."""
-    request = call_programs(pipe, batch, mesh=mesh)[name]
+    request = call_programs(pipe, batch, mesh=mesh, size=options.size)[name]
     with in_mesh(mesh):
-        compiled = lower(request, lowering_platforms=("tpu",)).compile()
+        compiled = compile_there(lower(request, lowering_platforms=("tpu",)), effort=options.effort)
     return compiled, needed_flops(request) / mesh.size
 
 
-def compile_training(pipe, mesh, batch: int, size: int):
+def compile_training(folder: Path, mesh, options, *, edits: bool):
     """A training step from pixels in bfloat16 with AdamW, parameters split, compiled."""
-    c, scheduler = pipe.parts, pipe.scheduler
-    loss = DenoisingLoss(
-        c.family,
-        c.networks,
-        scheduler.alphas_cumprod,
-        scheduler.prediction_type,
-        gradient_checkpointing="blocks",
-        compute_dtype=jax.numpy.bfloat16,
+    kind, make = (
+        (InstructPix2PixConfig, instruct_pix2pix) if edits else (TextToImageConfig, text_to_image)
     )
-    b = batch * batch_size(mesh)
-    optimizer = optax.adamw(1e-5)
-    create = functools.partial(initial_state, optimizer=optimizer, seed=0)
-    state = jax.eval_shape(create, {"unet": c.networks["unet"].shapes})
-    half = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, "bfloat16"))
-    frozen = {name: half(c.networks[name].shapes) for name in ("vae", "text_encoder")}
-    frozen["empty"] = {"input_ids": jax.ShapeDtypeStruct((77,), np.int32)}
-    data = {
-        "pixel_values": jax.ShapeDtypeStruct((b, size, size, 3), np.uint8),
-        "input_ids": jax.ShapeDtypeStruct((b, 77), np.int32),
-    }
-
-    def at(tree, shardings):
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
-        )
-
-    args = (
-        at(state, tree_sharding(mesh, state, TENSOR_RULES)),
-        at(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
-        at(data, jax.tree.map(lambda _: batch_sharding(mesh), data)),
+    config = kind(
+        model=str(folder),
+        batch_size=options.batch * batch_size(mesh),
+        gradient_checkpointing=options.checkpointing,
+        data=type(kind().data)(path=str(write_data(folder)), resolution=options.size),
+        ema=EMAConfig(rule=options.ema),
     )
-    step = make_train_step(loss, optimizer)
+    recipe = make(config)
     with in_mesh(mesh):
-        traced = jax.jit(step, donate_argnums=0).trace(*args)
-        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), b))
-    needed = count_training_flops(loss, state.params, frozen, data, keys)
-    return compiled, needed / mesh.size
+        compiled = compile_there(lower_step(recipe, config, mesh), effort=options.effort)
+    state, frozen, batch = abstract_arguments(recipe, config, mesh)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.batch_size))
+    return compiled, count_training_flops(
+        recipe.loss, state.params, frozen, batch, keys
+    ) / mesh.size
 
 
-def measure(folder: Path, model: str, program: str, topology: str, devices: int, options) -> dict:
+def write_data(folder: Path) -> Path:
+    """One row of a data set with captions and edits; only its shapes matter."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    picture = [{"bytes": file.getvalue()}]
+    columns = {"image": picture, "input_image": picture, "edited_image": picture}
+    (folder / "data").mkdir(exist_ok=True)
+    table = pa.table({**columns, "text": ["a"], "edit_prompt": ["b"]})
+    pq.write_table(table, folder / "data" / "rows.parquet")
+    return folder / "data"
+
+
+def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     """One line of the table."""
-    axis = "data" if program in ("denoise", "decode") and not options.fsdp else "fsdp"
-    shape = {"data": f"data={devices}", "fsdp": f"data=1,fsdp={devices}"}[axis]
-    mesh = topology_mesh(topology, shape)
     pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
     began = time.perf_counter()
-    size = MODELS[model].size
-    if program == "train":
-        compiled, needed = compile_training(pipe, mesh, options.batch, size)
+    if program in ("train", "train-edits"):
+        edits = program == "train-edits"
+        compiled, needed = compile_training(folder, mesh, options, edits=edits)
     else:
         images = options.batch * batch_size(mesh)
-        compiled, needed = compile_call(pipe, mesh, images, program)
+        compiled, needed = compile_call(pipe, mesh, images, program, options)
     cost, chip = cost_of(compiled), CHIPS[mesh.devices.flat[0].device_kind]
     return {
-        "model": model,
-        "program": program,
-        "topology": topology,
-        "mesh": shape,
-        "images per device": options.batch,
         "seconds to compile": round(time.perf_counter() - began),
         "TFLOP": round(cost.tflop, 3),
         "TFLOP needed": round(needed / 1e12, 3),
@@ -118,29 +111,48 @@ def measure(folder: Path, model: str, program: str, topology: str, devices: int,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    names = ["denoise", "decode", "train"]
-    parser.add_argument("--programs", nargs="+", default=names, choices=names)
-    parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-    parser.add_argument("--devices", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--batch", type=int, default=1, help="images per device")
-    parser.add_argument("--fsdp", action="store_true", help="split parameters, not only images")
-    parser.add_argument("--out", type=Path, help="a file to add the lines to")
-    options = parser.parse_args()
-    assert math.prod(options.devices) > 0
+def lines(options):
+    """Every combination that was asked for: what it is, and how to measure it."""
     for model in options.models:
         with tempfile.TemporaryDirectory() as name:
             write_checkpoint(Path(name), MODELS[model])
-            for program in options.programs:
-                for topology in options.topologies:
-                    for devices in options.devices:
-                        line = measure(Path(name), model, program, topology, devices, options)
-                        print(json.dumps(line), flush=True)
-                        if options.out:
-                            with options.out.open("a") as file:
-                                file.write(json.dumps(line) + "\n")
+            for program, topology, text in itertools.product(
+                options.programs, options.topologies, options.meshes
+            ):
+                mesh = topology_mesh(topology, text)
+                line = {"model": model, "program": program, "topology": topology, "mesh": text}
+                line |= {"size": options.size or MODELS[model].size}
+                line |= {"images per device": options.batch}
+                if program.startswith("train"):
+                    line |= {"checkpointing": options.checkpointing, "ema": options.ema}
+                yield line, functools.partial(measure, Path(name), model, program, mesh, options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    names = ["denoise", "decode", "train", "train-edits"]
+    parser.add_argument("--programs", nargs="+", default=names, choices=names)
+    parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+    parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
+    parser.add_argument("--batch", type=int, default=1, help="images per device")
+    parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
+    parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
+    parser.add_argument("--ema", default="none", choices=["none", "ramp"])
+    parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")
+    parser.add_argument("--out", type=Path, help="a file to add the lines to")
+    options = parser.parse_args()
+    for line, take in lines(options):
+        try:
+            line |= take()
+        except DoesNotFitError as error:
+            line["does not fit"] = str(error)
+        print(json.dumps(line), flush=True)
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

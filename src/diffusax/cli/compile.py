@@ -11,6 +11,7 @@ from tyro.conf import Positional
 import diffusax
 from diffusax.checkpoints import resolve
 from diffusax.cli.drawing import Dtype
+from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
@@ -18,7 +19,7 @@ from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import describe, lower
-from diffusax.runtime.topology import CHIPS, Cost, cost_of, topology_mesh
+from diffusax.runtime.topology import topology_mesh
 
 TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,
@@ -82,8 +83,6 @@ class Compile(Options):
 
     def _for_topology(self, topology: str) -> None:
         mesh = topology_mesh(topology, self.mesh)
-        kind = mesh.devices.flat[0].device_kind
-        chip = CHIPS.get(kind)
         pipe = ahead.shapes_only(
             TASKS[self.task],
             resolve(self.model, weights=False),
@@ -96,14 +95,11 @@ class Compile(Options):
             for b in self.batch_sizes:
                 call = ahead.example_call(pipe, b, size, self._arguments())
                 found += ahead.requests(pipe.parts, pipe.task, call, mesh)
-        print(f"{mesh.size} of {kind}, GB on each; loops count once, so denoise is one step")
-        print(f"{'program':58} {'TFLOP':>8} {'moved':>8} {'temporary':>9} {'peak':>8}  fits")
+        print_head(mesh, "so denoise is one step")
         for request in tqdm(found, desc="compiling", leave=False, disable=None):
             with in_mesh(mesh):
-                compiled = lower(request, lowering_platforms=("tpu",)).compile()
-            cost = cost_of(compiled)
-            fits = "?" if chip is None else "yes" if cost.fits(chip) else f"no ({chip.memory} GB)"
-            print(_line(describe(request), cost, fits), flush=True)
+                lowered = lower(request, lowering_platforms=("tpu",))
+                print_line(describe(request), lowered, mesh)
 
     def _arguments(self) -> dict[str, Any]:
         return {"guidance_scale": 7.5 if self.guidance else 1.0}
@@ -112,13 +108,6 @@ class Compile(Options):
 def command(args: list[str]) -> Compile:
     """The options from the arguments."""
     return parse(Compile, args, prog="diffusax compile")
-
-
-def _line(name: str, cost: Cost, fits: str) -> str:
-    return (
-        f"{name:58} {cost.tflop:8.3f} {cost.moved:8.2f} {cost.temporaries:9.2f} "
-        f"{cost.peak:8.2f}  {fits}"
-    )
 
 
 def parse_size(option: str, text: str) -> tuple[int, int]:

@@ -5,15 +5,18 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from diffusax.cli.parsing import FromFiles, choose, parse_with_files
+from diffusax.cli.fits import print_head, print_line
+from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
 from diffusax.printable import escaped
-from diffusax.runtime.mesh import initialize
+from diffusax.runtime.mesh import in_mesh, initialize
+from diffusax.runtime.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     InstructPix2PixConfig,
     Preempted,
+    Recipe,
     TextToImageConfig,
     TrainConfig,
     autoencoder,
@@ -22,10 +25,20 @@ from diffusax.training import (
     text_to_image,
     train,
 )
+from diffusax.training.program import lower_step
 
 
 @dataclasses.dataclass(frozen=True)
-class TextToImage(FromFiles, TextToImageConfig):
+class Command(FromFiles):
+    """What all recipes take besides their options."""
+
+    topology: Annotated[str | None, OWN] = None
+    """Train nothing: compile the step for TPUs that are not here, such as v5e:4x4, and say what it
+    takes on each and whether it fits. Of the model only configs are read, of the data one row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextToImage(Command, TextToImageConfig):
     """Train the denoiser of a checkpoint on pictures with captions."""
 
     def run(self) -> None:
@@ -34,7 +47,7 @@ class TextToImage(FromFiles, TextToImageConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class InstructPix2Pix(FromFiles, InstructPix2PixConfig):
+class InstructPix2Pix(Command, InstructPix2PixConfig):
     """Train the denoiser of a checkpoint to edit pictures as a text says."""
 
     def run(self) -> None:
@@ -43,7 +56,7 @@ class InstructPix2Pix(FromFiles, InstructPix2PixConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Autoencoder(FromFiles, AutoencoderConfig):
+class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on pictures."""
 
     def run(self) -> None:
@@ -90,6 +103,9 @@ def _show_messages() -> None:
 def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
     config = plain(options, config_class)
     _show_messages()
+    if options.topology:
+        _compile(make(config), config, options.topology)
+        return
     if config.distributed:
         initialize()
     try:
@@ -98,3 +114,12 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
         print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
         sys.exit(stopped.exit_code)
     print(f"wrote {escaped(config.output)}")
+
+
+def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:
+    """Says what a step takes on TPUs that are not here."""
+    mesh = topology_mesh(topology, config.mesh)
+    lowered = lower_step(recipe, config, mesh)
+    print_head(mesh, "so of microbatches one")
+    with in_mesh(mesh):
+        print_line(f"training step, {config.batch_size} examples", lowered, mesh)

@@ -250,6 +250,11 @@ def cast_params(params: Params, dtype: Any) -> Params:
     )
 
 
+def cast_shapes(params: Params, dtype: Any) -> Params:
+    """The shapes of `cast_params`; parameters may be shapes."""
+    return jax.eval_shape(lambda tree: cast_params(tree, dtype), params)
+
+
 def initialize(
     module_class: type[nnx.Module], config: Any, *, seed: int = 0, dtype: Any = np.float32
 ) -> Model:

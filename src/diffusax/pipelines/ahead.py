@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
-from diffusax.models.network import Model
+from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
@@ -122,8 +122,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
             continue
         network = read_network(folder / name)
         kind = vae_dtype if name == "vae" and vae_dtype else dtype
-        shapes = jax.tree.map(lambda x, k=kind: jax.ShapeDtypeStruct(x.shape, k), network.shapes)
-        models[name] = Model(network, shapes)
+        models[name] = Model(network, cast_shapes(network.shapes, kind))
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)
 
 

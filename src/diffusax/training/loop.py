@@ -35,11 +35,12 @@ from diffusax.training.export import create_on_hub, export
 from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
+from diffusax.training.program import abstract_state, step_program
 from diffusax.training.recipe import Recipe
 from diffusax.training.reports import Reports, batch_arithmetic, peak_flops
 from diffusax.training.signals import Preempted, stop_signals
 from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
-from diffusax.training.step import TrainState, initial_state, make_train_step
+from diffusax.training.step import TrainState, initial_state
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class _Run:
         batches = _open_batches(recipe, config)
         create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
         restored = checkpoints.restore(
-            functools.partial(_abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
+            functools.partial(abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
         )
         if restored is None:
             step, state = 0, _first_state(create, recipe, mesh)
@@ -214,20 +215,7 @@ class _Run:
 
     @functools.cached_property
     def _train_step(self) -> Callable[..., Any]:
-        step = make_train_step(
-            self.recipe.loss,
-            self.optimizer,
-            accumulate=self.config.accumulate,
-            ema=self.config.ema,
-            ema_start=self.config.ema.start_step(self.config.steps) or 0,
-        )
-
-        def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
-            state, metrics = step(state, frozen, batch)
-            shardings = tree_sharding(self.mesh, state, TENSOR_RULES)
-            return jax.lax.with_sharding_constraint(state, shardings), metrics
-
-        return jax.jit(sharded, donate_argnums=0)
+        return step_program(self.recipe, self.config, self.optimizer, self.mesh)
 
     def _count_flops(self, batch: Any) -> int:
         """The operations of a step, without those that are done again to save memory."""
@@ -330,25 +318,6 @@ def _first_state(
     shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), TENSOR_RULES)
     make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
     return make(_spread(mesh, recipe.trained(mesh)))
-
-
-def _abstract_state(
-    create: Callable[[Params], TrainState],
-    params: Params,
-    mesh: jax.sharding.Mesh,
-    averages: int,
-    averaged: bool,
-) -> TrainState:
-    """Shapes and shardings of the state; averages: how many, if it is averaged."""
-    shapes = jax.eval_shape(create, params)
-    if averaged:
-        copy = functools.partial(copy_as_average, averages=averages)
-        shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes,
-        tree_sharding(mesh, shapes, TENSOR_RULES),
-    )
 
 
 def _spread(mesh: jax.sharding.Mesh, params: Params) -> Params:

@@ -33,6 +33,9 @@ class Recipe(Protocol):
     def frozen(self, mesh: Mesh | None = None) -> Params:
         """What the loss and the validation use besides."""
 
+    def frozen_shapes(self) -> Params:
+        """What `frozen` gives, as shapes; no parameters are read."""
+
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """An example made of a row; raises where the row cannot be used."""
 

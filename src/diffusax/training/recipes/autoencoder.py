@@ -19,7 +19,14 @@ from PIL import Image
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.latents import from_bytes, sample_latents, to_unit
-from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
+from diffusax.models.network import (
+    Model,
+    Network,
+    Params,
+    cast_params,
+    cast_shapes,
+    initialize_params,
+)
 from diffusax.options import Weight
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig, ValidationConfig
@@ -128,6 +135,13 @@ class Autoencoder:
         if not self.config.decoder_only:
             return {}
         return cast_params(self._part(self._load(mesh), kept=True), self.config.compute_dtype)
+
+    def frozen_shapes(self) -> Params:
+        """What `frozen` gives, as shapes."""
+        if not self.config.decoder_only:
+            return {}
+        kept = self._part(self.network.shapes, kept=True)
+        return cast_shapes(kept, self.config.compute_dtype)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Pixels."""

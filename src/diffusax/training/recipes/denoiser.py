@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.models.network import Model, Params, initialize_params
+from diffusax.models.network import Model, Params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline, programs, run
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
@@ -148,19 +148,23 @@ class Denoiser:
     def frozen(self, mesh: Mesh | None = None) -> Params:
         """Networks that are not trained, in the dtype of the computation, and the empty caption."""
         base, dtype = self.base, self.config.compute_dtype
-        empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
-        drawn = bool(self.config.validation.every)
-        names = ["vae"] if drawn or not self.cached else []
-        if drawn or not self.embedded:
-            names += [name for name in base.text_encoders if name not in self.components]
+        names = self._frozen_names()
         frozen = {name: base.load(name, dtype, device=mesh).params for name in names}
+        empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
         if not self.embedded:
             return {**frozen, "empty": empty}
         params = {name: base.load(name).params for name in base.text_encoders}
-        batch = {name: ids[None] for name, ids in empty.items()}
-        encoded = encode_captions(base.family, base.networks, params, batch)
-        embedded = {name: leaf[0].astype(dtype) for name, leaf in zip(TEXT_EMBEDDINGS, encoded)}
-        return {**frozen, "empty": embedded}
+        return {**frozen, "empty": self._embedded(params, empty)}
+
+    def frozen_shapes(self) -> Params:
+        """What `frozen` gives, as shapes; no parameters are read."""
+        networks, dtype = self.base.networks, self.config.compute_dtype
+        frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
+        empty = jax.eval_shape(lambda: self.base.tokenize(""))
+        if self.embedded:
+            params = {name: networks[name].shapes for name in self.base.text_encoders}
+            empty = jax.eval_shape(self._embedded, params, empty)
+        return {**frozen, "empty": empty}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """See `DenoisingLoss`."""
@@ -214,6 +218,20 @@ class Denoiser:
             np.int32(len(job.schedule)),
         )
         return run.output(components, state[0], "pil", tiled=False)
+
+    def _frozen_names(self) -> list[str]:
+        drawn = bool(self.config.validation.every)
+        names = ["vae"] if drawn or not self.cached else []
+        if drawn or not self.embedded:
+            names += [name for name in self.base.text_encoders if name not in self.components]
+        return names
+
+    def _embedded(self, params: Params, empty: Params) -> Params:
+        """The embeddings of the empty caption, from its ids."""
+        batch = {name: ids[None] for name, ids in empty.items()}
+        encoded = encode_captions(self.base.family, self.base.networks, params, batch)
+        dtype = self.config.compute_dtype
+        return {name: leaf[0].astype(dtype) for name, leaf in zip(TEXT_EMBEDDINGS, encoded)}
 
     def _check_validation(self) -> None:
         options = self.config.validation

@@ -1,0 +1,92 @@
+"""The training step as a program for a mesh: of devices that are here, or of TPUs that are not."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from diffusax.models import TENSOR_RULES
+from diffusax.models.network import Params
+from diffusax.runtime.mesh import batch_sharding, tree_sharding
+from diffusax.training.config import TrainConfig
+from diffusax.training.ema import copy_as_average
+from diffusax.training.optimizers import make_optimizer
+from diffusax.training.recipe import Recipe
+from diffusax.training.step import TrainState, initial_state, make_train_step
+
+
+def step_program(
+    recipe: Recipe, config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> jax.stages.Wrapped:
+    """The jitted step of a run; it takes its state over, which stays as it lies on the mesh."""
+    step = make_train_step(
+        recipe.loss,
+        optimizer,
+        accumulate=config.accumulate,
+        ema=config.ema,
+        ema_start=config.ema.start_step(config.steps) or 0,
+    )
+
+    def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
+        state, metrics = step(state, frozen, batch)
+        shardings = tree_sharding(mesh, state, TENSOR_RULES)
+        return jax.lax.with_sharding_constraint(state, shardings), metrics
+
+    return jax.jit(sharded, donate_argnums=0)
+
+
+def abstract_state(
+    create: Callable[[Params], TrainState],
+    params: Params,
+    mesh: Mesh,
+    averages: int,
+    averaged: bool,
+) -> TrainState:
+    """Shapes and shardings of the state; averages: how many, if it is averaged."""
+    shapes = jax.eval_shape(create, params)
+    if averaged:
+        copy = functools.partial(copy_as_average, averages=averages)
+        shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
+    return _placed(shapes, tree_sharding(mesh, shapes, TENSOR_RULES))
+
+
+def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
+    """What the step takes, as shapes with their places: state, frozen parameters, batch.
+
+    No parameters are read. The state has the averages of `config.ema`, as after their start.
+    """
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
+    averages = config.ema.averages
+    state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
+    frozen = recipe.frozen_shapes()
+    example = recipe.example(recipe.source[0], np.random.default_rng(0))
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), jnp.asarray(x).dtype)
+        for name, x in example.items()
+    }
+    return (
+        state,
+        _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
+        _placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
+    )
+
+
+def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:
+    """The step of a run for TPUs that need not be there (`topology_mesh`), to be compiled."""
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    arguments = abstract_arguments(recipe, config, mesh)
+    with jax.set_mesh(mesh):
+        traced = step_program(recipe, config, optimizer, mesh).trace(*arguments)
+        return traced.lower(lowering_platforms=("tpu",))
+
+
+def _placed(tree: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )
