@@ -53,6 +53,38 @@ def test_options_of_xl(pairs, kind):
     pair.check(**resized, height=64, width=64)
 
 
+@pytest.mark.parametrize(("text", "image"), [(7.5, 1.5), (2.0, 3.0), (4.0, 1.0)])
+def test_guidance_is_equation_3_of_the_paper(pairs, text, image):
+    pair = pairs(SD, "sd-instruct")
+    pipe, before = pair.reference, picture(1)
+    with pair.sampler("ddim"), torch.no_grad():
+        x = torch.randn((1, 4, 16, 16), generator=generators(5))
+        pixels = pipe.image_processor.preprocess(before)
+        before_latents = pipe.vae.encode(pixels).latent_dist.mode()
+        pipe.scheduler.set_timesteps(1)
+        t = pipe.scheduler.timesteps[0]
+
+        def noise(prompt, latents):
+            ids = pipe.tokenizer(prompt, padding="max_length", max_length=77, truncation=True)
+            context = pipe.text_encoder(torch.tensor([ids.input_ids]))[0]
+            return pipe.unet(torch.cat([x, latents], 1), t, context).sample
+
+        nothing = noise("", torch.zeros_like(before_latents))
+        only_image, both = noise("", before_latents), noise(PROMPTS[0], before_latents)
+        guided = nothing + image * (only_image - nothing) + text * (both - only_image)
+        expected = pipe.scheduler.step(guided, t, x).prev_sample
+        actual = pair.ours(
+            PROMPTS[0],
+            image=before,
+            latents=x,
+            num_inference_steps=1,
+            guidance_scale=text,
+            image_guidance_scale=image,
+            output_type="latent",
+        ).images
+    assert torch.allclose(torch.tensor(actual), expected, atol=1e-4, rtol=1e-4)
+
+
 def test_latents_instead_of_a_picture(pairs):
     latents = torch.randn((2, 4, 16, 16), generator=generators(5))
     pairs(SD, "sd-instruct").check(**{**TWO, "image": latents})
