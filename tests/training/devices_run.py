@@ -7,6 +7,7 @@ One pair is the program's own: recipe=instruct-pix2pix, by default text-to-image
 
 import sys
 
+from diffusax.runtime.mesh import initialize
 from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
@@ -37,14 +38,13 @@ def main(model: str, data: str, output: str, *pairs: str) -> None:
         "log_every=1",
         "checkpoint_every=2",
         "report_to=[]",
-        "validation.every=4",
-        "validation.prompts=[a dog]",
-        "validation.steps=1",
     ]
     own = dict(pair.split("=") for pair in pairs if pair.startswith("recipe="))
     config_class, recipe = RECIPES[own.get("recipe", "text-to-image")]
     pairs = tuple(pair for pair in pairs if not pair.startswith("recipe="))
     config = read_config(config_class, None, [*options, *pairs])
+    if config.distributed:
+        initialize()
     train(recipe(config), config)
 
 

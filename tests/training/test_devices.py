@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures import edit_row, write_parquet
 from safetensors.numpy import load_file
 
 from diffusax.training.snapshots import AVERAGES
 
 RUN = Path(__file__).with_name("devices_run.py")
 TOY = Path(__file__).with_name("toy_run.py")
+PICTURES = ("validation.every=4", "validation.prompts=[a dog]", "validation.steps=1")
 
 
 def train(output: Path, model: Path, data: Path, devices: int, *pairs: str) -> list[float]:
@@ -46,7 +48,7 @@ def alone(tmp_path_factory, checkpoint, pictures):
     "pairs",
     [
         pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("mesh=fsdp=-1", "accumulate=2"), marks=pytest.mark.slow),
+        pytest.param(("mesh=fsdp=-1", "accumulate=2", *PICTURES), marks=pytest.mark.slow),
         ("mesh=data=2,fsdp=2,tensor=2",),
     ],
     ids=["data", "fsdp", "tensor"],
@@ -64,14 +66,18 @@ def test_eight_devices_train_as_one_does(tmp_path, checkpoint, pictures, alone, 
 
 
 def start_two_processes(output: Path, *pairs: str) -> list[subprocess.Popen]:
+    ema = ["ema.rule=power", "ema.snapshot_every=10"]
+    return start_both([str(TOY), str(output), "distributed=true", *ema, *pairs])
+
+
+def start_both(command: list[str]) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    ema = ["ema.rule=power", "ema.snapshot_every=10"]
     return [
         subprocess.Popen(
-            [sys.executable, str(TOY), str(output), "distributed=true", *ema, *pairs],
+            [sys.executable, *command],
             env={**environment, "JAX_PROCESS_ID": str(i)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -82,8 +88,12 @@ def start_two_processes(output: Path, *pairs: str) -> list[subprocess.Popen]:
 
 
 def train_in_two_processes(output: Path, *pairs: str) -> None:
-    for process in start_two_processes(output, *pairs):
-        text, _ = process.communicate(timeout=120)
+    wait_for(start_two_processes(output, *pairs))
+
+
+def wait_for(processes: list[subprocess.Popen], timeout: int = 120) -> None:
+    for process in processes:
+        text, _ = process.communicate(timeout=timeout)
         assert process.returncode == 0, text[-3000:]
 
 
@@ -109,6 +119,20 @@ def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
         losses[run] = [json.loads(line)["loss"] for line in lines]
     assert losses["whole"][-1] < 0.99 * losses["whole"][0]
     np.testing.assert_allclose(losses["whole"], losses["alone"], rtol=0.02)
+
+
+@pytest.mark.slow
+def test_two_processes_train_an_editing_model_as_one_does(tmp_path, checkpoint):
+    # Each process has rows of its own, in an order of its own; so they are all alike here.
+    data = write_parquet(tmp_path / "rows", [edit_row(3)] * 16)
+    pairs = ["recipe=instruct-pix2pix", "data.random_flip=false", "data.center_crop=true"]
+    pairs += ["mesh=data=2"]
+    expected = train(tmp_path / "one", checkpoint, data, 2, *pairs)
+    command = [str(RUN), str(checkpoint), str(data), str(tmp_path / "two"), *pairs]
+    wait_for(start_both([*command, "distributed=true"]), timeout=600)
+    lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
+    np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], expected, rtol=1e-5)
+    assert abs(expected[-1] - expected[0]) > 1e-3
 
 
 def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
 from diffusax.printable import escaped
@@ -104,6 +105,7 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
     config = plain(options, config_class)
     _show_messages()
     if options.topology:
+        config = dataclasses.replace(config, model=str(resolve(options.model, weights=False)))
         _compile(make(config), config, options.topology)
         return
     if config.distributed:
