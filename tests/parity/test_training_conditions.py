@@ -1,8 +1,9 @@
-"""One loss for text to image and InstructPix2Pix, with Stable Diffusion and SDXL.
+"""One loss for text to image, InstructPix2Pix and ControlNet, with Stable Diffusion and SDXL.
 
 The reference is the inner loop of diffusers' examples train_text_to_image.py,
-train_text_to_image_sdxl.py, train_instruct_pix2pix.py and train_instruct_pix2pix_sdxl.py, on the
-same pictures, noise, timesteps and dropout masks. The last of these samples the latents of the
+train_text_to_image_sdxl.py, train_instruct_pix2pix.py, train_instruct_pix2pix_sdxl.py,
+train_controlnet.py and train_controlnet_sdxl.py, on the same pictures, noise, timesteps and dropout
+masks. train_instruct_pix2pix_sdxl.py samples the latents of the
 picture before the edit, where the paper and the other scripts take their mode, as is done here.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.training_utils import compute_snr
-from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl
+from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, randomize
 
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
@@ -40,6 +41,12 @@ class Case:
     edits: bool
     gamma: float | None = None
     keep_pooled: bool = False
+    control: bool = False
+
+    @property
+    def trained(self) -> str:
+        """The network whose gradient is compared."""
+        return "controlnet" if self.control else "unet"
 
 
 CASES = {
@@ -50,11 +57,30 @@ CASES = {
     "xl-edit-epsilon-pooled-dropped": Case("xl", "epsilon", True),
     "xl-text-epsilon-min-snr": Case("xl", "epsilon", False, gamma=5.0),
     "xl-text-v": Case("xl", "v_prediction", False),
+    "sd1-control-v": Case("sd1", "v_prediction", False, control=True),
+    "xl-control-epsilon": Case("xl", "epsilon", False, control=True),
 }
-REPETITIONS = ("xl-edit-epsilon", "xl-edit-epsilon-pooled-dropped", "xl-text-v")
+REPETITIONS = (
+    "xl-control-epsilon",
+    "xl-edit-epsilon",
+    "xl-edit-epsilon-pooled-dropped",
+    "xl-text-v",
+)
 
 
 def build(folder, case: Case) -> Any:
+    """A checkpoint's pipeline, and under it a ControlNet where there is to be one."""
+    pipe = build_pipeline(folder, case)
+    if case.control:
+        controlnet = diffusers.ControlNetModel.from_unet(
+            pipe.unet, conditioning_embedding_out_channels=(8, 12, 16)
+        )
+        pipe.controlnet = randomize(controlnet, seed=1)
+        pipe.controlnet.save_pretrained(folder / "controlnet")
+    return pipe
+
+
+def build_pipeline(folder, case: Case) -> Any:
     scheduler = diffusers.DDIMScheduler(
         **LEVELS, clip_sample=False, prediction_type=case.prediction
     )
@@ -80,6 +106,7 @@ def draw_batch() -> dict[str, np.ndarray]:
     b = len(PROMPTS)
     return {
         "pixel_values": rng.integers(0, 256, (b, 32, 32, 3), np.uint8),
+        "conditioning_pixel_values": rng.integers(0, 256, (b, 32, 32, 3), np.uint8),
         "original_pixel_values": rng.integers(0, 256, (b, 32, 32, 3), np.uint8),
         "time_ids": np.array([[40 + i, 50, i, 3, 32, 32] for i in range(b)], np.int32),
         "latent_noise": rng.standard_normal((b, 8, 8, 4), np.float32),
@@ -136,7 +163,21 @@ def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Ten
     added = None
     if pooled is not None:
         added = {"text_embeds": pooled, "time_ids": torch.tensor(batch["time_ids"])}
-    prediction = pipe.unet(sample, timesteps, context, added_cond_kwargs=added).sample
+    residuals = {}
+    if case.control:
+        picture = nchw(batch["conditioning_pixel_values"] / 255)
+        down, mid = pipe.controlnet(
+            sample,
+            timesteps,
+            context,
+            added_cond_kwargs=added,
+            controlnet_cond=picture,
+            return_dict=False,
+        )
+        residuals["down_block_additional_residuals"] = down
+        residuals["mid_block_additional_residual"] = mid
+    options = {"added_cond_kwargs": added, **residuals}
+    prediction = pipe.unet(sample, timesteps, context, **options).sample
     if case.prediction == "epsilon":
         target = noise
     else:
@@ -151,6 +192,8 @@ def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Ten
 def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarray, Params]:
     """The loss of each example, and the gradient of their mean."""
     base = BaseModel.open(str(folder), edits=case.edits)
+    if case.control:
+        base = base.with_controlnet(str(folder / "controlnet"))
     params = {name: base.load(name).params for name in base.networks}
     loss = DenoisingLoss(
         base.family,
@@ -168,18 +211,21 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
     if case.edits:
         kept["original_pixel_values"] = batch["original_pixel_values"]
     kept |= {name: np.stack([ids[name] for ids in tokens]) for name in tokens[0]}
+    if case.control:
+        kept["conditioning_pixel_values"] = batch["conditioning_pixel_values"]
+    trained = case.trained
     frozen = {**params, "empty": base.tokenize("")}
-    del frozen["unet"]
+    del frozen[trained]
 
     @jax.jit
-    def value_and_grad(unet, frozen, batch, draws):
-        def mean(unet):
-            losses = loss.with_draws({"unet": unet}, frozen, batch, draws)
+    def value_and_grad(network, frozen, batch, draws):
+        def mean(network):
+            losses = loss.with_draws({trained: network}, frozen, batch, draws)
             return losses.mean(), losses
 
-        return jax.grad(mean, has_aux=True)(unet)
+        return jax.grad(mean, has_aux=True)(network)
 
-    gradient, losses = value_and_grad(params["unet"], frozen, kept, draws)
+    gradient, losses = value_and_grad(params[trained], frozen, kept, draws)
     return np.asarray(losses), gradient
 
 
@@ -193,7 +239,8 @@ def test_losses_and_gradients_are_those_of_diffusers(tmp_path, name):
     expected.mean().backward()
     losses, gradient = our_loss(tmp_path / "model", batch, case)
     np.testing.assert_allclose(losses, expected.detach(), rtol=LOSS)
-    theirs = {name: parameter.grad.numpy() for name, parameter in pipe.unet.named_parameters()}
+    network = getattr(pipe, case.trained)
+    theirs = {name: parameter.grad.numpy() for name, parameter in network.named_parameters()}
     ours = params_to_tensors(gradient)
     assert set(ours) == set(theirs)
     largest = max(np.abs(g).max() for g in theirs.values())

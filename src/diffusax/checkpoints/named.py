@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from diffusax.checkpoints.networks import check_safe, load_network, save_network
 from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
+from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model
 
 
@@ -86,6 +87,14 @@ class ControlNetModel(AutoModel):
     """A ControlNet."""
 
     class_names = ("ControlNetModel",)
+
+    @staticmethod
+    def from_unet(unet: Model) -> Model:
+        """A ControlNet to be trained: a copy of a UNet's encoder that changes nothing yet.
+
+        unet: such as `pipe.unet`.
+        """
+        return controlnet_from_unet(unet)
 
 
 class CLIPModel(AutoModel):

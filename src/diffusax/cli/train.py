@@ -15,12 +15,14 @@ from diffusax.runtime.mesh import in_mesh, initialize
 from diffusax.runtime.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
+    ControlNetConfig,
     InstructPix2PixConfig,
     Preempted,
     Recipe,
     TextToImageConfig,
     TrainConfig,
     autoencoder,
+    controlnet,
     instruct_pix2pix,
     read_config,
     text_to_image,
@@ -57,6 +59,15 @@ class InstructPix2Pix(Command, InstructPix2PixConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ControlNet(Command, ControlNetConfig):
+    """Train a ControlNet, which steers a checkpoint by pictures."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(controlnet, self, ControlNetConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on pictures."""
 
@@ -68,6 +79,7 @@ class Autoencoder(Command, AutoencoderConfig):
 RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
+    "controlnet": (ControlNet, ControlNetConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
 }
 

@@ -154,9 +154,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
         parts = batch_size(mesh)
         kept = jax.tree.map(lambda x: pad_images(x, parts), kept)
         plan = jax.tree.map(lambda x, axis: pad_images(x, parts, axis), plan, image_axes(plan))
-    if plan.conditions.control:
-        hints = programs.embed_control(c.denoiser, c.denoiser_params, plan.conditions.control)
-        plan = plan._replace(conditions=plan.conditions._replace(control=hints))
+    plan = programs.with_control(c.denoiser, c.denoiser_params, plan)
     state = programs.first_state(plan.latents)
     rows = np.int32(0), np.int32(len(plan.table.timestep))
     state = programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)

@@ -70,12 +70,12 @@ class UNetDenoiser:
         added = dict(conditions.added or {})
         options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
         options["added_cond"] = added or None
+        options["gradient_checkpointing"] = gradient_checkpointing
         more = self._residuals(params, x, timestep, conditions, control, options)
         if freeu is not None:
             more["freeu"] = _per_branch(freeu, x.shape[0])
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
-        options["gradient_checkpointing"] = gradient_checkpointing
         return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
 
     def _residuals(

@@ -126,6 +126,14 @@ def embed_control(
     return denoiser.embed(params, pictures)
 
 
+def with_control(denoiser: UNetDenoiser, params: Params, plan: Plan) -> Plan:
+    """The plan with its control pictures, if any, embedded."""
+    if not plan.conditions.control:
+        return plan
+    hints = embed_control(denoiser, params, plan.conditions.control)
+    return plan._replace(conditions=plan.conditions._replace(control=hints))
+
+
 @jax.jit
 def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) -> jax.Array:
     """The latents that a run starts from: signal clean + scale noise, b h w c.

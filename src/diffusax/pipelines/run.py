@@ -88,12 +88,9 @@ def _placed(c: Components, plan: Plan, before: Plan | None = None) -> Plan:
     if before is not None:
         without = plan._replace(conditions=plan.conditions._replace(control=()))
         placed, hints = put_plan(c.mesh, without), before.conditions.control
-    else:
-        placed = put_plan(c.mesh, plan)
-        pictures = placed.conditions.control
-        with in_mesh(c.mesh):
-            hints = programs.embed_control(c.denoiser, c.denoiser_params, pictures)
-    return placed._replace(conditions=placed.conditions._replace(control=hints))
+        return placed._replace(conditions=placed.conditions._replace(control=hints))
+    with in_mesh(c.mesh):
+        return programs.with_control(c.denoiser, c.denoiser_params, put_plan(c.mesh, plan))
 
 
 def denoise_plan(c: Components, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:

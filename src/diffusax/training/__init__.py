@@ -4,7 +4,12 @@ from diffusax.training.cached import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import DataConfig
 from diffusax.training.ema import EMAConfig
-from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, ImageDataConfig
+from diffusax.training.examples import (
+    CaptionedDataConfig,
+    ControlDataConfig,
+    EditDataConfig,
+    ImageDataConfig,
+)
 from diffusax.training.loop import train
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
@@ -13,6 +18,11 @@ from diffusax.training.recipes.autoencoder import (
     AutoencoderConfig,
     AutoencoderValidationConfig,
     autoencoder,
+)
+from diffusax.training.recipes.controlnet import (
+    ControlNetConfig,
+    ControlNetValidationConfig,
+    controlnet,
 )
 from diffusax.training.recipes.denoiser import DenoiserValidationConfig
 from diffusax.training.recipes.instruct_pix2pix import (
@@ -30,6 +40,9 @@ __all__ = [
     "CacheConfig",
     "CacheDataConfig",
     "CaptionedDataConfig",
+    "ControlDataConfig",
+    "ControlNetConfig",
+    "ControlNetValidationConfig",
     "DataConfig",
     "DenoiserValidationConfig",
     "EMAConfig",
@@ -46,6 +59,7 @@ __all__ = [
     "ValidationConfig",
     "autoencoder",
     "cache_latents",
+    "controlnet",
     "instruct_pix2pix",
     "read_config",
     "text_to_image",

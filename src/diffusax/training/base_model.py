@@ -10,6 +10,7 @@ import numpy as np
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.networks import read_network
 from diffusax.files import load_json
+from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, Network, Params
 from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
@@ -73,6 +74,25 @@ class BaseModel:
             _scheduler(folder, listed["scheduler"][1], prediction_type),
             {**options, **{k: v for k, v in stored.items() if k in options}},
         )
+
+    def with_controlnet(self, path_or_repo: str) -> "BaseModel":
+        """With a ControlNet among the networks: that of a folder or repository, or, of an empty
+        name, one like the UNet's encoder.
+
+        Raises:
+            ValueError: it cannot be had or read, or does not suit the checkpoint; says why.
+        """
+        network = controlnet_of(self.networks["unet"])
+        if path_or_repo:
+            network = read_network(resolve(path_or_repo))
+            if network.class_name != "ControlNetModel":
+                raise ValueError(f"{path_or_repo} holds a {network.class_name}, no ControlNetModel")
+        if network.config.downsampling != self.factor:
+            raise ValueError(
+                f"the ControlNet has {network.config.downsampling} pixels per latent, the "
+                f"autoencoder of {self.folder} {self.factor}"
+            )
+        return dataclasses.replace(self, networks={**self.networks, "controlnet": network})
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
         """A network with its parameters, on a device or spread over a mesh."""

@@ -1,6 +1,7 @@
 """The error of a denoiser's prediction at random timesteps (Ho et al. 2020, algorithm 1)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ class DenoisingLoss:
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. Of
             InstructPix2Pix alone: the pictures before the edit.
+        conditioning_pixel_values: b H W 3 uint8. Of ControlNet alone: the pictures that steer.
 
     Frozen parameters have under "empty" what stands for a caption that is dropped, under the names
     of the caption's entries in a batch, without the axis b.
@@ -58,7 +60,8 @@ class DenoisingLoss:
 
     family: Family
     networks: Mapping[str, Network]
-    """By the names in the checkpoint: unet, vae, and the text encoders unless all is cached."""
+    """By the names in the checkpoint: unet, vae, and the text encoders unless all is cached; the
+    controlnet that is trained."""
     alphas_cumprod: np.ndarray
     prediction_type: str
     snr_gamma: float | None = None
@@ -101,11 +104,12 @@ class DenoisingLoss:
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
         alpha_bar = jnp.asarray(self.alphas_cumprod, jnp.float32)[draws.timesteps]
-        prediction = UNetDenoiser(self.networks["unet"])(
+        prediction = self._denoiser(
             weights,
             add_noise(x0, draws.noise, alpha_bar),
             draws.timesteps,
             self._conditions(weights, batch, draws.dropped),
+            self._control_weights(),
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = prediction_target(self.prediction_type, x0, draws.noise, alpha_bar)
@@ -113,6 +117,18 @@ class DenoisingLoss:
         if self.snr_gamma is None:
             return error
         return error * min_snr_weight(self.prediction_type, alpha_bar, self.snr_gamma)
+
+    @functools.cached_property
+    def _denoiser(self) -> UNetDenoiser:
+        controlnets = [net for name, net in self.networks.items() if name == "controlnet"]
+        return UNetDenoiser(self.networks["unet"], tuple(controlnets))
+
+    def _control_weights(self) -> jax.Array | None:
+        """1 for each residual of the ControlNet, m k r; None without one."""
+        nets = self._denoiser.controlnets
+        if not nets:
+            return None
+        return jnp.ones((1, 1, len(nets[0].shapes["controlnet_down_blocks"]) + 1), jnp.float32)
 
     def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
         if "moments" in batch:
@@ -138,7 +154,12 @@ class DenoisingLoss:
         if pooled:
             sizes = batch["time_ids"].astype(jnp.float32)
             added = {"text_embeds": pooled[0], "time_ids": sizes}
-        return Conditions(context, self._image(weights, batch, dropped.image), added)
+        control: tuple[Any, ...] = ()
+        if self._denoiser.controlnets:
+            pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
+            control = self._denoiser.embed(weights, (pictures[:, None],))
+            control = tuple(hint[:, 0] for hint in control)
+        return Conditions(context, self._image(weights, batch, dropped.image), added, control)
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Encoded:
         empty = weights["empty"]

@@ -36,6 +36,14 @@ class CaptionedDataConfig(ImageDataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ControlDataConfig(CaptionedDataConfig):
+    """A data set of pictures with captions and with the pictures that steer a ControlNet."""
+
+    conditioning_image_column: str = "conditioning_image"
+    """The column with the pictures that steer, such as edges: bytes, or {bytes, path}."""
+
+
+@dataclasses.dataclass(frozen=True)
 class EditDataConfig(DataConfig):
     """A data set of pictures before and after an edit, with its instruction."""
 

@@ -8,6 +8,7 @@ from diffusax.training.base_model import BaseModel
 from diffusax.training.data import Element
 from diffusax.training.examples import (
     CaptionedDataConfig,
+    ControlDataConfig,
     EditDataConfig,
     choose_caption,
     choose_edit,
@@ -33,6 +34,28 @@ def caption_example(
     (pixels,), sizes = prepare_pictures(config, size, [read_picture(row[config.image_column])], rng)
     caption = choose_caption(row[config.caption_column], rng)
     return {"pixel_values": pixels, **base.tokenize(caption), **_time_ids(base, sizes)}
+
+
+def control_example(
+    config: ControlDataConfig,
+    base: BaseModel,
+    size: int,
+    row: dict[str, Any],
+    rng: np.random.Generator,
+) -> Element:
+    """A picture's pixels and those of the one that steers, cut alike, and the caption's tokens.
+
+    As `caption_example`.
+    """
+    columns = (config.image_column, config.conditioning_image_column)
+    pictures = [read_picture(row[column]) for column in columns]
+    (pixels, conditioning), sizes = prepare_pictures(config, size, pictures, rng)
+    return {
+        "pixel_values": pixels,
+        "conditioning_pixel_values": conditioning,
+        **base.tokenize(choose_caption(row[config.caption_column], rng)),
+        **_time_ids(base, sizes),
+    }
 
 
 def edit_example(

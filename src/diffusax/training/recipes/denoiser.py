@@ -46,6 +46,23 @@ class DenoiserValidationConfig(ValidationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class PicturesValidationConfig(DenoiserValidationConfig):
+    """Pictures made of prompts and of other pictures."""
+
+    images: tuple[str, ...] = ()
+    """The pictures to begin with: one, or one for each of the prompts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        images, prompts = len(self.images), len(self.prompts)
+        if bool(images) != bool(prompts) or (images > 1 and images != prompts):
+            raise ValueError(
+                f"validation.images must be one or as many as validation.prompts (got {images} for "
+                f"{prompts})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class DenoiserConfig(TrainConfig):
     """The options of all recipes that train a denoiser."""
 
@@ -86,15 +103,31 @@ class Denoiser:
     """Of the result; by default the checkpoint's own."""
 
     def __init__(
-        self, config: DenoiserConfig, columns: tuple[str, ...], *, edits: bool, **dropout: Any
+        self,
+        config: DenoiserConfig,
+        columns: tuple[str, ...],
+        *,
+        edits: bool = False,
+        controlnet: str | None = None,
+        **dropout: Any,
     ):
-        """columns: of the data set. edits: see `BaseModel.open`. dropout: for `DenoisingLoss`."""
+        """The parts that follow from the options.
+
+        Args:
+            config: the options.
+            columns: of the data set.
+            edits: see `BaseModel.open`.
+            controlnet: that is trained instead of the UNet; see `BaseModel.with_controlnet`.
+            dropout: for `DenoisingLoss`.
+        """
         require_options(config, ("model", "data.path"))
         self.config, data = config, config.data
         prediction_type = config.prediction_type
         self.base = base = BaseModel.open(
             config.model, prediction_type=prediction_type, edits=edits
         )
+        if controlnet is not None:
+            self.base = base = base.with_controlnet(controlnet)
         self.size = picture_size(data, base.default_size, base.factor)
         self.source: Source
         self.cached, self.embedded = is_cache(data.path), False
@@ -111,7 +144,7 @@ class Denoiser:
             )
         self._check_validation()
         encoders = base.text_encoders if config.train_text_encoder else ()
-        self.components = ("unet", *encoders)
+        self.components = ("unet" if controlnet is None else "controlnet", *encoders)
         scheduler = base.scheduler
         self.denoising = DenoisingLoss(
             base.family,
@@ -209,11 +242,12 @@ class Denoiser:
             **arguments,
         )
         job = task(components, call)
+        denoiser, denoiser_params = components.denoiser, components.denoiser_params
         state = programs.denoise(
-            components.denoiser,
-            components.denoiser_params,
+            denoiser,
+            denoiser_params,
             programs.first_state(job.plan.latents),
-            job.plan,
+            programs.with_control(denoiser, denoiser_params, job.plan),
             np.int32(0),
             np.int32(len(job.schedule)),
         )
@@ -221,10 +255,10 @@ class Denoiser:
 
     def _frozen_names(self) -> list[str]:
         drawn = bool(self.config.validation.every)
-        names = ["vae"] if drawn or not self.cached else []
+        names = ["unet", *(["vae"] if drawn or not self.cached else [])]
         if drawn or not self.embedded:
-            names += [name for name in self.base.text_encoders if name not in self.components]
-        return names
+            names += self.base.text_encoders
+        return [name for name in names if name not in self.components]
 
     def _embedded(self, params: Params, empty: Params) -> Params:
         """The embeddings of the empty caption, from its ids."""

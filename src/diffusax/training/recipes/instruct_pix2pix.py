@@ -21,28 +21,19 @@ from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import (
     Denoiser,
     DenoiserConfig,
-    DenoiserValidationConfig,
+    PicturesValidationConfig,
 )
 from diffusax.training.rows import edit_example
 
 
 @dataclasses.dataclass(frozen=True)
-class InstructPix2PixValidationConfig(DenoiserValidationConfig):
+class InstructPix2PixValidationConfig(PicturesValidationConfig):
     """Pictures before and after the edits that the prompts ask for."""
 
     images: tuple[str, ...] = ()
     """The pictures to edit: one, or one for each of the prompts."""
     image_guidance: Annotated[float, Meta(ge=0, le=1000)] = 1.5
     """The image guidance scale."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        images, prompts = len(self.images), len(self.prompts)
-        if bool(images) != bool(prompts) or (images > 1 and images != prompts):
-            raise ValueError(
-                f"validation.images must be one or as many as validation.prompts (got {images} for "
-                f"{prompts})"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""ControlNet (Zhang et al. 2023): a copy of the UNet's encoder learns to steer it by pictures.
+
+The denoising loss of text to image with the UNet frozen, as in diffusers' examples/controlnet.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from PIL import Image
+
+from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.models.control_from_unet import controlnet_params
+from diffusax.models.network import Model, Params
+from diffusax.options import Share
+from diffusax.pictures import load_image
+from diffusax.pipelines.control import control_text_to_image
+from diffusax.training.cached import is_cache
+from diffusax.training.data import Element
+from diffusax.training.examples import ControlDataConfig
+from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig, PicturesValidationConfig
+from diffusax.training.rows import control_example
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlNetValidationConfig(PicturesValidationConfig):
+    """Pictures drawn from prompts and from pictures that steer."""
+
+    images: tuple[str, ...] = ()
+    """The pictures that steer: one, or one for each of the prompts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlNetConfig(DenoiserConfig):
+    """Train a ControlNet for a checkpoint, on pictures with captions and pictures that steer."""
+
+    controlnet: str = ""
+    """The ControlNet to start from: a folder with config.json and weights, or a Hub repository id;
+    by default a copy of the UNet's encoder."""
+    caption_dropout: Share = 0.1
+    """The share of captions replaced by the empty one, so that the picture alone steers."""
+    data: ControlDataConfig = dataclasses.field(default_factory=ControlDataConfig)
+    """The examples."""
+    validation: ControlNetValidationConfig = dataclasses.field(
+        default_factory=ControlNetValidationConfig
+    )
+    """The pictures that are drawn during the run."""
+
+
+def controlnet(config: ControlNetConfig) -> Recipe:
+    """The recipe for these options.
+
+    Raises:
+        ValueError: the checkpoint, the ControlNet, the data set or a validation picture cannot be
+            used, or options do not go together; says why.
+    """
+    return ControlNet(config)
+
+
+class ControlNet(Denoiser):
+    """The recipe, with the checkpoint's configs read and the data set opened."""
+
+    name = "controlnet"
+    config: ControlNetConfig
+
+    def __init__(self, config: ControlNetConfig):
+        """See `controlnet`."""
+        given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} cannot be given: a ControlNet is trained alone, and what "
+                "it steers must be trained already"
+            )
+        if is_cache(config.data.path):
+            raise ValueError(f"{config.data.path} holds latents; a ControlNet learns from pictures")
+        data = config.data
+        columns = (data.image_column, data.caption_column, data.conditioning_image_column)
+        super().__init__(
+            config, columns, controlnet=config.controlnet, caption_dropout=config.caption_dropout
+        )
+        self.pictures = [load_image(path) for path in config.validation.images]
+
+    def trained(self, mesh: Mesh | None = None) -> Params:
+        """The ControlNet's parameters, float32."""
+        if self.config.controlnet:
+            folder = resolve(self.config.controlnet)
+            return {"controlnet": load_network(folder, dtype="float32", device=mesh).params}
+        network, unet = self.base.networks["controlnet"], self.base.load("unet", device=mesh).params
+        return {"controlnet": controlnet_params(network, unet, seed=self.config.seed)}
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Both pictures, tokens and, where the family has them, sizes."""
+        return control_example(self.config.data, self.base, self.size, row, rng)
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """The validation prompts' pictures, steered, from the seed of the run."""
+        size = (self.size, self.size)
+        pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in self.pictures]
+        count = len(self.config.validation.prompts)
+        pictures *= count // len(pictures)
+        return self.draw(trained, frozen, control_text_to_image, image=pictures)
+
+    def save(self, trained: Params, folder: Path) -> None:
+        """The ControlNet alone, float32."""
+        network = self.base.networks["controlnet"]
+        save_network(Model(network, trained["controlnet"]), folder)
+
+    def card(self) -> dict[str, Any]:
+        """The model that this one steers."""
+        return {
+            "base_model": self.config.model,
+            "pipeline_tag": "text-to-image",
+            "tags": ["controlnet"],
+        }
