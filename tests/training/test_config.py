@@ -9,6 +9,7 @@ import yaml
 from diffusax.cli.train import read_recipe
 from diffusax.training import (
     AutoencoderConfig,
+    ControlNetConfig,
     DenoiserValidationConfig,
     EMAConfig,
     InstructPix2PixConfig,
@@ -153,6 +154,7 @@ def test_files_of_options_in_the_examples_are_read(path):
     kinds = {
         "instruct_pix2pix": InstructPix2PixConfig,
         "text_to_image": TextToImageConfig,
+        "controlnet": ControlNetConfig,
         "autoencoder": AutoencoderConfig,
         "decoder": AutoencoderConfig,
     }

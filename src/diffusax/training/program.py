@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -67,7 +66,7 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
     frozen = recipe.frozen_shapes()
     example = recipe.example(recipe.source[0], np.random.default_rng(0))
     batch = {
-        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), jnp.asarray(x).dtype)
+        name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), _dtype(x))
         for name, x in example.items()
     }
     return (
@@ -84,6 +83,11 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
     with jax.set_mesh(mesh):
         traced = step_program(recipe, config, optimizer, mesh).trace(*arguments)
         return traced.lower(lowering_platforms=("tpu",))
+
+
+def _dtype(x: Any) -> np.dtype:
+    """As JAX has it; nothing may be put on a mesh of devices that are not there."""
+    return jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
 
 
 def _placed(tree: Any, shardings: Any) -> Any:
