@@ -14,24 +14,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, ImageFilter
+from PIL import Image
 
 # The later of them has the right build_data.
 sys.path.insert(0, str(Path(__file__).parents[1] / "emoji"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "emoji_edit"))
 from build_data import Row, png, read_icons, render
+from edges import edges
 from names import BACKGROUNDS, article, emoji_names
 from scenes import RESOLUTION
 
-SCALES, SHARPEST = (0.5, 1.0), 40
-"""The sizes of emoji, and from which step of brightness on there is an edge."""
-
-
-def edges(picture: Image.Image) -> Image.Image:
-    """White lines on black where the brightness changes."""
-    found = np.array(picture.convert("L").filter(ImageFilter.FIND_EDGES)) > SHARPEST
-    found[[0, -1]] = found[:, [0, -1]] = False
-    return Image.fromarray(np.uint8(found) * 255).convert("RGB")
+SCALES = (0.5, 1.0)
+"""The sizes of emoji."""
 
 
 def place(glyph: Image.Image, color: str, rng: np.random.Generator) -> Image.Image:

@@ -25,7 +25,11 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
 
 _DATA = Path(__file__).parents[1] / "data"
-EMBEDDED = {"emoji": _DATA / "emoji", "emoji-edit": _DATA / "emoji_edit"}
+EMBEDDED = {
+    "emoji": _DATA / "emoji",
+    "emoji-edit": _DATA / "emoji_edit",
+    "emoji-control": _DATA / "emoji_control",
+}
 """The checkpoints inside the package, by name."""
 
 logger = logging.getLogger(__name__)
