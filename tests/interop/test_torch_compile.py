@@ -238,6 +238,78 @@ def test_numbers_that_change_become_data():
     assert programs_of(module) == 5
 
 
+class Processing:
+    """Like an attention's processor, with the scales of adapters."""
+
+    scale = None
+
+
+class Parts(torch.nn.Module):
+    """A module with switches in its parts, as FreeU, GLIGEN, LoRA and IP-Adapters have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.inner.enabled, self.inner.scaling = True, {"default": 1.0}
+        self.processor = Processing()
+        self.processor.scale = [1.0]
+
+    def forward(self, x):
+        """b 4 -> b 4."""
+        x = self.inner(x) * self.inner.scaling["default"] if self.inner.enabled else x
+        return x * self.processor.scale[0] + getattr(self.inner, "more", 0)
+
+
+def test_switches_of_parts_are_noticed():
+    module = diffusax.torch.compile(Parts())
+    plain = Parts()
+    plain.load_state_dict(module.state_dict())
+    x = torch.randn(2, 4)
+    for change in (
+        lambda m: m,
+        lambda m: m.processor.scale.__setitem__(0, 2.0),
+        lambda m: m.inner.scaling.update(default=0.5),
+        lambda m: setattr(m.inner, "more", 1.0),
+        lambda m: m.inner.register_forward_hook(lambda *given: given[2] + 3),
+        lambda m: setattr(m.inner, "enabled", False),
+        lambda m: setattr(m, "processor", type("Other", (Processing,), {"scale": [7.0]})()),
+    ):
+        change(module), change(plain)
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), plain(x))
+    assert programs_of(module) == 7
+    module(x)
+    assert programs_of(module) == 7
+
+
+class Storing(torch.nn.Module):
+    """Keeps what it computed in its processor, as self-attention guidance asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.processor = Processing()
+
+    def forward(self, x):
+        """Any shape."""
+        self.processor.kept = x.softmax(-1)
+        return x @ self.processor.kept.T
+
+
+def test_what_a_processor_keeps_is_refused(caplog):
+    x = torch.randn(2, 2)
+    module = diffusax.torch.compile(Storing())
+    expected = (
+        r"Storing\.forward cannot be compiled: its Processing keeps kept for others to read\."
+    )
+    with torch.no_grad(), pytest.raises(diffusax.torch.NotTraceable, match=expected):
+        module(x)
+    assert not vars(module.processor)
+    module = diffusax.torch.compile(module, on_error="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), x @ x.softmax(-1).T)
+    torch.testing.assert_close(module.processor.kept, x.softmax(-1))
+
+
 def programs_of(module):
     return module.__dict__["forward"]._jitted._cache_size()
 

@@ -4,13 +4,13 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from diffusax.interop.torch.assigning import assigning
 from diffusax.interop.torch.importing import torchax_module
 from diffusax.interop.torch.lowerings import OPERATORS
 from diffusax.interop.torch.session import Session, current, takes_scale
@@ -21,7 +21,6 @@ Environment: Any = torchax_module("tensor").Environment
 Operator: Any = torchax_module("ops.ops_registry").Operator
 Tensor: Any = torchax_module("tensor").Tensor
 View: Any = torchax_module("view").View
-NarrowInfo: Any = torchax_module("view").NarrowInfo
 
 
 class MixedEnvironment(Environment):
@@ -46,7 +45,7 @@ class MixedEnvironment(Environment):
         if session is not None and takes_scale(name):
             args = tuple(self._as_data(session, x, args) for x in args)
         if not all(ours):
-            lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self._lift)
+            lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self.lift)
             args, kwargs = lift((args, kwargs or {}))
         if session is not None:
             session.operation(name, _settings((args, kwargs or {})))
@@ -79,7 +78,8 @@ class MixedEnvironment(Environment):
             raise RuntimeError("random numbers of a torch.Generator are drawn inside the module")
         return super().get_and_rotate_prng_key()
 
-    def _lift(self, tensor: torch.Tensor) -> torch.Tensor:
+    def lift(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host as one of JAX's."""
         if isinstance(tensor, Tensor | View):
             return tensor
         session = current()
@@ -107,25 +107,9 @@ def environment() -> MixedEnvironment:
 
 
 @contextlib.contextmanager
-def guarded_updates() -> Iterator[None]:
-    """Keeps XLA from merging what is written into a slice of a tensor with what reads it next.
-
-    XLA's CPU backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and
-    some of its results are wrong then: those of CogView4's rotary embedding.
-    """
-    set_item, update = Tensor.__setitem__, NarrowInfo.update_tensor
-
-    def guarded_set(self: Any, key: Any, value: Any) -> None:
-        set_item(self, key, value)
-        self._elem = jax.lax.optimization_barrier(self._elem)
-
-    def guarded_update(self: Any, value: Any, array: Any) -> Any:
-        return jax.lax.optimization_barrier(update(self, value, array))
-
-    with (
-        mock.patch.object(Tensor, "__setitem__", guarded_set),
-        mock.patch.object(NarrowInfo, "update_tensor", guarded_update),
-    ):
+def computing() -> Iterator[None]:
+    """Inside, PyTorch's operations on traced tensors are JAX's."""
+    with assigning(), environment():
         yield
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from diffusax.interop.torch.environment import environment, guarded_updates, unwrap, wrap
+from diffusax.interop.torch.environment import computing, environment, is_traced, unwrap, wrap
+from diffusax.interop.torch.explaining import KeepsTensor
 from diffusax.interop.torch.structures import build_output, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array
 
@@ -59,13 +60,13 @@ def run_traced(
     tensors = {name: wrap(array) for name, array in state.items()}
     with (
         _quiet_about_64_bits(),
-        guarded_updates(),
         _kept_attributes(module),
+        _without_stores(module),
         # diffusers and transformers leave out caches and looks at values then.
         mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),
-        env,
+        computing(),
         _reparametrize_module(module, tensors),
     ):
         return method(*positional, **keyword)
@@ -92,6 +93,27 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
             vars(part).update(attributes)
         for cache in caches:
             cache.cache_clear()
+
+
+@contextlib.contextmanager
+def _without_stores(module: torch.nn.Module) -> Iterator[None]:
+    """Refuses what attention processors keep for the pipeline to read, which is no number yet."""
+    processors = (getattr(part, "processor", None) for part in module.modules())
+    found = {id(p): p for p in processors if hasattr(p, "__dict__")}
+    before = [(processor, dict(vars(processor))) for processor in found.values()]
+    kept = []
+    try:
+        yield
+        for processor, _ in before:
+            kept += [
+                (type(processor).__name__, n) for n, x in vars(processor).items() if is_traced(x)
+            ]
+    finally:
+        for processor, attributes in before:
+            vars(processor).clear()
+            vars(processor).update(attributes)
+    for kind, name in kept:
+        raise KeepsTensor(f"its {kind} keeps {name} for others to read")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from diffusax.extras import require_extra
-from diffusax.interop.torch.environment import environment
+from diffusax.interop.torch.environment import computing, environment
 from diffusax.interop.torch.passes import Done, Finishing, Recording, Tracing, going_through
 from diffusax.interop.torch.session import NotUniform, columns
 from diffusax.interop.torch.tensors import to_array, to_tensor
@@ -107,7 +107,7 @@ def _program(
             arrays = [a[i] if v else jnp.asarray(a) for a, v in zip(lifted, varies)]
             traced = Tracing(tape, latents.astype(x.dtype), scales[i], arrays, states)
             seeds.restore()
-            with contextlib.suppress(Done), going_through(pipe, traced), environment():
+            with contextlib.suppress(Done), going_through(pipe, traced), computing():
                 invoke()
             return traced.output.astype(jnp.float32)
 
@@ -119,7 +119,7 @@ def _program(
 
 def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:
     def body() -> int:
-        with contextlib.suppress(Done), going_through(pipe, recording), environment():
+        with contextlib.suppress(Done), going_through(pipe, recording), computing():
             invoke()
         return 0
 
