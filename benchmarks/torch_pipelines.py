@@ -61,11 +61,7 @@ def measure(name: str) -> dict[str, Any]:
     except Exception as error:
         return {"outcome": "fails in PyTorch", "why": reason(error)}
     try:
-        diffusax.torch.compile(pipe)
-        found, outcome, why = draw(pipe, inputs), "works", ""
-    except diffusax.torch.NotTraceable as error:
-        diffusax.torch.compile(pipe, on_error="eager")
-        found, outcome, why = draw(pipe, inputs), "works with on_error='eager'", reason(error)
+        found, outcome, why = compiled(pipe, inputs)
     except Exception as error:
         return {"outcome": "fails", "why": reason(error)}
     scale = max(1.0, float(np.abs(expected).max()))
@@ -75,6 +71,16 @@ def measure(name: str) -> dict[str, Any]:
         within = difference <= 2 * moved
         outcome = f"{outcome} within rounding ({moved:.0e})" if within else "differs"
     return {"outcome": outcome, "why": why, "difference": difference}
+
+
+def compiled(pipe: Any, inputs: dict[str, Any]) -> tuple[np.ndarray, str, str]:
+    """The result in JAX, how it was come by, and why not simply."""
+    try:
+        diffusax.torch.compile(pipe)
+        return draw(pipe, inputs), "works", ""
+    except diffusax.torch.NotTraceable as error:
+        diffusax.torch.compile(pipe, on_error="eager")
+        return draw(pipe, inputs), "works with on_error='eager'", reason(error)
 
 
 def rounding(name: str, expected: np.ndarray, seed: int) -> float:

@@ -1,6 +1,7 @@
 """PyTorch pipelines whose modules run in JAX, against themselves in PyTorch."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -220,6 +221,12 @@ class Scaled(torch.nn.Module):
         y = scale * (self.linear(x) + self.table)
         y = y.flip(-1) if flip else y
         return {"y": torch.cat([y] * count, dim=-1), "count": count}
+
+
+def test_signatures_are_the_modules_own():
+    module = Scaled()
+    expected = inspect.signature(module.forward)
+    assert inspect.signature(diffusax.torch.compile(module).forward) == expected
 
 
 def test_numbers_that_change_become_data():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
@@ -103,6 +104,8 @@ class CompiledMethod:
 
     def __init__(self, component: "CompiledModule", name: str, original: Callable[..., Any]):
         self.component, self.name, self.original = component, name, original
+        # Pipelines look at the signature for what may be given, such as num_frames.
+        self.__signature__ = inspect.signature(original)
         self.numbers = Numbers()
         self._results: dict[Any, Structure] = {}
         self._abstract: dict[Any, list[Any]] = {}
@@ -167,7 +170,7 @@ class CompiledMethod:
         key = _key(flags, structure, arrays)
         if key not in self._abstract:
             traced = functools.partial(self._traced, flags, structure)
-            arguments = self.component.state, np.uint32(0), [_shape(x) for x in arrays]
+            arguments = self.component.state, np.uint32(0), [abstract_array(x) for x in arrays]
             self._abstract[key] = jax.eval_shape(traced, *arguments)
         return self._abstract[key], self._results[key]
 
@@ -248,7 +251,9 @@ def _stays_with_torch(leaf: Any) -> bool:
     return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
+def abstract_array(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument in JAX."""
+    array = leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else to_array(leaf)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
