@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from diffusax.interop.torch.importing import torchax_module
+from diffusax.interop.torch.session import current
+from diffusax.interop.torch.tensors import to_array
 
 Tensor: Any = torchax_module("tensor").Tensor
 View: Any = torchax_module("view").View
@@ -94,13 +96,29 @@ def get_item(x: Any, key: Any) -> Any:
     if not any(isinstance(k, list | torch.Tensor | jax.Array) for k in keys):
         return View(x, view_info=NarrowInfo(key), env=x._env)
     keys = tuple(np.asarray(k) if isinstance(k, list) else k for k in keys)
-    return Tensor(x.jax()[_arrays(x._env, keys)], x._env)
+    return Tensor(x.jax()[_keys(x._env, keys)], x._env)
 
 
 def _arrays(env: Any, value: Any) -> Any:
     """The value with arrays in the place of tensors, of the host too."""
     lifted = torch.utils._pytree.tree_map_only(torch.Tensor, env.lift, value)
     return env.t2j_iso(lifted)
+
+
+def _keys(env: Any, key: Any) -> Any:
+    """A key with arrays in the place of tensors.
+
+    Masks and numbers of the host keep their values, so that programs may depend on how many are
+    true, outside of recorded loops.
+    """
+    session = current()
+    if session is not None and session.watches:
+        return _arrays(env, key)
+
+    def to_key(tensor: Any) -> Any:
+        return tensor.jax() if isinstance(tensor, Tensor | View) else to_array(tensor)
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, to_key, key)
 
 
 @contextlib.contextmanager
@@ -114,11 +132,11 @@ def assigning() -> Iterator[None]:
     guard = jax.lax.optimization_barrier
 
     def set_item(self: Any, key: Any, value: Any) -> None:
-        key, value = _arrays(self._env, (key, value))
+        key, value = _keys(self._env, key), _arrays(self._env, value)
         self._elem = guard(put(self._elem, key, value))
 
     def set_item_of_view(self: Any, key: Any, value: Any) -> None:
-        key, value = _arrays(self._env, (key, value))
+        key, value = _keys(self._env, key), _arrays(self._env, value)
         self.update(value, [*self.get_transformation_chain(), NarrowInfo(key)])
 
     def update_tensor(self: Any, value: Any, array: Any) -> Any:

@@ -44,7 +44,9 @@ class MixedEnvironment(Environment):
         name = str(getattr(func, "__name__", func))
         if session is not None and takes_scale(name):
             args = tuple(self._as_data(session, x, args) for x in args)
-        if not all(ours):
+        # Keys of the host keep their values, see get_item.
+        indexes = func is torch.Tensor.__getitem__ and ours[0]
+        if not all(ours) and not indexes:
             lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self.lift)
             args, kwargs = lift((args, kwargs or {}))
         if session is not None:

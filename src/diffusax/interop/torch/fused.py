@@ -54,7 +54,7 @@ class FusedLoop:
         return self.call(pipe, *args, **kwargs)
 
     def _fused(self, pipe: Any, args: Any, kwargs: Any, seeds: "_Seeds") -> Any:
-        key = outline(args, kwargs)
+        key = type(pipe.scheduler), outline(args, kwargs)
         invoke = lambda: self.call(pipe, *args, **kwargs)  # noqa: E731
         compute = lambda run: self._compute(pipe, run, invoke, seeds)  # noqa: E731
         if key in self.known:
