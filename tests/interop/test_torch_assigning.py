@@ -1,4 +1,4 @@
-"""What PyTorch modules write into parts of tensors, against PyTorch."""
+"""What PyTorch modules write into parts and views of tensors, against PyTorch."""
 
 import pytest
 import torch
@@ -89,6 +89,80 @@ def read_by_number(x):
 def another_dtype(x):
     half = x.type_as(torch.zeros(1, dtype=torch.float16))
     x += half
+
+
+def through_a_view(x):
+    x.view(2, 8)[1] = 7.0
+    x.view(-1).add_(1)
+
+
+def through_parts(x):
+    first, second = x.chunk(2)
+    first *= 2
+    second.copy_(first)
+    for i, row in enumerate(x.unbind(1)):
+        row += i
+    x.split([1, 3], dim=1)[1].zero_()
+
+
+def through_a_transpose(x):
+    x.transpose(0, 1)[0] = 5.0
+    x.T.mul_(2)
+    x.permute(1, 0).unsqueeze(0)[0, 2].fill_(3.0)
+
+
+def through_a_reshape(x):
+    x.reshape(2, 2, 4)[0] += 1
+    x.flatten()[3:5] = -2.0
+    x.squeeze().select(1, 2).sub_(4)
+    x.narrow(0, 1, 2).diagonal().zero_()
+
+
+def not_through_copies(x):
+    x.transpose(0, 1).reshape(2, 8)[0] = 9.0
+    x.transpose(0, 1).contiguous().add_(1)
+    x[:, 1:3].reshape(-1).add_(3)
+    x.clone().view(-1)[0] = 8.0
+    (x + 0).flatten().zero_()
+    x += 1
+
+
+def read_after_writing(x):
+    view, row = x.view(-1), x[1]
+    parts = x.chunk(2, dim=1)
+    x += 1
+    row *= 3
+    x[0] = view[4:8] + parts[1][1, 0]
+    parts[0][2] = row[:2] + view[0]
+
+
+def contiguous_slices(x):
+    x[1:3].contiguous().add_(2)
+    x[:, 1].contiguous().add_(5)
+    x[1:3].view(-1)[::2] = 0.5
+
+
+def overlapping(x):
+    whole, again = x.view(16), x.T
+    whole[5] = 10.0
+    again[3] = whole[8:12] + 1
+    x[:, 0] = again[0] + 1
+
+
+def filled_parts(x):
+    x[0, 2:].fill_(3.0)
+    x[1].zero_()
+    x.T[0].fill_(2.0)
+
+
+def operations_in_place(x):
+    x.neg_().abs_()
+    x[1].exp_()
+    x[0].lerp_(x[2], 0.3)
+    x[3].masked_fill_(x[3] > 0.5, 0.0)
+    torch.mul(x[2], 2, out=x[2])
+    x.addcmul_(x, x, value=2.0).tril_()
+    x.view(-1).index_fill_(0, torch.tensor([1, 5]), 3.0)
 
 
 @pytest.mark.parametrize("write", [v for v in list(globals().values()) if hasattr(v, "__code__")])

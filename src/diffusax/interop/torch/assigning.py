@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from diffusax.interop.torch.aliasing import refresh, written
 from diffusax.interop.torch.importing import torchax_module
 from diffusax.interop.torch.session import current
 from diffusax.interop.torch.tensors import to_array
@@ -133,11 +134,15 @@ def assigning() -> Iterator[None]:
 
     def set_item(self: Any, key: Any, value: Any) -> None:
         key, value = _keys(self._env, key), _arrays(self._env, value)
+        refresh(self)
         self._elem = guard(put(self._elem, key, value))
+        written(self)
 
     def set_item_of_view(self: Any, key: Any, value: Any) -> None:
         key, value = _keys(self._env, key), _arrays(self._env, value)
+        refresh(self)
         self.update(value, [*self.get_transformation_chain(), NarrowInfo(key)])
+        written(self)
 
     def update_tensor(self: Any, value: Any, array: Any) -> Any:
         return guard(put(array, self.slices, value))
@@ -145,12 +150,18 @@ def assigning() -> Iterator[None]:
     def to_list(self: Any) -> Any:
         return self.torch().tolist()
 
+    def flatten(self: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+        end = end_dim % max(self.ndim, 1)
+        sizes = self.shape
+        return self.reshape(*sizes[:start_dim], -1, *sizes[end + 1 :])
+
     def type_as(self: Any, other: Any) -> Any:
         return self.to(other.dtype)
 
     with (
         mock.patch.object(Tensor, "__setitem__", set_item),
         mock.patch.object(Tensor, "type_as", type_as),
+        mock.patch.object(Tensor, "flatten", flatten),
         mock.patch.object(View, "__setitem__", set_item_of_view),
         mock.patch.object(View, "tolist", to_list),
         mock.patch.object(NarrowInfo, "update_tensor", update_tensor),
