@@ -10,6 +10,7 @@ PyTorch and in JAX. Results are kept in a file, so that a run that was stopped g
 import argparse
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -98,7 +99,8 @@ def rounding(name: str, expected: np.ndarray, seed: int) -> float:
 
 def reason(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    said = " ".join(str(error).split()).split(". Leave it out")[0]
+    return f"{type(error).__name__}: {said}"[:300]
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
@@ -109,7 +111,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             lines.append(f"| {name} | | not tried: {WITHOUT_ENTRY[name]} | |\n")
             continue
         found = results.get(name, {"outcome": "not measured yet", "why": ""})
-        why = f": {found['why']}".replace("|", "\\|") if found["why"] else ""
+        said = re.sub(r"\. Leave it out?.*|^NotTraceable: ", "", found["why"])
+        why = f": {said}".replace("|", "\\|") if said else ""
         shown = f"{found['difference']:.0e}" if "difference" in found else ""
         lines.append(f"| {name} | {REGISTRY[name].task} | {found['outcome']}{why} | {shown} |\n")
     return "".join(lines)

@@ -289,6 +289,19 @@ def test_switches_of_parts_are_noticed():
     assert programs_of(module) == 7
 
 
+def test_freeu_after_the_first_call(blog, call):
+    plain = call()
+    diffusax.torch.compile(blog)
+    np.testing.assert_allclose(call(), plain, atol=1e-4)
+    blog.enable_freeu(s1=0.9, s2=0.2, b1=1.5, b2=1.6)
+    found = call()
+    diffusax.torch.restore(blog)
+    expected = call()
+    blog.disable_freeu()
+    assert np.abs(expected - plain).max() > 1e-2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 class Storing(torch.nn.Module):
     """Keeps what it computed in its processor, as self-attention guidance asks for."""
 
@@ -315,6 +328,20 @@ def test_what_a_processor_keeps_is_refused(caplog):
     with torch.no_grad():
         torch.testing.assert_close(module(x), x @ x.softmax(-1).T)
     torch.testing.assert_close(module.processor.kept, x.softmax(-1))
+
+
+def test_hooks_that_only_look_are_refused():
+    seen = []
+    plain, x = Parts(), torch.randn(2, 4)
+    module = diffusax.torch.compile(plain, on_error="raise")
+    handle = module.inner.register_forward_hook(lambda *given: seen.append(given[2]))
+    expected = r"Parts\.forward cannot be compiled: a hook looks at what its part inner computes\."
+    with torch.no_grad(), pytest.raises(diffusax.torch.NotTraceable, match=expected):
+        module(x)
+    handle.remove()
+    assert not module.inner._forward_hooks
+    with torch.no_grad():
+        assert module(x).shape == (2, 4)
 
 
 def programs_of(module):

@@ -62,6 +62,7 @@ def run_traced(
         _quiet_about_64_bits(),
         _kept_attributes(module),
         _without_stores(module),
+        _without_observers(module),
         # diffusers and transformers leave out caches and looks at values then.
         mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
@@ -114,6 +115,40 @@ def _without_stores(module: torch.nn.Module) -> Iterator[None]:
             vars(processor).update(attributes)
     for kind, name in kept:
         raise KeepsTensor(f"its {kind} keeps {name} for others to read")
+
+
+@contextlib.contextmanager
+def _without_observers(module: torch.nn.Module) -> Iterator[None]:
+    """Refuses hooks that only look at what parts compute, which no program would call.
+
+    Those of transformers belong to its models, which give what they have seen as a result.
+    """
+    observed: list[str] = []
+
+    def noting(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = hook(*args, **kwargs)
+            if result is None and not _module_of(hook).startswith("transformers."):
+                observed.append(name)
+            return result
+
+        return call
+
+    hooked = [(n, part._forward_hooks) for n, part in module.named_modules() if part._forward_hooks]
+    before = [dict(hooks) for _, hooks in hooked]
+    for name, hooks in hooked:
+        hooks.update({k: noting(hook, name) for k, hook in hooks.items()})
+    try:
+        yield
+    finally:
+        for (_, hooks), originals in zip(hooked, before):
+            hooks.update(originals)
+    if observed:
+        raise KeepsTensor(f"a hook looks at what its part {observed[0] or 'itself'} computes")
+
+
+def _module_of(function: Any) -> str:
+    return str(getattr(getattr(function, "func", function), "__module__", ""))
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ class Watching(Pass):
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
         """Zeros in the place of a network's results."""
-        marks = []
+        marks: list[Any] = []
         for p, leaf in enumerate(leaves):
             if self.depends(leaf):
                 marks.append(self._number(leaf))
