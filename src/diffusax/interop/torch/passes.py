@@ -139,7 +139,7 @@ class Recording(Pass):
             self.first |= {(*place, p): to_array(leaf) for p, leaf in enumerate(leaves)}
             return self.zeros(method, leaves, structure)
         arrays = [
-            leaf.jax() if is_traced(leaf) else self.lift(leaf, (*place, p))
+            unwrap(leaf) if is_traced(leaf) else self.lift(leaf, (*place, p))
             for p, leaf in enumerate(leaves)
         ]
         shapes, around = self.abstract(method, structure, arrays)
@@ -188,7 +188,7 @@ class Tracing(Pass):
         """The network's own result; before the first step, zeros."""
         if not self.steps:
             return self.zeros(method, leaves, structure)
-        arrays = [x.jax() if is_traced(x) else self.lift(x) for x in leaves]
+        arrays = [unwrap(x) if is_traced(x) else self.lift(x) for x in leaves]
         with self.network():
             return method.inline(structure, arrays, self.states[method.component.name])
 
@@ -196,7 +196,7 @@ class Tracing(Pass):
         """The sampler's scale of what networks are given."""
         if not is_traced(sample):
             return sample
-        return wrap((sample.jax() * self.in_scale).astype(sample.jax().dtype))
+        return wrap((unwrap(sample) * self.in_scale).astype(unwrap(sample).dtype))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """Hands out the latents, and takes the prediction that is made of them."""
@@ -281,4 +281,4 @@ def stepped(latents: Any, options: dict[str, Any]) -> Any:
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    return left.jax() is right.jax()
+    return unwrap(left) is unwrap(right)
