@@ -39,7 +39,7 @@ What becomes of every pipeline class of diffusers {version} with `diffusax.torch
 Each was built with tiny random networks and drew two steps on a CPU, in PyTorch and in JAX; the
 difference is the largest of any number of the result, pictures being in [0, 1]. Where it is more
 than 0.001, PyTorch is asked how far its own result moves when each weight is changed by half a
-rounding: what works "within rounding" is no further away.
+rounding: what works "within rounding" is at most twice as far away.
 `python benchmarks/torch_pipelines.py` measures, and writes this page.
 
 | Class | Makes | | Largest difference |

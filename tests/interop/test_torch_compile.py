@@ -163,6 +163,22 @@ def test_adapters_and_casts_are_noticed(blog, call):
         blog.unet.to(torch.float32)
 
 
+def test_weights_of_adapters_are_noticed(blog, call):
+    blog.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    try:
+        expected = {}
+        for weight in (0.3, 1.0):
+            blog.unet.set_adapters("default", weight)
+            expected[weight] = call()
+        assert np.abs(expected[0.3] - expected[1.0]).max() > 1e-3
+        diffusax.torch.compile(blog)
+        for weight in (1.0, 0.3):
+            blog.unet.set_adapters("default", weight)
+            np.testing.assert_allclose(call(), expected[weight], atol=1e-4)
+    finally:
+        blog.unet.delete_adapters("default")
+
+
 def test_attention_processors_are_noticed(blog):
     class Halved(diffusers.models.attention_processor.AttnProcessor2_0):
         """Gives half of what attention gives."""
