@@ -1,6 +1,7 @@
 """PyTorch pipelines whose modules run in JAX, against themselves in PyTorch."""
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -162,6 +163,22 @@ def test_adapters_and_casts_are_noticed(blog, call):
         blog.unet.to(torch.float32)
 
 
+def test_weights_of_adapters_are_noticed(blog, call):
+    blog.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))
+    try:
+        expected = {}
+        for weight in (0.3, 1.0):
+            blog.unet.set_adapters("default", weight)
+            expected[weight] = call()
+        assert np.abs(expected[0.3] - expected[1.0]).max() > 1e-3
+        diffusax.torch.compile(blog)
+        for weight in (1.0, 0.3):
+            blog.unet.set_adapters("default", weight)
+            np.testing.assert_allclose(call(), expected[weight], atol=1e-4)
+    finally:
+        blog.unet.delete_adapters("default")
+
+
 def test_attention_processors_are_noticed(blog):
     class Halved(diffusers.models.attention_processor.AttnProcessor2_0):
         """Gives half of what attention gives."""
@@ -222,6 +239,12 @@ class Scaled(torch.nn.Module):
         return {"y": torch.cat([y] * count, dim=-1), "count": count}
 
 
+def test_signatures_are_the_modules_own():
+    module = Scaled()
+    expected = inspect.signature(module.forward)
+    assert inspect.signature(diffusax.torch.compile(module).forward) == expected
+
+
 def test_numbers_that_change_become_data():
     module = diffusax.torch.compile(Scaled())
     x = torch.randn(2, 4)
@@ -236,6 +259,105 @@ def test_numbers_that_change_become_data():
             assert found["count"] == count
             assert found["y"].shape == (2, 4 * count)
     assert programs_of(module) == 5
+
+
+class Processing:
+    """Like an attention's processor, with the scales of adapters."""
+
+    scale = None
+
+
+class Parts(torch.nn.Module):
+    """A module with switches in its parts, as FreeU, GLIGEN, LoRA and IP-Adapters have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.inner.enabled, self.inner.scaling = True, {"default": 1.0}
+        self.processor = Processing()
+        self.processor.scale = [1.0]
+
+    def forward(self, x):
+        """b 4 -> b 4."""
+        x = self.inner(x) * self.inner.scaling["default"] if self.inner.enabled else x
+        return x * self.processor.scale[0] + getattr(self.inner, "more", 0)
+
+
+def test_switches_of_parts_are_noticed():
+    module = diffusax.torch.compile(Parts())
+    plain = Parts()
+    plain.load_state_dict(module.state_dict())
+    x = torch.randn(2, 4)
+    for change in (
+        lambda m: m,
+        lambda m: m.processor.scale.__setitem__(0, 2.0),
+        lambda m: m.inner.scaling.update(default=0.5),
+        lambda m: setattr(m.inner, "more", 1.0),
+        lambda m: m.inner.register_forward_hook(lambda *given: given[2] + 3),
+        lambda m: setattr(m.inner, "enabled", False),
+        lambda m: setattr(m, "processor", type("Other", (Processing,), {"scale": [7.0]})()),
+    ):
+        change(module), change(plain)
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), plain(x))
+    assert programs_of(module) == 7
+    module(x)
+    assert programs_of(module) == 7
+
+
+def test_freeu_after_the_first_call(blog, call):
+    plain = call()
+    diffusax.torch.compile(blog)
+    np.testing.assert_allclose(call(), plain, atol=1e-4)
+    blog.enable_freeu(s1=0.9, s2=0.2, b1=1.5, b2=1.6)
+    found = call()
+    diffusax.torch.restore(blog)
+    expected = call()
+    blog.disable_freeu()
+    assert np.abs(expected - plain).max() > 1e-2
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+class Storing(torch.nn.Module):
+    """Keeps what it computed in its processor, as self-attention guidance asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.processor = Processing()
+
+    def forward(self, x):
+        """Any shape."""
+        self.processor.kept = x.softmax(-1)
+        return x @ self.processor.kept.T
+
+
+def test_what_a_processor_keeps_is_refused(caplog):
+    x = torch.randn(2, 2)
+    module = diffusax.torch.compile(Storing())
+    expected = (
+        r"Storing\.forward cannot be compiled: its Processing keeps kept for others to read\."
+    )
+    with torch.no_grad(), pytest.raises(diffusax.torch.NotTraceable, match=expected):
+        module(x)
+    assert not vars(module.processor)
+    module = diffusax.torch.compile(module, on_error="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), x @ x.softmax(-1).T)
+    torch.testing.assert_close(module.processor.kept, x.softmax(-1))
+
+
+def test_hooks_that_only_look_are_refused():
+    seen = []
+    plain, x = Parts(), torch.randn(2, 4)
+    module = diffusax.torch.compile(plain, on_error="raise")
+    handle = module.inner.register_forward_hook(lambda *given: seen.append(given[2]))
+    expected = r"Parts\.forward cannot be compiled: a hook looks at what its part inner computes\."
+    with torch.no_grad(), pytest.raises(diffusax.torch.NotTraceable, match=expected):
+        module(x)
+    handle.remove()
+    assert not module.inner._forward_hooks
+    with torch.no_grad():
+        assert module(x).shape == (2, 4)
 
 
 def programs_of(module):

@@ -7,6 +7,7 @@ import torch
 
 from .pictures import mask, picture, tensor
 from .registry import IMAGE, INPAINT, TEXT, VIDEO, add
+from .shared import REPAINT, START
 from .stable_diffusion import PLAIN, SIZE, components, unet
 from .stable_diffusion_xl import PLAIN as XL
 from .stable_diffusion_xl import xl_unet
@@ -14,8 +15,6 @@ from .text import clip_images, clip_text_projected
 from .tokenizers import clip_tokenizer
 from .weights import network, parts, randomize, scheduler
 
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
-REPAINT = {**START, "mask_image": mask}
 add("CycleDiffusionPipeline", IMAGE, PLAIN, source_prompt="a green pear", eta=1.0, **START)
 add("StableDiffusionInpaintPipelineLegacy", INPAINT, PLAIN, **REPAINT)
 add("StableDiffusionModelEditingPipeline", TEXT, PLAIN, **SIZE)
@@ -105,9 +104,7 @@ def cross_control(base: Any, **config: Any) -> Any:
     """A ControlNet-XS for a UNet."""
     return randomize(
         diffusers.ControlNetXSAdapter.from_unet(
-            base,
-            conditioning_embedding_out_channels=(4, 8, 8, 16),
-            **config,
+            base, conditioning_embedding_out_channels=(4, 8, 8, 16), **config
         )
     )
 

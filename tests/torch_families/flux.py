@@ -6,12 +6,13 @@ from typing import Any
 import diffusers
 
 from .autoencoders import flow_autoencoder
-from .pictures import mask, picture
+from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import CONTROLLED, REPAINT, START
 from .stable_diffusion import SIZE
 from .text import clip_text, t5
 from .tokenizers import clip_tokenizer, t5_tokenizer
-from .weights import randomize
+from .weights import extended, randomize
 
 FLUX = {
     "patch_size": 1,
@@ -41,8 +42,7 @@ def control_network() -> Any:
 def components(in_channels: int = 4 * LATENTS, **extra: Any) -> Callable[[], Any]:
     """The components of a pipeline, with `extra`; functions among those are called."""
 
-    def make() -> dict[str, Any]:
-        made = {k: v() if callable(v) else v for k, v in extra.items()}
+    def base() -> dict[str, Any]:
         return {
             "vae": flow_autoencoder(LATENTS),
             "text_encoder": clip_text(),
@@ -51,10 +51,9 @@ def components(in_channels: int = 4 * LATENTS, **extra: Any) -> Callable[[], Any
             "tokenizer_2": t5_tokenizer(),
             "transformer": transformer(in_channels),
             "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-            **made,
         }
 
-    return make
+    return extended(base, extra)
 
 
 PLAIN = components()
@@ -62,34 +61,14 @@ WIDE = components(8 * LATENTS)
 CONTROL = components(controlnet=control_network)
 INPUTS = {**SIZE, "max_sequence_length": 32}
 BOTH = {**INPUTS, "true_cfg_scale": 3.0}
-REPAINT = {"image": picture, "mask_image": mask, "strength": 0.6, "num_inference_steps": 4}
-CONTROLLED = {"control_image": picture}
 add("FluxPipeline", TEXT, PLAIN, **BOTH)
-add("FluxImg2ImgPipeline", IMAGE, PLAIN, image=picture, strength=0.6, num_inference_steps=4, **BOTH)
+add("FluxImg2ImgPipeline", IMAGE, PLAIN, **START, **BOTH)
 add("FluxInpaintPipeline", INPAINT, PLAIN, **REPAINT, **BOTH)
 add("FluxControlPipeline", TEXT, WIDE, **CONTROLLED, **INPUTS)
-add(
-    "FluxControlImg2ImgPipeline",
-    IMAGE,
-    WIDE,
-    image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-    **CONTROLLED,
-    **INPUTS,
-)
+add("FluxControlImg2ImgPipeline", IMAGE, WIDE, **START, **CONTROLLED, **INPUTS)
 add("FluxControlInpaintPipeline", INPAINT, WIDE, **REPAINT, **CONTROLLED, **INPUTS)
 add("FluxControlNetPipeline", TEXT, CONTROL, **CONTROLLED, **BOTH)
-add(
-    "FluxControlNetImg2ImgPipeline",
-    IMAGE,
-    CONTROL,
-    image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-    **CONTROLLED,
-    **INPUTS,
-)
+add("FluxControlNetImg2ImgPipeline", IMAGE, CONTROL, **START, **CONTROLLED, **INPUTS)
 add("FluxControlNetInpaintPipeline", INPAINT, CONTROL, **REPAINT, **CONTROLLED, **INPUTS)
 add(
     "FluxKontextPipeline", IMAGE, PLAIN, image=picture, max_area=64 * 64, _auto_resize=False, **BOTH

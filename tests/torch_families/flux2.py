@@ -15,16 +15,15 @@ from .language_models import (
     qwen3_vl,
     qwen3_vl_model,
 )
-from .pictures import mask, picture
+from .pictures import picture
 from .processors import qwen2_processor, qwen3_processor
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import FLOW, REPAINT, SHIFTING
 from .stable_diffusion import SIZE
 from .text import clip_text, t5
 from .tokenizers import clip_tokenizer, mistral_tokenizer, qwen_tokenizer, t5_tokenizer
 from .weights import network, parts, scheduler
 
-FLOW = scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0)
-SHIFTING = scheduler("FlowMatchEulerDiscreteScheduler", use_dynamic_shifting=True)
 FLUX2 = {
     "patch_size": 1,
     "in_channels": 16,
@@ -37,12 +36,6 @@ FLUX2 = {
     "axes_dims_rope": (4, 4, 4, 4),
 }
 LAYERS = {"text_encoder_out_layers": (0, 1, 2), "max_sequence_length": 512}
-REPAINT = {
-    "image": picture,
-    "mask_image": mask,
-    "strength": 0.6,
-    "num_inference_steps": 4,
-}
 flux2 = parts(
     text_encoder=mistral3,
     tokenizer=mistral_tokenizer,

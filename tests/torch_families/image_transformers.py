@@ -5,8 +5,9 @@ from typing import Any
 from .areas import small_sample
 from .autoencoders import autoencoder, flow_autoencoder, wan_autoencoder
 from .language_models import bert, glm, llama, qwen3, smollm3, umt5
-from .pictures import mask, picture
+from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import FLOW, READ_T5, REPAINT, START
 from .stable_diffusion import SIZE
 from .text import clip_text_projected, t5
 from .tokenizers import (
@@ -18,10 +19,6 @@ from .tokenizers import (
 )
 from .weights import network, parts, scheduler
 
-FLOW = scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0)
-READ_T5 = {"text_encoder": t5, "tokenizer": t5_tokenizer}
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
-REPAINT = {**START, "mask_image": mask}
 SHORT = {**SIZE, "max_sequence_length": 32}
 
 aura_flow = parts(
@@ -73,8 +70,7 @@ hunyuan = parts(
     requires_safety_checker=False,
 )
 hunyuan_control = parts(
-    hunyuan,
-    controlnet=network("HunyuanDiT2DControlNetModel", transformer_num_layers=4, **HUNYUAN),
+    hunyuan, controlnet=network("HunyuanDiT2DControlNetModel", transformer_num_layers=4, **HUNYUAN)
 )
 EXACT = {**SIZE, "use_resolution_binning": False}
 add("HunyuanDiTPipeline", TEXT, hunyuan, **EXACT)

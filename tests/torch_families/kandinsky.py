@@ -6,6 +6,8 @@ from diffusers.pipelines.kandinsky.text_encoder import MCLIPConfig, Multilingual
 
 from .pictures import mask, picture, tensor, unit
 from .registry import IMAGE, INPAINT, OTHER, TEXT, add
+from .shared import PRIOR as PRIOR_NETWORK
+from .shared import START
 from .stable_diffusion import SIZE
 from .text import clip_images, clip_text_projected, clip_vision, t5
 from .tokenizers import clip_tokenizer, roberta_tokenizer, t5_tokenizer
@@ -68,13 +70,7 @@ def multilingual_clip() -> Any:
 
 
 PRIOR = {
-    "prior": network(
-        "PriorTransformer",
-        num_attention_heads=2,
-        attention_head_dim=16,
-        embedding_dim=32,
-        num_layers=1,
-    ),
+    "prior": PRIOR_NETWORK,
     "image_encoder": clip_vision,
     "text_encoder": clip_text_projected,
     "tokenizer": clip_tokenizer,
@@ -112,7 +108,6 @@ EMBEDDINGS = {
     "image_embeds": lambda: tensor(1, 32, seed=1),
     "negative_image_embeds": lambda: tensor(1, 32, seed=2),
 }
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
 REPAINT = {"image": picture, "mask_image": mask}
 HINT = {"hint": lambda: unit(1, 3, 64, 64)}
 FEW = {"prior_num_inference_steps": 2}

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from .autoencoders import autoencoder
-from .pictures import picture
 from .registry import IMAGE, TEXT, add
+from .shared import START
 from .stable_diffusion import LEVELS, SIZE, unet
 from .weights import parts, randomize, scheduler
 
@@ -65,7 +65,6 @@ kolors = parts(
 )
 SHORT = {**SIZE, "max_sequence_length": 64}
 NEEDS = {"needs": ("sentencepiece",)}
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
 add("KolorsPipeline", TEXT, kolors, **NEEDS, **SHORT)
 add("KolorsPAGPipeline", TEXT, kolors, **NEEDS, **SHORT)
 add("KolorsImg2ImgPipeline", IMAGE, kolors, **NEEDS, **START, **SHORT)

@@ -12,13 +12,11 @@ from .image_transformers import Z_IMAGE, z_image
 from .language_models import GEMMA, qwen2_5_vl, qwen3
 from .pictures import mask, picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import FLOW
 from .stable_diffusion import SIZE
 from .text import t5
 from .tokenizers import gemma_tokenizer, llama_tokenizer, qwen_tokenizer
 from .weights import network, parts, randomize, scheduler
-
-FLOW = scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0)
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
 
 # Latents, masked latents and the mask of 8x8 pixels for each of the four latents of a token.
 fill = flux(in_channels=8 * LATENTS + 4 * 64)

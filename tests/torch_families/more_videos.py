@@ -10,6 +10,7 @@ from .flux2 import KANDINSKY5, kandinsky5
 from .language_models import LLAMA, gemma2, qwen2_5_vl, umt5
 from .pictures import video
 from .registry import VIDEO, add
+from .shared import FLOW
 from .stable_diffusion import PLAIN, unet
 from .text import clip_images, clip_text, clip_vision, t5
 from .tokenizers import (
@@ -19,7 +20,7 @@ from .tokenizers import (
     qwen_tokenizer,
     t5_tokenizer,
 )
-from .videos import CLIP, FLOW, FRAMES, SMALL, WAN, still
+from .videos import CLIP, FRAMES, SMALL, WAN, still
 from .weights import network, parts, randomize, scheduler
 
 

@@ -14,6 +14,7 @@ from diffusers.pipelines.stable_diffusion import CLIPImageProjection
 
 from .pictures import picture, tensor
 from .registry import IMAGE, TEXT, add
+from .shared import START
 from .stable_diffusion import PLAIN, SIZE, ddim, unet
 from .text import clip_images, clip_text, clip_text_projected, clip_vision
 from .tokenizers import clip_tokenizer, roberta_tokenizer
@@ -33,7 +34,6 @@ def roberta() -> Any:
     return randomize(RobertaSeriesModelWithTransformation(config))
 
 
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
 alt = parts(PLAIN, text_encoder=roberta, tokenizer=roberta_tokenizer)
 add("AltDiffusionPipeline", TEXT, alt, **SIZE)
 add("AltDiffusionImg2ImgPipeline", IMAGE, alt, **START)

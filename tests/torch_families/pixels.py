@@ -5,6 +5,7 @@ from typing import Any
 from .autoencoders import autoencoder
 from .pictures import mask, picture
 from .registry import IMAGE, INPAINT, OTHER, TEXT, add
+from .shared import PRIOR
 from .stable_diffusion import unet
 from .text import clip_images, clip_text, clip_text_projected, clip_vision, t5
 from .tokenizers import clip_tokenizer, t5_tokenizer
@@ -234,13 +235,7 @@ def text_projection() -> Any:
 
 LEARNED = {"variance_type": "learned_range", "prediction_type": "epsilon"}
 unclip = parts(
-    prior=network(
-        "PriorTransformer",
-        num_attention_heads=2,
-        attention_head_dim=16,
-        embedding_dim=32,
-        num_layers=1,
-    ),
+    prior=PRIOR,
     decoder=network(
         "UNet2DConditionModel",
         sample_size=16,

@@ -6,6 +6,7 @@ from .language_models import qwen2_5_vl
 from .pictures import mask, picture
 from .processors import qwen2_processor
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import REPAINT, START
 from .stable_diffusion import SIZE
 from .tokenizers import qwen_tokenizer
 from .weights import network, parts, scheduler
@@ -29,16 +30,13 @@ plain = parts(
 )
 control = parts(plain, controlnet=network("QwenImageControlNetModel", **QWEN))
 BOTH = {**SIZE, "true_cfg_scale": 3.0}
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
-REPAINT = {**START, "mask_image": mask}
 add("QwenImagePipeline", TEXT, plain, **BOTH)
 add("QwenImageImg2ImgPipeline", IMAGE, plain, **START, **BOTH)
 add("QwenImageInpaintPipeline", INPAINT, plain, **REPAINT, **BOTH)
 add("QwenImageControlNetPipeline", TEXT, control, control_image=picture, **BOTH)
 
 inpaint_control = parts(
-    plain,
-    controlnet=network("QwenImageControlNetModel", extra_condition_channels=4, **QWEN),
+    plain, controlnet=network("QwenImageControlNetModel", extra_condition_channels=4, **QWEN)
 )
 edit = parts(plain, processor=qwen2_processor)
 PLUS = {"image": lambda: [picture(0), picture(1)]}

@@ -4,6 +4,7 @@ from .autoencoders import autoencoder, deep_compression, flow_autoencoder
 from .language_models import gemma, gemma2
 from .pictures import picture
 from .registry import IMAGE, TEXT, add
+from .shared import FLOW
 from .tokenizers import gemma_tokenizer
 from .weights import network, parts, scheduler
 
@@ -22,7 +23,6 @@ SANA = {
 }
 SPRINT = {**SANA, "qk_norm": "rms_norm_across_heads", "guidance_embeds": True}
 READER = {"text_encoder": gemma2, "tokenizer": gemma_tokenizer, "vae": deep_compression}
-FLOW = scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0)
 
 sana = parts(READER, transformer=network("SanaTransformer2DModel", **SANA), scheduler=FLOW)
 sana_control = parts(

@@ -7,17 +7,17 @@ import transformers
 
 from .areas import small_buckets
 from .autoencoders import autoencoder, flux2_autoencoder, wan_autoencoder
-from .image_transformers import FLOW, Z_IMAGE, z_image
+from .image_transformers import Z_IMAGE, z_image
 from .language_models import qwen2_5_vl, qwen3_vl, qwen3_vl_model
 from .pictures import picture
 from .processors import qwen3_processor
 from .registry import IMAGE, TEXT, add
+from .shared import FLOW, SHIFTING
 from .stable_diffusion import SIZE
 from .text import t5
 from .tokenizers import qwen_tokenizer
-from .weights import network, parts, randomize, scheduler
+from .weights import network, parts, randomize
 
-SHIFTING = scheduler("FlowMatchEulerDiscreteScheduler", use_dynamic_shifting=True)
 READER = {"text_encoder": qwen3_vl, "tokenizer": qwen_tokenizer, "processor": qwen3_processor}
 JOY = {
     "patch_size": [1, 2, 2],

@@ -7,11 +7,12 @@ import diffusers
 from tiny import UNET
 
 from .autoencoders import autoencoder
-from .pictures import mask, picture
+from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import CONTROLLED, REPAINT, START
 from .text import clip_text
 from .tokenizers import clip_tokenizer
-from .weights import randomize
+from .weights import extended, randomize
 
 LEVELS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 SIZE = {"height": 64, "width": 64}
@@ -38,8 +39,7 @@ def ddim(**changes: Any) -> Any:
 def components(style: str = "sd2", in_channels: int = 4, **extra: Any) -> Callable[[], Any]:
     """The components of a pipeline, with `extra`; functions among those are called."""
 
-    def make() -> dict[str, Any]:
-        made = {k: v() if callable(v) else v for k, v in extra.items()}
+    def base() -> dict[str, Any]:
         return {
             "vae": autoencoder(),
             "text_encoder": clip_text(),
@@ -49,10 +49,9 @@ def components(style: str = "sd2", in_channels: int = 4, **extra: Any) -> Callab
             "safety_checker": None,
             "feature_extractor": None,
             "requires_safety_checker": False,
-            **made,
         }
 
-    return make
+    return extended(base, extra)
 
 
 PLAIN = components()
@@ -63,42 +62,9 @@ add(
     components(scheduler=lambda: ddim(prediction_type="v_prediction")),
     **SIZE,
 )
-add(
-    "StableDiffusionImg2ImgPipeline",
-    IMAGE,
-    PLAIN,
-    image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-)
-add(
-    "StableDiffusionInpaintPipeline",
-    INPAINT,
-    components(in_channels=9),
-    image=picture,
-    mask_image=mask,
-    strength=0.6,
-    num_inference_steps=4,
-    **SIZE,
-)
+add("StableDiffusionImg2ImgPipeline", IMAGE, PLAIN, **START)
+add("StableDiffusionInpaintPipeline", INPAINT, components(in_channels=9), **REPAINT, **SIZE)
 add("StableDiffusionInstructPix2PixPipeline", IMAGE, components(in_channels=8), image=picture)
 add("StableDiffusionControlNetPipeline", TEXT, CONTROL, image=picture)
-add(
-    "StableDiffusionControlNetImg2ImgPipeline",
-    IMAGE,
-    CONTROL,
-    image=picture,
-    control_image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-)
-add(
-    "StableDiffusionControlNetInpaintPipeline",
-    INPAINT,
-    CONTROL,
-    image=picture,
-    mask_image=mask,
-    control_image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-)
+add("StableDiffusionControlNetImg2ImgPipeline", IMAGE, CONTROL, **START, **CONTROLLED)
+add("StableDiffusionControlNetInpaintPipeline", INPAINT, CONTROL, **REPAINT, **CONTROLLED)

@@ -9,6 +9,7 @@ from tiny import UNET
 from .autoencoders import autoencoder
 from .pictures import mask, picture, tensor
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import CONTROLLED, PRIOR, REPAINT, START
 from .stable_diffusion import CONTROL, LEVELS, PLAIN, SIZE, ddim, unet
 from .stable_diffusion_xl import CONTROL as XL_CONTROL
 from .stable_diffusion_xl import PLAIN as XL
@@ -17,10 +18,6 @@ from .text import clip_images, clip_text_projected, clip_vision
 from .tokenizers import clip_tokenizer
 from .transformers_t5 import SD3, SD3_INPUTS, pixart, sd3
 from .weights import network, parts, randomize, scheduler
-
-START = {"image": picture, "strength": 0.6, "num_inference_steps": 4}
-REPAINT = {**START, "mask_image": mask}
-CONTROLLED = {"control_image": picture}
 
 # Perturbed attention guidance.
 add("StableDiffusionPAGPipeline", TEXT, PLAIN, **SIZE)
@@ -112,9 +109,7 @@ add(
 
 # Latent consistency models.
 consistent = parts(
-    PLAIN,
-    unet=lambda: unet(time_cond_proj_dim=16),
-    scheduler=scheduler("LCMScheduler", **LEVELS),
+    PLAIN, unet=lambda: unet(time_cond_proj_dim=16), scheduler=scheduler("LCMScheduler", **LEVELS)
 )
 add("LatentConsistencyModelPipeline", TEXT, consistent, original_inference_steps=20, **SIZE)
 add(
@@ -204,13 +199,7 @@ unclip = parts(
     noised,
     prior_tokenizer=clip_tokenizer,
     prior_text_encoder=clip_text_projected,
-    prior=network(
-        "PriorTransformer",
-        num_attention_heads=2,
-        attention_head_dim=16,
-        embedding_dim=32,
-        num_layers=1,
-    ),
+    prior=PRIOR,
     prior_scheduler=scheduler(
         "DDPMScheduler",
         variance_type="fixed_small_log",

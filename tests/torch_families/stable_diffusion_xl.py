@@ -6,11 +6,13 @@ from typing import Any
 import diffusers
 
 from .autoencoders import autoencoder
-from .pictures import mask, picture
+from .pictures import picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import CONTROLLED, REPAINT, START
 from .stable_diffusion import LEVELS, SIZE, control_network, unet
 from .text import clip_text, clip_text_projected
 from .tokenizers import clip_tokenizer
+from .weights import extended
 
 WIDTHS = {"cross_attention_dim": 64, "projection_class_embeddings_input_dim": 32 + 6 * 8}
 
@@ -28,8 +30,7 @@ def xl_control_network(**changes: Any) -> Any:
 def components(in_channels: int = 4, **extra: Any) -> Callable[[], Any]:
     """The components of a pipeline, with `extra`; functions among those are called."""
 
-    def make() -> dict[str, Any]:
-        made = {k: v() if callable(v) else v for k, v in extra.items()}
+    def base() -> dict[str, Any]:
         return {
             "vae": autoencoder(),
             "text_encoder": clip_text(),
@@ -38,36 +39,19 @@ def components(in_channels: int = 4, **extra: Any) -> Callable[[], Any]:
             "tokenizer_2": clip_tokenizer(pad_token="!"),
             "unet": xl_unet(in_channels=in_channels),
             "scheduler": diffusers.EulerDiscreteScheduler(**LEVELS, steps_offset=1),
-            **made,
         }
 
-    return make
+    return extended(base, extra)
 
 
 PLAIN = components()
 CONTROL = components(controlnet=xl_control_network)
-REPAINT = {"image": picture, "mask_image": mask, "strength": 0.6, "num_inference_steps": 4}
 add("StableDiffusionXLPipeline", TEXT, PLAIN, **SIZE)
-add(
-    "StableDiffusionXLImg2ImgPipeline",
-    IMAGE,
-    PLAIN,
-    image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-)
+add("StableDiffusionXLImg2ImgPipeline", IMAGE, PLAIN, **START)
 add("StableDiffusionXLInpaintPipeline", INPAINT, PLAIN, **REPAINT, **SIZE)
 add("StableDiffusionXLInstructPix2PixPipeline", IMAGE, components(8), image=picture, **SIZE)
 add("StableDiffusionXLControlNetPipeline", TEXT, CONTROL, image=picture)
-add(
-    "StableDiffusionXLControlNetImg2ImgPipeline",
-    IMAGE,
-    CONTROL,
-    image=picture,
-    control_image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-)
+add("StableDiffusionXLControlNetImg2ImgPipeline", IMAGE, CONTROL, **START, **CONTROLLED)
 add(
     "StableDiffusionXLControlNetInpaintPipeline", INPAINT, CONTROL, control_image=picture, **REPAINT
 )

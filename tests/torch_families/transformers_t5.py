@@ -6,12 +6,12 @@ from typing import Any
 import diffusers
 
 from .autoencoders import autoencoder, flow_autoencoder
-from .pictures import mask, picture
 from .registry import IMAGE, INPAINT, TEXT, add
+from .shared import REPAINT, START
 from .stable_diffusion import SIZE, ddim
 from .text import clip_text_projected, t5
 from .tokenizers import clip_tokenizer, t5_tokenizer
-from .weights import randomize
+from .weights import extended, randomize
 
 PIXART = {
     "sample_size": 8,
@@ -53,8 +53,7 @@ def pixart() -> dict[str, Any]:
 def sd3(**extra: Any) -> Callable[[], Any]:
     """SD3's components, with `extra`; functions among those are called."""
 
-    def make() -> dict[str, Any]:
-        made = {k: v() if callable(v) else v for k, v in extra.items()}
+    def base() -> dict[str, Any]:
         return {
             "vae": flow_autoencoder(),
             "text_encoder": clip_text_projected(),
@@ -65,32 +64,14 @@ def sd3(**extra: Any) -> Callable[[], Any]:
             "tokenizer_3": t5_tokenizer(),
             "transformer": randomize(diffusers.SD3Transformer2DModel(**SD3)),
             "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-            **made,
         }
 
-    return make
+    return extended(base, extra)
 
 
 add("PixArtAlphaPipeline", TEXT, pixart, use_resolution_binning=False, **SIZE)
 add("PixArtSigmaPipeline", TEXT, pixart, use_resolution_binning=False, **SIZE)
 SD3_INPUTS = {**SIZE, "max_sequence_length": 32}
 add("StableDiffusion3Pipeline", TEXT, sd3(), **SD3_INPUTS)
-add(
-    "StableDiffusion3Img2ImgPipeline",
-    IMAGE,
-    sd3(),
-    image=picture,
-    strength=0.6,
-    num_inference_steps=4,
-    **SD3_INPUTS,
-)
-add(
-    "StableDiffusion3InpaintPipeline",
-    INPAINT,
-    sd3(),
-    image=picture,
-    mask_image=mask,
-    strength=0.6,
-    num_inference_steps=4,
-    **SD3_INPUTS,
-)
+add("StableDiffusion3Img2ImgPipeline", IMAGE, sd3(), **START, **SD3_INPUTS)
+add("StableDiffusion3InpaintPipeline", INPAINT, sd3(), **REPAINT, **SD3_INPUTS)

@@ -10,15 +10,14 @@ from .autoencoders import autoencoder, wan_autoencoder
 from .language_models import umt5
 from .pictures import picture, unit, video
 from .registry import VIDEO, add
+from .shared import FLOW, READ_T5
 from .stable_diffusion import components as stable_diffusion
 from .stable_diffusion import control_network
 from .stable_diffusion_xl import components as xl
-from .text import clip_images, clip_vision, t5
+from .text import clip_images, clip_vision
 from .tokenizers import t5_tokenizer
 from .weights import network, parts, randomize, scheduler
 
-READ_T5 = {"text_encoder": t5, "tokenizer": t5_tokenizer}
-FLOW = scheduler("FlowMatchEulerDiscreteScheduler", shift=3.0)
 DDIM = scheduler("DDIMScheduler", clip_sample=False)
 SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
 
@@ -209,24 +208,13 @@ wan_image = parts(
 vace = parts(
     wan,
     transformer=network(
-        "WanVACETransformer3DModel",
-        in_channels=16,
-        vace_layers=[0, 1],
-        vace_in_channels=96,
-        **WAN,
+        "WanVACETransformer3DModel", in_channels=16, vace_layers=[0, 1], vace_in_channels=96, **WAN
     ),
 )
 NEEDS = {"needs": ("ftfy",)}
 add("WanPipeline", VIDEO, wan, num_frames=5, **NEEDS, **SMALL)
 add("WanImageToVideoPipeline", VIDEO, wan_image, image=still, num_frames=5, **NEEDS, **SMALL)
-add(
-    "WanVideoToVideoPipeline",
-    VIDEO,
-    wan,
-    **{**CLIP, "video": lambda: video(5)},
-    **NEEDS,
-    **SMALL,
-)
+add("WanVideoToVideoPipeline", VIDEO, wan, **{**CLIP, "video": lambda: video(5)}, **NEEDS, **SMALL)
 add("WanVACEPipeline", VIDEO, vace, video=lambda: video(5), num_frames=5, **NEEDS, **SMALL)
 
 lucy = parts(wan, transformer=network("WanTransformer3DModel", in_channels=32, **WAN))

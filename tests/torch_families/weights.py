@@ -56,3 +56,13 @@ def parts(*given: Any, **more: Any) -> Callable[[], dict[str, Any]]:
         return {k: v() if inspect.isroutine(v) else v for k, v in merged.items()}
 
     return make
+
+
+def extended(base: Callable[[], dict[str, Any]], extra: dict[str, Any]) -> Callable[[], Any]:
+    """A function that makes components of `extra`, calling the functions there, and of `base`."""
+
+    def make() -> dict[str, Any]:
+        made = {k: v() if callable(v) else v for k, v in extra.items()}
+        return {**base(), **made}
+
+    return make

@@ -3,8 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import logging
-import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from diffusax.interop.torch.functional import State, read_state, run_traced
 from diffusax.interop.torch.numbers import Numbers
 from diffusax.interop.torch.session import current
 from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
+from diffusax.interop.torch.switches import Switches
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
 from diffusax.runtime.mesh import (
@@ -103,6 +104,8 @@ class CompiledMethod:
 
     def __init__(self, component: "CompiledModule", name: str, original: Callable[..., Any]):
         self.component, self.name, self.original = component, name, original
+        # Pipelines look at the signature for what may be given, such as num_frames.
+        self.__signature__ = inspect.signature(original)
         self.numbers = Numbers()
         self._results: dict[Any, Structure] = {}
         self._abstract: dict[Any, list[Any]] = {}
@@ -167,7 +170,7 @@ class CompiledMethod:
         key = _key(flags, structure, arrays)
         if key not in self._abstract:
             traced = functools.partial(self._traced, flags, structure)
-            arguments = self.component.state, np.uint32(0), [_shape(x) for x in arrays]
+            arguments = self.component.state, np.uint32(0), [abstract_array(x) for x in arrays]
             self._abstract[key] = jax.eval_shape(traced, *arguments)
         return self._abstract[key], self._results[key]
 
@@ -219,27 +222,21 @@ class CompiledModule:
         self.state: State = {}
         self._seen: Any = None
         self._last: torch.Tensor | None = None
-        self._attentions = [m for m in module.modules() if hasattr(m, "processor")]
+        self._switches = Switches(module)
         self.methods = {m: CompiledMethod(self, m, getattr(module, m)) for m in methods}
         for method, compiled in self.methods.items():
             module.__dict__[method] = compiled
 
-    def refresh(self) -> tuple[Any, ...]:
-        """Reads the parameters again where others are in their place; the switches of the module.
-
-        Programs are compiled for these switches, `use_tiling` and the like, and for the kinds of
-        attention processors.
-        """
-        processors = (attention.processor for attention in self._attentions)
-        flags = (_plain(self.module), *((type(p), _plain(p)) for p in processors))
+    def refresh(self) -> int:
+        """Reads the parameters again where others are in their place; the state of the switches."""
+        parts, switches = self._switches.read()
         first = next(self.module.parameters(), None)
-        found = flags, _mark(first), _mark(self._last)
+        found = parts, _mark(first), _mark(self._last)
         if found != self._seen:
             self.state = read_state(self.module, self.placement.parameter)
-            self._attentions = [m for m in self.module.modules() if hasattr(m, "processor")]
             self._last = next(reversed(list(self.module.parameters())), None)
-            self._seen = flags, _mark(first), _mark(self._last)
-        return flags
+            self._seen = parts, _mark(first), _mark(self._last)
+        return switches
 
     def restore(self) -> None:
         """The module as it was."""
@@ -254,7 +251,9 @@ def _stays_with_torch(leaf: Any) -> bool:
     return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
+def abstract_array(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument in JAX."""
+    array = leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else to_array(leaf)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
@@ -274,12 +273,6 @@ def _is_mask(leaf: Any) -> bool:
 
 def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
     return flags, structure, tuple((x.shape, jnp.dtype(x.dtype)) for x in arrays)
-
-
-def _plain(value: Any) -> tuple[Any, ...]:
-    """The plain attributes of an object."""
-    plain = bool, int, float, str, types.NoneType
-    return tuple((k, v) for k, v in sorted(vars(value).items()) if isinstance(v, plain))
 
 
 def _mark(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:

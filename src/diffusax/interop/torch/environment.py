@@ -4,13 +4,14 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
+from diffusax.interop.torch.aliasing import holder, link, refresh, written
+from diffusax.interop.torch.assigning import assigning
 from diffusax.interop.torch.importing import torchax_module
 from diffusax.interop.torch.lowerings import OPERATORS
 from diffusax.interop.torch.session import Session, current, takes_scale
@@ -19,9 +20,9 @@ from diffusax.interop.torch.tensors import to_array
 
 Environment: Any = torchax_module("tensor").Environment
 Operator: Any = torchax_module("ops.ops_registry").Operator
+OperatorNotFound: Any = torchax_module("tensor").OperatorNotFound
 Tensor: Any = torchax_module("tensor").Tensor
 View: Any = torchax_module("view").View
-NarrowInfo: Any = torchax_module("view").NarrowInfo
 
 
 class MixedEnvironment(Environment):
@@ -45,12 +46,67 @@ class MixedEnvironment(Environment):
         name = str(getattr(func, "__name__", func))
         if session is not None and takes_scale(name):
             args = tuple(self._as_data(session, x, args) for x in args)
-        if not all(ours):
-            lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self._lift)
+        # Keys of the host keep their values, see get_item.
+        indexes = func is torch.Tensor.__getitem__ and ours[0]
+        if not all(ours) and not indexes:
+            lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self.lift)
             args, kwargs = lift((args, kwargs or {}))
         if session is not None:
             session.operation(name, _settings((args, kwargs or {})))
-        return super().dispatch(func, types, args, kwargs)
+        return self._shared(func, types, args, kwargs or {})
+
+    def _shared(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation gives, with what it reads, writes and makes views of shared."""
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, Tensor | View)]
+        for tensor in tensors:
+            refresh(tensor)
+        before = [holder(tensor)._elem for tensor in tensors]
+        writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
+        found = (self._write if writes else super().dispatch)(func, types, args, kwargs)
+        for tensor, array in zip(tensors, before):
+            if holder(tensor)._elem is not array:
+                written(tensor)
+
+        def again(array: jax.Array) -> Any:
+            return super(MixedEnvironment, self).dispatch(
+                func, types, (Tensor(array, self), *args[1:]), kwargs
+            )
+
+        link(found, func, args, kwargs, again)
+        return found
+
+    def _write(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation in place gives; of a slice, torchax may write into a copy."""
+        copies: dict[int, tuple[Any, Any, Any]] = {}
+
+        def copy(view: Any) -> Any:
+            made = view.torch()
+            return copies.setdefault(id(view), (view, made, made._elem))[1]
+
+        given = torch.utils._pytree.tree_map_only(View, copy, (args, kwargs))
+        try:
+            found = super().dispatch(func, types, *given)
+        except OperatorNotFound:
+            found = self._write_result(func, types, *given)
+        for view, made, array in copies.values():
+            if made._elem is not array:
+                view.update(made._elem)
+            found = view if found is made else found
+        return found
+
+    def _write_result(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation in place gives that torchax knows only as one that is not."""
+        name = func._schema.name.removeprefix("aten::")
+        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+        plain = getattr(packet, func._overloadname, None)
+        if not name.endswith("_") or plain is None:
+            raise OperatorNotFound(f"Operator with name {name} has no lowering")
+        with self._dispatch_mode:
+            result = plain(*args, **kwargs)
+        target = args[0]
+        target._elem = jnp.broadcast_to(result.jax(), target.shape).astype(target.jax().dtype)
+        return target
 
     def _as_data(self, session: Session, value: Any, args: Any) -> Any:
         """A number beside a tensor of the loop as an array, so that others compile nothing."""
@@ -79,7 +135,8 @@ class MixedEnvironment(Environment):
             raise RuntimeError("random numbers of a torch.Generator are drawn inside the module")
         return super().get_and_rotate_prng_key()
 
-    def _lift(self, tensor: torch.Tensor) -> torch.Tensor:
+    def lift(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host as one of JAX's."""
         if isinstance(tensor, Tensor | View):
             return tensor
         session = current()
@@ -107,25 +164,9 @@ def environment() -> MixedEnvironment:
 
 
 @contextlib.contextmanager
-def guarded_updates() -> Iterator[None]:
-    """Keeps XLA from merging what is written into a slice of a tensor with what reads it next.
-
-    XLA's CPU backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and
-    some of its results are wrong then: those of CogView4's rotary embedding.
-    """
-    set_item, update = Tensor.__setitem__, NarrowInfo.update_tensor
-
-    def guarded_set(self: Any, key: Any, value: Any) -> None:
-        set_item(self, key, value)
-        self._elem = jax.lax.optimization_barrier(self._elem)
-
-    def guarded_update(self: Any, value: Any, array: Any) -> Any:
-        return jax.lax.optimization_barrier(update(self, value, array))
-
-    with (
-        mock.patch.object(Tensor, "__setitem__", guarded_set),
-        mock.patch.object(NarrowInfo, "update_tensor", guarded_update),
-    ):
+def computing() -> Iterator[None]:
+    """Inside, PyTorch's operations on traced tensors are JAX's."""
+    with assigning(), environment():
         yield
 
 
@@ -142,6 +183,7 @@ def wrap(array: jax.Array) -> torch.Tensor:
 def unwrap(value: Any) -> jax.Array:
     """The inverse of `wrap`; tensors of the host become constants."""
     if is_traced(value):
+        refresh(value)
         return value.jax()
     if isinstance(value, torch.Tensor):
         return jnp.asarray(to_array(value))

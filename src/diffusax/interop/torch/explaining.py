@@ -24,11 +24,18 @@ class NotTraceable(ValueError):
     needs_values = False
 
 
+class KeepsTensor(ValueError):
+    """A module keeps a tensor where no program hands it out; says where."""
+
+
 def explain(component: str, method: str, error: BaseException) -> NotTraceable:
     """One sentence of what failed where, and one of what can be done."""
     operation, place = where(error)
+    failed = f"{operation} {reason(error)}{place}"
+    if isinstance(error, KeepsTensor):
+        failed = str(error)
     failure = NotTraceable(
-        f"{component}.{method} cannot be compiled: {operation} {reason(error)}{place}. Leave it "
+        f"{component}.{method} cannot be compiled: {failed}. Leave it "
         f"out with exclude=[{component!r}], or use on_error='eager', which runs such components in "
         "PyTorch"
     )

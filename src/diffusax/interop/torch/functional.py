@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import torch
 from torch.nn.utils.stateless import _reparametrize_module
 
-from diffusax.interop.torch.environment import environment, guarded_updates, unwrap, wrap
+from diffusax.interop.torch.environment import computing, environment, is_traced, unwrap, wrap
+from diffusax.interop.torch.explaining import KeepsTensor
 from diffusax.interop.torch.structures import build_output, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array
 
@@ -59,13 +60,14 @@ def run_traced(
     tensors = {name: wrap(array) for name, array in state.items()}
     with (
         _quiet_about_64_bits(),
-        guarded_updates(),
         _kept_attributes(module),
+        _without_stores(module),
+        _without_observers(module),
         # diffusers and transformers leave out caches and looks at values then.
         mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),
-        env,
+        computing(),
         _reparametrize_module(module, tensors),
     ):
         return method(*positional, **keyword)
@@ -92,6 +94,61 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
             vars(part).update(attributes)
         for cache in caches:
             cache.cache_clear()
+
+
+@contextlib.contextmanager
+def _without_stores(module: torch.nn.Module) -> Iterator[None]:
+    """Refuses what attention processors keep for the pipeline to read, which is no number yet."""
+    processors = (getattr(part, "processor", None) for part in module.modules())
+    found = {id(p): p for p in processors if hasattr(p, "__dict__")}
+    before = [(processor, dict(vars(processor))) for processor in found.values()]
+    kept = []
+    try:
+        yield
+        for processor, _ in before:
+            kept += [
+                (type(processor).__name__, n) for n, x in vars(processor).items() if is_traced(x)
+            ]
+    finally:
+        for processor, attributes in before:
+            vars(processor).clear()
+            vars(processor).update(attributes)
+    for kind, name in kept:
+        raise KeepsTensor(f"its {kind} keeps {name} for others to read")
+
+
+@contextlib.contextmanager
+def _without_observers(module: torch.nn.Module) -> Iterator[None]:
+    """Refuses hooks that only look at what parts compute, which no program would call.
+
+    Those of transformers belong to its models, which give what they have seen as a result.
+    """
+    observed: list[str] = []
+
+    def noting(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = hook(*args, **kwargs)
+            if result is None and not _module_of(hook).startswith("transformers."):
+                observed.append(name)
+            return result
+
+        return call
+
+    hooked = [(n, part._forward_hooks) for n, part in module.named_modules() if part._forward_hooks]
+    before = [dict(hooks) for _, hooks in hooked]
+    for name, hooks in hooked:
+        hooks.update({k: noting(hook, name) for k, hook in hooks.items()})
+    try:
+        yield
+    finally:
+        for (_, hooks), originals in zip(hooked, before):
+            hooks.update(originals)
+    if observed:
+        raise KeepsTensor(f"a hook looks at what its part {observed[0] or 'itself'} computes")
+
+
+def _module_of(function: Any) -> str:
+    return str(getattr(getattr(function, "func", function), "__module__", ""))
 
 
 @contextlib.contextmanager

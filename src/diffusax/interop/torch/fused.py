@@ -1,10 +1,11 @@
 """The denoising loop of a PyTorch pipeline as one program: networks, guidance and sampler.
 
-A call is gone through twice on the host. The first time the loop is recorded: it is given traced
+The first call is gone through twice on the host. At first the loop is recorded: it is given traced
 latents, and what each iteration computes from them, with which arrays, is noted. If all iterations
-do the same, that becomes the model that diffusax's sampler asks, in one compiled loop. The second
-time the loop is skipped: the scheduler's first step gives the latents that the program ended with.
-Networks that run before the loop run once; random numbers are drawn as they would have been.
+do the same, that becomes the model that diffusax's sampler asks, in one compiled loop. Then the
+loop is watched, as it is in later calls that do the same: its networks and the scheduler do nothing
+until the last step, which gives the latents that the program ends with. Networks that run before
+the loop run once; random numbers are drawn as they would have been.
 """
 
 import contextlib
@@ -18,15 +19,19 @@ import numpy as np
 import torch
 
 from diffusax.extras import require_extra
-from diffusax.interop.torch.environment import environment
-from diffusax.interop.torch.passes import Done, Finishing, Recording, Tracing, going_through
-from diffusax.interop.torch.session import NotUniform, columns
+from diffusax.interop.torch.environment import computing, environment
+from diffusax.interop.torch.passes import Done, Finishing, Recording, Run, Tracing, going_through
+from diffusax.interop.torch.session import NotUniform
 from diffusax.interop.torch.tensors import to_array, to_tensor
+from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
 from diffusax.pipelines.programs import device_table
 from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)
+
+_KEPT = 16
+"""How many loops a pipeline knows; each keeps the tensors that it was recorded with."""
 
 
 class FusedLoop:
@@ -35,6 +40,7 @@ class FusedLoop:
     def __init__(self, call: Callable[..., Any]):
         self.call = call
         self.programs: dict[Any, Any] = {}
+        self.known: dict[Any, Known] = {}
 
     def __call__(self, pipe: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The call's result."""
@@ -48,41 +54,52 @@ class FusedLoop:
         return self.call(pipe, *args, **kwargs)
 
     def _fused(self, pipe: Any, args: Any, kwargs: Any, seeds: "_Seeds") -> Any:
-        recording = Recording()
+        key = type(pipe.scheduler), outline(args, kwargs)
         invoke = lambda: self.call(pipe, *args, **kwargs)  # noqa: E731
+        compute = lambda run: self._compute(pipe, run, invoke, seeds)  # noqa: E731
+        if key in self.known:
+            try:
+                return _watched(pipe, self.known[key], [], compute, invoke, seeds)
+            except Unlike as reason:
+                log.info("the loop of %s is recorded again: %s", type(pipe).__name__, reason)
+                del self.known[key]
+                seeds.restore()
+        recording = Recording()
         _record(pipe, recording, invoke)
-        schedule = _schedule(pipe.scheduler, recording)
-        lifted = columns(recording.finished, recording.first)
-        compute = lambda: self._compute(pipe, recording, schedule, lifted, invoke, seeds)  # noqa: E731
+        run = recording.run()
+        _schedule(pipe.scheduler, run)
         seeds.restore()
-        last = Finishing(recording, compute)
-        with going_through(pipe, last):
-            return invoke()
+        known = Known(run.model, run.components, columns=run.columns)
+        try:
+            result = _watched(pipe, known, recording.tape, compute, invoke, seeds)
+        except Unlike as reason:
+            log.info("the loop of %s is recorded each time: %s", type(pipe).__name__, reason)
+            seeds.restore()
+            with going_through(pipe, Finishing(recording, lambda: compute(run))):
+                return invoke()
+        self.known[key] = known
+        while len(self.known) > _KEPT:
+            del self.known[next(iter(self.known))]
+        return result
 
     def _compute(
-        self,
-        pipe: Any,
-        recording: Recording,
-        schedule: Schedule,
-        lifted: list[Any],
-        invoke: Callable[[], Any],
-        seeds: "_Seeds",
+        self, pipe: Any, run: Run, invoke: Callable[[], Any], seeds: "_Seeds"
     ) -> torch.Tensor:
         """Runs the program, compiled if need be."""
-        sample, model = recording.sample, recording.finished[0]
-        varies = tuple(x.shape != y.shape for x, y in zip(lifted, model.lifted))
-        flags = {n: m.component.refresh() for n, m in recording.components.items()}
+        schedule, sample, model = _schedule(pipe.scheduler, run), run.sample, run.model
+        varies = tuple(x.shape != y.shape for x, y in zip(run.columns, model.lifted))
+        flags = {n: m.component.refresh() for n, m in run.components.items()}
         shapes = tuple((x.shape, x.dtype) for x in (*model.lifted, to_array(sample)))
         key = (tuple(model.operations), varies, shapes, tuple(flags.items()))
-        states = {n: m.component.state for n, m in recording.components.items()}
-        noises = _noises(schedule, sample, recording.options)
+        states = {n: m.component.state for n, m in run.components.items()}
+        noises = _noises(schedule, sample, run.options)
         table = device_table(schedule)
         height = len(table.timestep)
-        given = [_padded(x, height) if v else x for x, v in zip(lifted, varies)]
+        given = [_padded(x, height) if v else x for x, v in zip(run.columns, varies)]
         if key not in self.programs:
-            self.programs[key] = _program(pipe, recording.tape, varies, invoke, seeds)
+            self.programs[key] = _program(pipe, run.tape, varies, invoke, seeds)
         after = seeds.now()
-        place = next(iter(recording.components.values())).component.placement
+        place = next(iter(run.components.values())).component.placement
         x = to_array(sample)
         with in_mesh(place.mesh):
             found = self.programs[key](
@@ -90,6 +107,27 @@ class FusedLoop:
             )
         seeds.set(after)
         return to_tensor(found).to(sample.dtype)
+
+
+def _watched(
+    pipe: Any,
+    known: Known,
+    tape: list[Any],
+    compute: Callable[[Run], torch.Tensor],
+    invoke: Callable[[], Any],
+    seeds: "_Seeds",
+) -> Any:
+    """A call's result, its loop watched and computed by the program.
+
+    Raises:
+        Unlike: the loop is not the one that was recorded.
+    """
+    watching = Watching(known, tape, lambda: pipe.scheduler.timesteps, seeds.now, compute)
+    with going_through(pipe, watching):
+        result = invoke()
+    if not watching.ended:
+        raise Unlike("it ends before its last timestep")
+    return result
 
 
 def _program(
@@ -107,7 +145,7 @@ def _program(
             arrays = [a[i] if v else jnp.asarray(a) for a, v in zip(lifted, varies)]
             traced = Tracing(tape, latents.astype(x.dtype), scales[i], arrays, states)
             seeds.restore()
-            with contextlib.suppress(Done), going_through(pipe, traced), environment():
+            with contextlib.suppress(Done), going_through(pipe, traced), computing():
                 invoke()
             return traced.output.astype(jnp.float32)
 
@@ -119,7 +157,7 @@ def _program(
 
 def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:
     def body() -> int:
-        with contextlib.suppress(Done), going_through(pipe, recording), environment():
+        with contextlib.suppress(Done), going_through(pipe, recording), computing():
             invoke()
         return 0
 
@@ -135,21 +173,21 @@ def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:
         raise NotUniform("it has fewer than two steps")
 
 
-def _schedule(scheduler: Any, recording: Recording) -> Schedule:
-    """diffusax's schedule of the run that was recorded."""
-    asked = {k: v for k, v in recording.asked.items() if v is not None and k != "device"}
+def _schedule(scheduler: Any, run: Run) -> Schedule:
+    """diffusax's schedule of a run."""
+    asked = {k: v for k, v in run.asked.items() if v is not None and k != "device"}
     steps = asked.pop("num_inference_steps", None)
     if not scheduler.config.get("use_dynamic_shifting"):
         asked.pop("mu", None)
     custom: dict[str, Any] = {
         k: [float(x) for x in asked.pop(k)] for k in ("timesteps", "sigmas") if k in asked
     }
-    found = np.array(recording.timesteps)
+    found = np.array(run.timesteps)
     begin = _offset(scheduler.timesteps.numpy(), found)
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
     try:
         ours = scheduler_from_config(config)
-        eta = recording.options.get("eta") or 0.0
+        eta = run.options.get("eta") or 0.0
         asked |= {"begin": begin, "end": begin + len(found), "eta": eta}
         schedule = ours.schedule(None if custom else steps, **custom, **asked)
     except (ValueError, TypeError) as error:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from diffusax.interop.torch.aliasing import contiguous
+from diffusax.interop.torch.assigning import get_item, index_put
 from diffusax.interop.torch.importing import torchax_module
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
@@ -96,6 +98,10 @@ OPERATORS: dict[Any, tuple[Callable[..., Any], bool]] = {
     torch.nn.functional.scaled_dot_product_attention: (scaled_dot_product_attention, True),
     torch.ops.aten.scaled_dot_product_attention: (scaled_dot_product_attention, True),
     torch.ops.aten.convolution: (convolution, True),
+    torch.ops.aten.index_put: (index_put, True),
+    torch.ops.aten._unsafe_index_put: (index_put, True),
+    torch.Tensor.__getitem__: (get_item, False),
+    torch.Tensor.contiguous: (contiguous, False),
     torch.Tensor.fill_diagonal_: (fill_diagonal_, False),
     torch.ops.aten.fill_diagonal_: (fill_diagonal_, False),
 }

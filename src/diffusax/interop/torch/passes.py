@@ -1,19 +1,20 @@
 """Passes through a pipeline's call: the loop is recorded, traced, or skipped."""
 
 import contextlib
+import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 
-from diffusax.interop.torch.compiling import CompiledMethod
+from diffusax.interop.torch.compiling import CompiledMethod, abstract_array
 from diffusax.interop.torch.environment import is_traced, unwrap, wrap
-from diffusax.interop.torch.session import Iteration, NotUniform, Session, running
+from diffusax.interop.torch.session import Iteration, NotUniform, Session, columns, running
 from diffusax.interop.torch.structures import Structure, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array, to_tensor
 
@@ -25,28 +26,56 @@ class Done(BaseException):
     """Ends a pass; pipelines that catch errors do not catch it."""
 
 
-class _Pass(Session):
+@dataclasses.dataclass
+class Run:
+    """What a loop did in a call.
+
+    components: the networks that it calls.
+    tape: what networks before it gave.
+    model: one of its iterations.
+    columns: what its networks and operations are given, one row for each step where that changes.
+    sample: its first latents.
+    options: arguments of the scheduler's step.
+    asked: arguments of set_timesteps.
+    """
+
+    components: dict[str, CompiledMethod]
+    tape: list[Any]
+    model: Iteration
+    columns: list[Any] = dataclasses.field(default_factory=list)
+    sample: Any = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    timesteps: list[float] = dataclasses.field(default_factory=list)
+    asked: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Pass(Session):
     """One pass. `tape` holds what networks before the loop gave."""
 
     def __init__(self, tape: list[Any], lift: Callable[[Iteration, np.ndarray], Any]):
         super().__init__(lift)
         self.tape, self._played, self.steps = tape, 0, 0
-        self.has_timesteps = False
+        self.has_timesteps, self.asked = False, cast("dict[str, Any]", {})
 
     def call(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
         """A compiled method's result."""
-        if not self._is_in_loop(method) and not any(map(is_traced, leaves)):
+        if not self._is_in_loop(method) and not any(map(self.depends, leaves)):
             return self.outside(method, leaves, structure)
         self.calls += 1
         return self.inside(method, leaves, structure, (method.component.name, self.calls))
 
     def _is_in_loop(self, method: CompiledMethod) -> bool:
         name = method.component.name
-        return self.has_timesteps and not self._ended and not name.startswith(_BEFORE_THE_LOOP)
+        return self.has_timesteps and not self.ended and not name.startswith(_BEFORE_THE_LOOP)
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether the loop is over."""
         return False
+
+    def depends(self, leaf: Any) -> bool:
+        """Whether a tensor was computed from the latents."""
+        return is_traced(leaf)
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
         """The result of a network outside the loop: played, or computed and kept."""
@@ -72,7 +101,7 @@ class _Pass(Session):
 
     def zeros(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
         """Zeros on the host in the place of a network's results."""
-        arrays = [jnp.asarray(to_array(leaf)) for leaf in leaves]
+        arrays = [abstract_array(leaf) for leaf in leaves]
         shapes, around = self.abstract(method, structure, arrays)
         return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
 
@@ -81,21 +110,20 @@ class _Pass(Session):
         return sample
 
 
-class Recording(_Pass):
+class Recording(Pass):
     """The first pass."""
 
     def __init__(self) -> None:
         super().__init__([], lambda now, array: jnp.asarray(array))
         self.first: dict[Any, np.ndarray] = {}
         self.timesteps: list[float] = []
-        self.asked: dict[str, Any] = {}
         self.components: dict[str, CompiledMethod] = {}
         self.sample: Any = None
         self.options: dict[str, Any] = {}
         self._latents: Any = None
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `_Pass.outside`; after the loop there is nothing left to record."""
+        """As `Pass.outside`; after the loop there is nothing left to record."""
         if self.steps:
             raise Done
         return super().outside(method, leaves, structure)
@@ -111,7 +139,7 @@ class Recording(_Pass):
             self.first |= {(*place, p): to_array(leaf) for p, leaf in enumerate(leaves)}
             return self.zeros(method, leaves, structure)
         arrays = [
-            leaf.jax() if is_traced(leaf) else self.lift(leaf, (*place, p))
+            unwrap(leaf) if is_traced(leaf) else self.lift(leaf, (*place, p))
             for p, leaf in enumerate(leaves)
         ]
         shapes, around = self.abstract(method, structure, arrays)
@@ -130,15 +158,22 @@ class Recording(_Pass):
         self.steps += 1
         self.begin()
         self._latents = wrap(jnp.zeros(tuple(self.sample.shape), to_array(self.sample).dtype))
-        return _stepped(self._latents, kwargs)
+        return stepped(self._latents, kwargs)
 
-    @property
-    def finished(self) -> list[Iteration]:
-        """The iterations from the second on."""
-        return self.iterations[1 : self.steps]
+    def run(self) -> Run:
+        """What was recorded.
+
+        Raises:
+            NotUniform: the iterations do different things.
+        """
+        finished = self.iterations[1 : self.steps]
+        given = columns(finished, self.first)
+        found = Run(self.components, self.tape, finished[0], given, self.sample, self.options)
+        found.timesteps, found.asked = self.timesteps, self.asked
+        return found
 
 
-class Tracing(_Pass):
+class Tracing(Pass):
     """A pass while the program is traced: one iteration, as the model that the sampler asks."""
 
     def __init__(self, tape: list[Any], x: jax.Array, scale: Any, lifted: Any, states: Any):
@@ -153,7 +188,7 @@ class Tracing(_Pass):
         """The network's own result; before the first step, zeros."""
         if not self.steps:
             return self.zeros(method, leaves, structure)
-        arrays = [x.jax() if is_traced(x) else self.lift(x) for x in leaves]
+        arrays = [unwrap(x) if is_traced(x) else self.lift(x) for x in leaves]
         with self.network():
             return method.inline(structure, arrays, self.states[method.component.name])
 
@@ -161,7 +196,7 @@ class Tracing(_Pass):
         """The sampler's scale of what networks are given."""
         if not is_traced(sample):
             return sample
-        return wrap((sample.jax() * self.in_scale).astype(sample.jax().dtype))
+        return wrap((unwrap(sample) * self.in_scale).astype(unwrap(sample).dtype))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """Hands out the latents, and takes the prediction that is made of them."""
@@ -170,10 +205,10 @@ class Tracing(_Pass):
             raise Done
         self.steps += 1
         self.begin()
-        return _stepped(wrap(self.x), kwargs)
+        return stepped(wrap(self.x), kwargs)
 
 
-class Finishing(_Pass):
+class Finishing(Pass):
     """The last pass, whose loop is skipped."""
 
     def __init__(self, recording: Recording, compute: Callable[[], torch.Tensor]):
@@ -181,12 +216,13 @@ class Finishing(_Pass):
         self._recording, self._compute = recording, compute
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether the loop is over."""
         return self.steps == self._recording.steps
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `_Pass.outside`, after the loop as ever."""
-        if self._ended:
+        """As `Pass.outside`, after the loop as ever."""
+        if self.ended:
             with self.network():
                 return method.run(leaves, structure)
         return super().outside(method, leaves, structure)
@@ -200,7 +236,7 @@ class Finishing(_Pass):
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
         """The program's latents first, which then stay as they are."""
         self.steps += 1
-        return _stepped(self._compute() if self.steps == 1 else sample, kwargs)
+        return stepped(self._compute() if self.steps == 1 else sample, kwargs)
 
 
 @contextlib.contextmanager
@@ -238,11 +274,11 @@ def _with_signature(function: Callable[..., Any], original: Callable[..., Any]) 
     return answer
 
 
-def _stepped(latents: Any, options: dict[str, Any]) -> Any:
+def stepped(latents: Any, options: dict[str, Any]) -> Any:
     if options.get("return_dict", True):
         return types.SimpleNamespace(prev_sample=latents)
     return (latents,)
 
 
 def _is_same(left: Any, right: Any) -> bool:
-    return left.jax() is right.jax()
+    return unwrap(left) is unwrap(right)

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import torch
 
+from diffusax.interop.torch.tensors import to_array
+
 _LIBRARIES = ("diffusers.", "transformers.")
 """Plain objects of these, such as a latent distribution or a cache, may hold tensors."""
 
@@ -32,11 +34,13 @@ class Static:
             # Each call may bring another; no program depends on it, see MixedEnvironment.
             self.key: Any = (type(value),)
             return
+        if isinstance(value, slice):
+            value = value.start, value.stop, value.step
         try:
-            self.key = (type(value), value)
+            self.key = (type(self.value), value)
             hash(self.key)
         except TypeError:
-            self.key = (type(value), id(value))
+            self.key = (type(self.value), id(self.value))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and self.key == other.key
@@ -53,7 +57,7 @@ class Constant:
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
-        self.key = tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
+        self.key = tensor.dtype, tuple(tensor.shape), to_array(tensor).tobytes()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and self.key == other.key
