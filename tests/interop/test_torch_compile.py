@@ -153,14 +153,16 @@ def test_adapters_and_casts_are_noticed(blog, call):
         np.testing.assert_allclose(call(), expected, atol=1e-4)
     finally:
         blog.unet.delete_adapters("default")
-    blog.unet.to(torch.float16)
+    for part in (blog.unet, blog.text_encoder):
+        part.to(torch.float16)
     try:
         assert blog.unet.conv_in.weight.dtype == torch.float16
         inputs = {**call.args[1], "num_inference_steps": 1, "output_type": "latent"}
         half = draw(blog, {**inputs, "latents": torch.ones(1, 4, 8, 8).half()})
         assert np.isfinite(half).all()
     finally:
-        blog.unet.to(torch.float32)
+        for part in (blog.unet, blog.text_encoder):
+            part.to(torch.float32)
 
 
 def test_weights_of_adapters_are_noticed(blog, call):
