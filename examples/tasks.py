@@ -82,15 +82,15 @@ def few_steps(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
 
 def control(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
     """The edges of an emoji that is small and turned, and what different words make of them."""
-    emoji = pipe("a rocket on a white background", **OPTIONS).images[0]
-    small = emoji.rotate(-60, fillcolor="white").resize((44, 44), Image.Resampling.LANCZOS)
+    emoji = pipe("a lion", **OPTIONS).images[0]
+    small = emoji.rotate(30, fillcolor="white").resize((48, 48), Image.Resampling.LANCZOS)
     page = Image.new("RGB", emoji.size, "white")
-    page.paste(small, (18, 16))
+    page.paste(small, (15, 14))
     lines = edges(page)
     yield "edges", lines
     net = diffusax.ControlNetModel.from_pretrained("emoji-control")
     steered = diffusax.StableDiffusionControlNetPipeline.from_pipe(pipe, controlnet=net)
-    for words in ("rocket on a yellow", "rocket on a blue", "shark on a pink"):
+    for words in ("lion on a blue", "tiger face on a pink", "sunflower on a green"):
         images = steered(f"a {words} background", image=lines, **OPTIONS).images
         yield words, images[0]
 

@@ -55,8 +55,8 @@ def resolve(
     login, as huggingface_hub does.
 
     Args:
-        path_or_repo: a folder, a Hub repository id, or "emoji" or "emoji-edit" for a model in
-            the package.
+        path_or_repo: a folder, a Hub repository id, or "emoji", "emoji-edit" or "emoji-control"
+            for a model in the package.
         subfolder: a folder in it, such as "unet"; the result is that folder.
         revision: a branch, tag or commit of the repository.
         variant: such as "fp16". Components that lack it are taken without; one at least must have
