@@ -26,7 +26,6 @@ from machine import describe, interleaved_medians
 CASES = {
     "none": EMAConfig(),
     "one average": EMAConfig(rule="constant"),
-    "one average, every 10 steps": EMAConfig(rule="constant", every=10),
     "power, two averages": EMAConfig(rule="power"),
 }
 

@@ -40,6 +40,7 @@ SAME = 0.02
 SHARED = 0.05
 """The least share of pixels in common that makes a picture count."""
 CHUNK = 100
+ORDER = ("start", "none", "full", "late", "posthoc", "mean")
 KEY = 20_231_205
 
 
@@ -91,15 +92,14 @@ class Validation:
 
 
 def some_of_each(pairs: list[Pair], count: int) -> list[Pair]:
-    """As many of all pairs, the same share of each kind, those that come first."""
+    """So many of all pairs, about the same share of each kind, those that come first."""
     kinds = collections.Counter(pair.kind for pair in pairs)
-    wanted = {kind: round(number * count / len(pairs)) for kind, number in kinds.items()}
-    chosen, seen = [], collections.Counter[str]()
+    seen = collections.Counter[str]()
+    places = []
     for pair in pairs:
+        places.append((seen[pair.kind] + 0.5) / kinds[pair.kind])
         seen[pair.kind] += 1
-        if seen[pair.kind] <= wanted[pair.kind]:
-            chosen.append(pair)
-    return chosen
+    return [pairs[i] for i in sorted(np.argsort(places, kind="stable")[:count])]
 
 
 def shared_pixels(pair: Pair) -> np.ndarray:
@@ -152,7 +152,8 @@ def models(runs: list[Path]) -> list[tuple[dict[str, Any], str]]:
         for folder in sorted((run / "models").iterdir()):
             names = {"schedule": schedule, "seed": int(seed), "average": folder.name}
             found.append((names, str(folder)))
-    return found
+    # One average of all runs after the other, so that what is there can be compared at any time.
+    return sorted(found, key=lambda model: ORDER.index(model[0]["average"].split("-")[0]))
 
 
 def main() -> None:
@@ -160,8 +161,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders such as constant-0")
     parser.add_argument("--data", type=Path, default=Path("out/emoji_edit/test"))
-    parser.add_argument("--pairs", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--image-guidance", type=float, default=1.5)

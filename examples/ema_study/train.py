@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,25 @@ def train(
 
 
 def write_models(
-    recipe: Recipe, config: InstructPix2PixConfig, state: TrainState, averages: SideBySide
+    recipe: Recipe,
+    config: InstructPix2PixConfig,
+    state: TrainState,
+    averages: SideBySide,
+    *,
+    lengths: Sequence[float] = LENGTHS,
+    shares: Sequence[float] = MEANS,
 ) -> None:
-    """A folder for each average, which pipelines open."""
+    """A folder for each average, which pipelines open.
+
+    lengths, shares: of the averages that are made after the run.
+    """
     models = Path(config.output) / "models"
     found = {name: s.params for name, s in averages.states.items() if name != STORED}
     for name, params in {"none": state.params, **found}.items():
         recipe.save(jax.tree.map(np.asarray, params), models / name)
-    for length in LENGTHS:
+    for length in lengths:
         make_average(recipe, config, models / f"posthoc-{length:g}", length=length)
-    for share in MEANS:
+    for share in shares:
         make_average(recipe, config, models / f"mean-{share:g}", start=1 - share)
 
 
