@@ -2,7 +2,7 @@
 
 python examples/ema_study/evaluate.py out/ema_study/constant-0 out/ema_study/cosine-0
 
-Each line is one average of one run:
+Each line is of one average of one run:
   loss: the training's loss on all held-out pairs, without dropout, always at the same timesteps
     and with the same noise.
   right: the share of edits whose nearest picture is the true result, as benchmarks/edit_quality.py
@@ -19,6 +19,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import diffusax
+from diffusax.checkpoints.hub import resolve
 from diffusax.models.network import Params
 from diffusax.training import EditDataConfig, InstructPix2PixConfig, instruct_pix2pix
 from diffusax.training.denoising import Draws, encode_pixels
@@ -40,7 +42,12 @@ SAME = 0.02
 SHARED = 0.05
 """The least share of pixels in common that makes a picture count."""
 CHUNK = 100
-ORDER = ("start", "none", "full", "late", "posthoc", "mean")
+ORDER = (
+    *("start", "none", "full-0.98", "late-0.2-0.98", "posthoc-0.1", "late-0.035-0.9"),
+    *("late-0.1-0.9", "posthoc-0.25", "late-0.035-0.98", "full-0.9", "late-0.1-0.98"),
+    *("posthoc-0.05", "late-0.05-0.9", "late-0.05-0.98", "late-0.2-0.9", "posthoc-0.15"),
+)
+"""What is measured first."""
 KEY = 20_231_205
 
 
@@ -131,15 +138,19 @@ def score(images: np.ndarray, pairs: list[Pair]) -> dict[str, Any]:
     }
 
 
-def measure(
-    model: str, validation: Validation, pairs: list[Pair], args: argparse.Namespace
-) -> dict[str, Any]:
-    """Everything, of the model in a folder."""
+def measure_edits(model: str, pairs: list[Pair], args: argparse.Namespace) -> dict[str, Any]:
+    """What the model in a folder makes of the pairs."""
     pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="float32")
     pipe.set_progress_bar_config(disable=True)
-    loss = validation({"unet": pipe.unet.params, "text_encoder": pipe.text_encoder.params})
-    images = edit(pipe, pairs, args, args.image_guidance)
-    return {"loss": round(loss, 6), **score(images, pairs)}
+    return score(edit(pipe, pairs, args, args.image_guidance), pairs)
+
+
+def measure_loss(model: str, validation: Validation) -> dict[str, Any]:
+    """The loss of the model in a folder."""
+    names = ("unet", "text_encoder")
+    path = resolve(model)
+    params = {name: diffusax.load_network(path / name, dtype="float32").params for name in names}
+    return {"loss": round(validation(params), 6)}
 
 
 def models(runs: list[Path]) -> list[tuple[dict[str, Any], str]]:
@@ -149,11 +160,15 @@ def models(runs: list[Path]) -> list[tuple[dict[str, Any], str]]:
     ]
     for run in runs:
         schedule, seed = run.name.split("-")
-        for folder in sorted((run / "models").iterdir()):
+        for folder in sorted((run / "models").glob("*")):
             names = {"schedule": schedule, "seed": int(seed), "average": folder.name}
             found.append((names, str(folder)))
     # One average of all runs after the other, so that what is there can be compared at any time.
-    return sorted(found, key=lambda model: ORDER.index(model[0]["average"].split("-")[0]))
+    return sorted(found, key=lambda model: _place(model[0]["average"]))
+
+
+def _place(average: str) -> tuple[int, str]:
+    return (ORDER.index(average) if average in ORDER else len(ORDER), average)
 
 
 def main() -> None:
@@ -168,20 +183,27 @@ def main() -> None:
     parser.add_argument("--image-guidance", type=float, default=1.5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--measures", nargs="+", default=["loss", "edits"])
     args = parser.parse_args()
     names = ("schedule", "seed", "average")
     lines = args.results.read_text().splitlines() if args.results.is_file() else []
-    done = {tuple(json.loads(line)[name] for name in names) for line in lines}
+    rows = [json.loads(line) for line in lines]
     validation = Validation.open("emoji-edit", args.data, copies=args.copies)
     pairs = some_of_each(read(args.data / "pairs.parquet", "edit_prompt", 300), args.pairs)
-    for row, model in models(args.runs):
-        if tuple(row.values()) in done:
-            continue
-        start = time.perf_counter()
-        row |= measure(model, validation, pairs, args)
-        with args.results.open("a") as file:
-            print(json.dumps(row), file=file)
-        print(json.dumps(row), f"{time.perf_counter() - start:.1f} s", flush=True)
+    measures: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+        "loss": ("loss", lambda model: measure_loss(model, validation)),
+        "edits": ("right", lambda model: measure_edits(model, pairs, args)),
+    }
+    for column, measure in (measures[name] for name in args.measures):
+        done = {tuple(row[name] for name in names) for row in rows if column in row}
+        for row, model in models(args.runs):
+            if tuple(row.values()) in done:
+                continue
+            start = time.perf_counter()
+            line = json.dumps(row | measure(model))
+            with args.results.open("a") as file:
+                print(line, file=file)
+            print(line, f"{time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

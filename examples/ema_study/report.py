@@ -31,9 +31,12 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Of one value for each seed."""
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+        if len(values) < 2:
+            return cls(*(values or (float("nan"),)), float("nan"), float("nan"))
+        deviation = float(np.std(values, ddof=1))
         t = T_95.get(len(values) - 1, 2.0)
-        return cls(float(np.mean(values)), deviation, t * deviation / np.sqrt(len(values)))
+        interval = float(t * deviation / np.sqrt(len(values)))
+        return cls(float(np.mean(values)), deviation, interval)
 
 
 class Results:
@@ -41,7 +44,11 @@ class Results:
 
     def __init__(self, path: Path):
         """path: of the lines."""
-        self.rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()]
+        merged: dict[Any, Row] = {}
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            merged.setdefault((row["schedule"], row["seed"], row["average"]), {}).update(row)
+        self.rows = list(merged.values())
         self.start = next((row for row in self.rows if row["average"] == "start"), None)
 
     def values(self, schedule: str, average: str, measure: str) -> dict[int, float]:
@@ -49,7 +56,7 @@ class Results:
         return {
             row["seed"]: row[measure]
             for row in self.rows
-            if row["schedule"] == schedule and row["average"] == average
+            if (row["schedule"], row["average"]) == (schedule, average) and measure in row
         }
 
     def averages(self, schedule: str) -> list[str]:
@@ -101,11 +108,12 @@ def table_of_gains(results: Results, schedule: str) -> list[str]:
 
 def table_of_kinds(results: Results, averages: Sequence[str]) -> list[str]:
     """Rows of Markdown: how many edits of each kind are right, over all seeds."""
-    kinds = list(results.rows[0]["rights"])
+    measured = [row for row in results.rows if "rights" in row]
+    kinds = list(measured[0]["rights"])
     lines = [f"| schedule | average | {' | '.join(kinds)} |", "|---" * (len(kinds) + 2) + "|"]
     for schedule in SCHEDULES:
         for average in averages:
-            rows = [r for r in results.rows if (r["schedule"], r["average"]) == (schedule, average)]
+            rows = [r for r in measured if (r["schedule"], r["average"]) == (schedule, average)]
             means = [np.mean([row["rights"][kind] for row in rows]) for kind in kinds]
             cells = " | ".join(f"{mean:.1f}" for mean in means)
             lines.append(f"| {schedule} | {title(average)} | {cells} |")
@@ -173,6 +181,8 @@ def _order(average: str) -> tuple[Any, ...]:
 
 
 def _cell(spread: Spread, measure: str) -> str:
+    if np.isnan(spread.mean):
+        return ""
     if measure == "right":
         return f"{spread.mean:.1%} ± {100 * spread.deviation:.1f}"
     return f"{spread.mean:.4f} ± {spread.deviation:.4f}"
@@ -180,6 +190,8 @@ def _cell(spread: Spread, measure: str) -> str:
 
 def _gain_cell(gain: Spread, measure: str) -> str:
     """In bold where the interval leaves 0 out."""
+    if np.isnan(gain.mean):
+        return ""
     if measure == "right":
         text = f"{100 * gain.mean:+.1f} ± {100 * gain.interval:.1f}"
     else:
