@@ -114,6 +114,8 @@ def table_of_kinds(results: Results, averages: Sequence[str]) -> list[str]:
     for schedule in SCHEDULES:
         for average in averages:
             rows = [r for r in measured if (r["schedule"], r["average"]) == (schedule, average)]
+            if not rows:
+                continue
             means = [np.mean([row["rights"][kind] for row in rows]) for kind in kinds]
             cells = " | ".join(f"{mean:.1f}" for mean in means)
             lines.append(f"| {schedule} | {title(average)} | {cells} |")

@@ -86,7 +86,7 @@ def decayed(trajectory, start: int, decay: float) -> np.ndarray:
 def test_an_average_is_that_of_the_parameters_after_each_step(run, name, start, decay):
     folder, trajectory = run
     assert len(trajectory) == STEPS + 1
-    moved = np.abs(trajectory[-1] - trajectory[start - 1]).max()
+    moved = np.abs(trajectory[-1] - trajectory[max(start - 1, 0)]).max()
     assert moved > 1e-5
     expected = decayed(trajectory, start, decay)
     np.testing.assert_allclose(averaged(folder, name), expected, rtol=0, atol=1e-7 + 1e-4 * moved)
