@@ -33,7 +33,7 @@ class Watched(torch.Tensor):
     """A tensor that depends on the latents. Its values mean nothing."""
 
     mark: tuple[int, int]
-    """In which iteration it was made, and the how manieth there."""
+    """In which iteration it was made, and its number among what was made there."""
 
     @classmethod
     def __torch_function__(
