@@ -24,9 +24,9 @@ def test_demo_draws_a_sheet_of_eight(tmp_path):
 @pytest.mark.slow
 def test_the_sheet_of_tasks_has_a_row_of_pictures_for_each(tmp_path):
     output = tmp_path / "tasks.png"
-    assert "20 pictures in" in run(EXAMPLES / "tasks.py", "--output", output)
+    assert "24 pictures in" in run(EXAMPLES / "tasks.py", "--output", output)
     sheet = Image.open(output)
-    assert sheet.size == (4 * 136 - 8, 5 * 176)
-    for row in range(5):
+    assert sheet.size == (4 * 136 - 8, 6 * 176)
+    for row in range(6):
         drawn = sheet.crop((0, row * 176 + 20, sheet.width, row * 176 + 148))
         assert len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 1000
