@@ -144,8 +144,8 @@ def plot_averages(results: Results, path: Path) -> None:
         axis.set_xlabel(f"{MEASURES[name]}: difference to no average")
     axes[0].set_yticks(range(len(names)), [title(name) for name in names])
     axes[0].invert_yaxis()
-    axes[0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=2)
     figure.savefig(path, dpi=90)
 
 
@@ -156,10 +156,11 @@ def plot_lengths(results: Results, path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
     for axis, name in zip(axes, ("loss", "right", "kept")):
         for schedule, label in SCHEDULES.items():
-            names = [n for n in results.averages(schedule) if n.startswith("posthoc")]
-            spreads = [results.spread(schedule, n, name) for n in ("none", *names)]
+            names = [n for n in results.averages(schedule) if n.startswith(("none", "posthoc"))]
+            names = [n for n in names if results.values(schedule, n, name)]
+            spreads = [results.spread(schedule, n, name) for n in names]
             axis.errorbar(
-                [0.0, *(float(n.split("-")[1]) for n in names)],
+                [float(n.removeprefix("posthoc-").replace("none", "0")) for n in names],
                 [spread.mean for spread in spreads],
                 yerr=[spread.deviation for spread in spreads],
                 fmt="o-",

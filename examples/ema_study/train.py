@@ -21,7 +21,13 @@ import numpy as np
 from side_by_side import LENGTHS, MEANS, SideBySide, averages_in_training
 
 from diffusax.models.network import Params
-from diffusax.training import EMAConfig, InstructPix2PixConfig, instruct_pix2pix, read_config
+from diffusax.training import (
+    EMAConfig,
+    InstructPix2PixConfig,
+    TrainConfig,
+    instruct_pix2pix,
+    read_config,
+)
 from diffusax.training.averages import make_average
 from diffusax.training.data import Batches
 from diffusax.training.optimizers import make_optimizer
@@ -38,7 +44,7 @@ LAST = f"mean-{MEANS[-1]:g}"
 """The model that is written last."""
 
 
-def compile_step(recipe: Recipe, config: InstructPix2PixConfig) -> Program:
+def compile_step(recipe: Recipe, config: TrainConfig) -> Program:
     """The training step without averages, compiled when it is first called."""
     optimizer = make_optimizer(config.optimizer, config.steps)
     return jax.jit(make_train_step(recipe.loss, optimizer), donate_argnums=0)
@@ -46,7 +52,7 @@ def compile_step(recipe: Recipe, config: InstructPix2PixConfig) -> Program:
 
 def train(
     recipe: Recipe,
-    config: InstructPix2PixConfig,
+    config: TrainConfig,
     configs: Mapping[str, EMAConfig],
     *,
     program: Program | None = None,
@@ -82,7 +88,7 @@ def train(
 
 def write_models(
     recipe: Recipe,
-    config: InstructPix2PixConfig,
+    config: TrainConfig,
     state: TrainState,
     averages: SideBySide,
     *,
@@ -106,7 +112,7 @@ def write_models(
 class _Log:
     """Losses and the time of a step, as lines of JSON."""
 
-    def __init__(self, path: Path, config: InstructPix2PixConfig):
+    def __init__(self, path: Path, config: TrainConfig):
         self.path, self.config = path, config
         self.losses: list[Any] = []
         self.time = time.perf_counter()
@@ -128,15 +134,13 @@ class _Log:
         self.losses, self.time = [], time.perf_counter()
 
 
-def _store(
-    folder: Path, step: int, averages: SideBySide, config: InstructPix2PixConfig, recipe: str
-) -> None:
+def _store(folder: Path, step: int, averages: SideBySide, config: TrainConfig, recipe: str) -> None:
     state, start = averages.states.get(STORED), averages.starts[STORED]
     if state is not None and start is not None:
         write_snapshots(folder / AVERAGES, step, state, config.ema, start=start, recipe=recipe)
 
 
-def study(config: InstructPix2PixConfig, recipe: Recipe, program: Program) -> None:
+def study(config: TrainConfig, recipe: Recipe, program: Program) -> None:
     """One run and its models, unless it has them."""
     folder = Path(config.output)
     if (folder / "models" / LAST / "model_index.json").is_file():
