@@ -1,5 +1,6 @@
 """PyTorch pipelines whose modules run in JAX, against themselves in PyTorch."""
 
+import copy
 import functools
 import inspect
 import os
@@ -11,6 +12,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+import transformers
 from pairs import picture
 from peft import LoraConfig
 from tiny import build_stable_diffusion
@@ -360,6 +362,23 @@ def test_hooks_that_only_look_are_refused():
     assert not module.inner._forward_hooks
     with torch.no_grad():
         assert module(x).shape == (2, 4)
+
+
+def test_hooks_that_a_first_call_sets_are_not_set_twice():
+    config = transformers.CLIPTextConfig(
+        vocab_size=99, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=9,
+    )  # fmt: skip
+    # Never called in PyTorch: the call that sets them is traced.
+    module = transformers.CLIPTextModel(config).eval()
+    plain = copy.deepcopy(module)
+    diffusax.torch.compile(module)
+    for length in (5, 7, 9):
+        ids = torch.randint(0, 99, (1, length))
+        with torch.no_grad():
+            found, expected = (m(ids, output_hidden_states=True) for m in (module, plain))
+        torch.testing.assert_close(found.hidden_states, expected.hidden_states)
+    assert not any(part._forward_hooks for part in module.modules())
 
 
 def programs_of(module):

@@ -75,8 +75,12 @@ def run_traced(
 
 @contextlib.contextmanager
 def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Has modules forget what they keep for the next call, which is no array outside the trace."""
-    before = [(part, dict(vars(part))) for part in module.modules()]
+    """Has modules forget what they keep for the next call, which is no array outside the trace.
+
+    The hooks that transformers' models set in their first call are kept inside an attribute; models
+    that forgot having set them would set them twice and give each hidden state twice.
+    """
+    before = [(part, dict(vars(part)), _hooks(part)) for part in module.modules()]
     caches = [
         function
         for part in module.modules()
@@ -89,11 +93,18 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for part, attributes in before:
+        for part, attributes, hooks in before:
             vars(part).clear()
             vars(part).update(attributes)
+            for name, set_before in hooks.items():
+                attributes[name].clear()
+                attributes[name].update(set_before)
         for cache in caches:
             cache.cache_clear()
+
+
+def _hooks(part: torch.nn.Module) -> dict[str, dict[Any, Any]]:
+    return {n: dict(x) for n, x in vars(part).items() if "_hooks" in n and isinstance(x, dict)}
 
 
 @contextlib.contextmanager
