@@ -15,6 +15,8 @@ from torch_families import REGISTRY
 
 import diffusax.torch
 from diffusax.interop.torch.compiling import CompiledMethod
+from diffusax.interop.torch.functional import Kernel
+from diffusax.runtime.mesh import param_sharding, turned_sharding
 
 
 def main() -> None:
@@ -32,7 +34,13 @@ def main() -> None:
         np.testing.assert_allclose(draw(), expected, atol=1e-4)
         methods = [m for m in vars(pipe.unet).values() if isinstance(m, CompiledMethod)]
         state = methods[0].component.state
-        assert any(not x.sharding.is_fully_replicated for x in state.values())
+        kernels = {name: x.array for name, x in state.items() if isinstance(x, Kernel)}
+        others = {name: x for name, x in state.items() if name not in kernels}
+        for arrays in (kernels, others):
+            assert any(not x.sharding.is_fully_replicated for x in arrays.values())
+        for name, array in kernels.items():
+            weight = param_sharding(array.sharding.mesh, name, Kernel(array).weight().shape)
+            assert array.sharding == turned_sharding(weight, Kernel.AXES)
         assert hasattr(type(pipe), "_fused_loop") == fuse_loop
     assert len(type(pipe)._fused_loop.programs) == 1
 

@@ -167,6 +167,12 @@ def param_sharding(
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
 
 
+def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedSharding:
+    """Where an array lies after its axes are transposed."""
+    spec = (*sharding.spec, *[None] * (len(axes) - len(sharding.spec)))
+    return NamedSharding(sharding.mesh, PartitionSpec(*(spec[axis] for axis in axes)))
+
+
 def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
     """`param_sharding` for each array (or shape) of a tree."""
     return jax.tree_util.tree_map_with_path(

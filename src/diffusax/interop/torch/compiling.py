@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from diffusax.interop.torch.environment import is_traced, unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable, explain
-from diffusax.interop.torch.functional import State, read_state, run_traced
+from diffusax.interop.torch.functional import Kernel, State, read_state, run_traced
 from diffusax.interop.torch.numbers import Numbers
 from diffusax.interop.torch.session import current
 from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
@@ -31,6 +31,7 @@ from diffusax.runtime.mesh import (
     make_mesh,
     param_sharding,
     replicated,
+    turned_sharding,
 )
 
 log = logging.getLogger(__name__)
@@ -70,14 +71,17 @@ class Placement:
         self.rules = options.rules
         self.dtype = None if options.dtype is None else parse_dtype(options.dtype)
 
-    def parameter(self, name: str, array: np.ndarray) -> jax.Array:
+    def parameter(self, name: str, array: np.ndarray) -> jax.Array | Kernel:
         """A parameter on the devices."""
         array, place = self.cast(array), None
         if self.mesh is not None:
             place = param_sharding(self.mesh, name, array.shape, self.rules)
         # Parameters may be read while something is traced.
         with jax.ensure_compile_time_eval():
-            return jax.device_put(array, place)
+            if array.ndim != len(Kernel.AXES):
+                return jax.device_put(array, place)
+            turned = None if place is None else turned_sharding(place, Kernel.AXES)
+            return Kernel(jax.device_put(array.transpose(Kernel.AXES), turned))
 
     def argument(self, leaf: Any) -> Any:
         """An argument; a batch that the devices can share is split among them."""
