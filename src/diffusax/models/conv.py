@@ -1,7 +1,7 @@
 """2-D convolution, channels last, lowered to what is fastest on the platform at that shape."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,12 @@ def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding
     """x: b h w c, kernel: kh kw c d -> b h' w' d, in x's dtype, accumulated in float32."""
     if is_plain():
         return _direct(x, kernel, stride, padding)
+    return _by_platform(x, kernel, stride=stride, padding=padding)
+
+
+# See attention: layers of one shape are traced once.
+@partial(jax.jit, static_argnames=("stride", "padding"), inline=True)
+def _by_platform(x: jax.Array, kernel: jax.Array, *, stride: int, padding: Padding) -> jax.Array:
     # By position: a function with a derivative of its own takes no keywords for what is static.
     forms = {
         name: lambda x, k, form=form: form(x, k, stride, padding)
@@ -141,30 +147,42 @@ def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
     def product(i: int, j: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
         x32, k32 = x.astype(jnp.float32), kernel.astype(jnp.float32)
-        rows = [x32[:, n : n + 2 * r - 1 : 2] for n in range(4)]
-        row = _combine(_B_T[i], rows)
-        v = _combine(_B_T[j], [row[:, :, n : n + 2 * s - 1 : 2] for n in range(4)])
-        u = _combine(_G[j], _combine(_G[i], k32))
+        row = _combine(_B_T[i], lambda n: jax.lax.slice_in_dim(x32, n, n + 2 * r - 1, 2, axis=1))
+        v = _combine(_B_T[j], lambda n: jax.lax.slice_in_dim(row, n, n + 2 * s - 1, 2, axis=2))
+        tap = _combine(_G[i], lambda n: jax.lax.index_in_dim(k32, n, keepdims=False))
+        u = _combine(_G[j], lambda n: jax.lax.index_in_dim(tap, n, keepdims=False))
         v, u = v.astype(x.dtype).reshape(b * r * s, c), u.astype(kernel.dtype)
         return jnp.matmul(v, u, preferred_element_type=jnp.float32)
 
     # One product at a time keeps only one transformed map and kernel in memory.
     products = [partial(product, i, j) for i in range(4) for j in range(4)]
     m = jax.lax.map(lambda n: jax.lax.switch(n, products, x, kernel), jnp.arange(16))
-    m = m.reshape(4, 4, *m.shape[1:])
-    y = [
-        [_combine(_A_T[p], [_combine(_A_T[q], row) for row in m]) for q in range(2)]
-        for p in range(2)
-    ]
+    taps = [jax.lax.index_in_dim(m, n, keepdims=False) for n in range(16)]
+
+    def output(p: int, q: int) -> jax.Array:
+        return _combine(_A_T[p], lambda i: _combine(_A_T[q], lambda j: taps[4 * i + j]))
+
+    y = [[output(p, q) for q in range(2)] for p in range(2)]
     tiles = jnp.stack([jnp.stack(row, axis=1) for row in y], axis=1)
     tiles = tiles.astype(x.dtype).reshape(b, r, s, 2, 2, -1)
     return tiles.transpose(0, 1, 3, 2, 4, 5).reshape(b, 2 * r, 2 * s, -1)
 
 
-def _combine(weights: Sequence[float], terms: Iterable[jax.Array]) -> jax.Array:
-    """The weighted sum, without the terms whose weight is 0."""
-    weighted = [w * t for w, t in zip(weights, terms, strict=True) if w]
-    return sum(weighted[1:], weighted[0])
+def _combine(weights: Sequence[float], term: Callable[[int], jax.Array]) -> jax.Array:
+    """The weighted sum of term(0), term(1), ... without those whose weight is 0.
+
+    In few operations, as a network has hundreds of these to trace.
+    """
+    total: jax.Array | None = None
+    for n, weight in enumerate(weights):
+        if weight:
+            x = term(n) if abs(weight) == 1 else abs(weight) * term(n)
+            if total is None:
+                total = x if weight > 0 else jax.lax.neg(x)
+            else:
+                total = (jax.lax.add if weight > 0 else jax.lax.sub)(total, x)
+    assert total is not None
+    return total
 
 
 def _tap_pixels(
