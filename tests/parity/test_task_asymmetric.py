@@ -11,6 +11,7 @@ from tiny import build_asymmetric
 import diffusax
 from diffusax.models import tiling
 from diffusax.pipelines import ahead, programs
+from diffusax.runtime.ahead import compile_all
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 
@@ -100,7 +101,7 @@ def test_the_whole_call_as_a_function_tiles_and_programs_made_ahead(pipe, monkey
     call = ahead.example_call(pipe, 1, None, given)
     found = {r.program.name: r for r in ahead.requests(pipe.parts, pipe.task, call)}
     try:
-        ahead.compile_all([found["decode"]], None)
+        compile_all([found["decode"]], None)
         monkeypatch.setattr(PROGRAMS["decode"], "jitted", None)
         np.testing.assert_allclose(pipe(**CALL).images, expected, atol=1e-4)
     finally:

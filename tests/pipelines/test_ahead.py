@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import diffusax
 from diffusax.models.attention import attention
 from diffusax.pipelines import ahead
-from diffusax.pipelines.exporting import export_requests, flat_arguments
 from diffusax.runtime import saved
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import PROGRAMS, forget_executables, lower
 
@@ -140,7 +140,9 @@ def test_memory(pipe):
 
 def test_exported_programs_draw_the_same_for_any_number_of_images(pipe, tmp_path):
     found = {r.program.name: r for r in requests(pipe, b=2, guidance_scale=3.0)}
-    files = export_requests(list(found.values()), tmp_path, ("cpu", "tpu", "cuda"), batch=2)
+    platforms = ("cpu", "tpu", "cuda")
+    axes = ahead.image_axes
+    files = export_requests(list(found.values()), tmp_path, platforms, image_axes=axes)
     assert {f.name for f in files} == {*(f"{name}.stablehlo" for name in found), "programs.json"}
     job = pipe.task(pipe.parts, ahead.example_call(pipe, 3, None, {**CALL, "guidance_scale": 3.0}))
     state = np.zeros((6, *job.plan.latents.shape), np.float32)

@@ -10,12 +10,13 @@ from jax import export
 
 import diffusax
 from diffusax import samplers
+from diffusax.offline.batches import check_picture, draw_batch, plan_batch
 from diffusax.offline.run import pipeline_facts
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.batches import check_picture, draw_batch, plan_batch
-from diffusax.pipelines.exporting import export_requests, flat_arguments
 from diffusax.pipelines.programs import Knobs
+from diffusax.runtime.ahead import compile_all
+from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.program import PROGRAMS, forget_executables
 
 NUMBERS = (0.9, 0.2, 1.2, 1.4)
@@ -67,13 +68,13 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
     call = ahead.example_call(pipe, 1, None, {**CALL, "seed": 1, "prompt": "a cat"})
     found = {r.program.name: r for r in ahead.requests(c, pipe.task, call)}
     try:
-        ahead.compile_all([found["denoise"]], None)
+        compile_all([found["denoise"]], None)
         monkeypatch.setattr(PROGRAMS["denoise"], "jitted", None)
         np.testing.assert_allclose(pipe("a cat", seed=1, **CALL).images, expected, atol=1e-4)
     finally:
         monkeypatch.undo()
         forget_executables()
-    export_requests([found["denoise"]], tmp_path, ("cpu",), batch=1)
+    export_requests([found["denoise"]], tmp_path, ("cpu",), image_axes=ahead.image_axes)
     job = pipe.task(c, call)
     state = np.zeros((6, *job.plan.latents.shape), np.float32)
     state[0] = job.plan.latents

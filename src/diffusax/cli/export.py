@@ -12,8 +12,8 @@ from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
-from diffusax.pipelines.exporting import export_requests
 from diffusax.printable import escaped
+from diffusax.runtime.exporting import export_requests
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Export(Options):
         arguments = {"guidance_scale": 7.5 if self.guidance else 1.0}
         call = ahead.example_call(pipe, b, size, arguments)
         found = ahead.requests(pipe.parts, pipe.task, call)
-        batch = b if self.batch_size is None else None
-        files = export_requests(found, self.output, self.platforms, batch=batch)
+        axes = ahead.image_axes if self.batch_size is None else None
+        files = export_requests(found, self.output, self.platforms, image_axes=axes)
         for file in files:
             print(escaped(f"{file} ({file.stat().st_size / 1e6:.1f} MB)"))
         return files

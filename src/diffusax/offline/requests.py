@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
+from diffusax.offline.batches import Picture, check_picture
 from diffusax.offline.prompts import COLUMNS
 from diffusax.options import Options, Seed
 from diffusax.pipelines.arguments import Call, Count, Pixels, Scale, Steps, check_call
-from diffusax.pipelines.batches import Picture, check_picture
 from diffusax.pipelines.tasks import text_to_image
 from diffusax.samplers import Scheduler, scheduler_from_name
 

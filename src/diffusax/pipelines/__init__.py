@@ -1,5 +1,6 @@
 """Pipelines: tasks over families of checkpoints, on three kinds of compiled program."""
 
+from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes
 from diffusax.pipelines.auto import (
     AutoPipelineForImage2Image,
@@ -8,7 +9,6 @@ from diffusax.pipelines.auto import (
 )
 from diffusax.pipelines.classes import *  # noqa: F403
 from diffusax.pipelines.pipeline import DiffusionPipeline, MultiControlNetModel
-from diffusax.pipelines.run import ImagePipelineOutput
 
 __all__ = [
     "AutoPipelineForImage2Image",

@@ -1,11 +1,9 @@
-"""Programs made before the first call: which they are, compiled, saved, loaded, exported."""
+"""Which programs a call needs, with the shapes and places of their arguments."""
 
 import dataclasses
 import functools
 import inspect
-import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
-from tqdm.auto import tqdm
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import programs
+from diffusax.pipelines import placement, programs
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
-from diffusax.pipelines.placement import component_mesh, image_axes, pad_images, plan_sharding
 from diffusax.pipelines.tasks import Task
+from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
-from diffusax.runtime.program import (
-    PROGRAMS,
-    Request,
-    compile_request,
-    describe,
-    digest,
-    key,
-    recorded_requests,
-)
-from diffusax.runtime.topology import cost_of
+from diffusax.runtime.program import Request, key, recorded_requests
 
 _PICTURES = ("image", "mask_image", "control_image")
 
@@ -90,17 +78,17 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     return list(unique.values())
 
 
-def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:
-    """Compiles the programs, several at once, and shows how far it is; calls then find them."""
-    bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
+def image_axes(request: Request) -> tuple[Any, ...]:
+    """Which axis of each argument of a program counts images, NO_IMAGES where none does."""
 
-    def one(request: Request) -> None:
-        compile_request(request, mesh)
-        bar.set_postfix_str(describe(request))
-        bar.update()
+    def axes(name: str, x: Any) -> Any:
+        if isinstance(x, programs.Plan):
+            return placement.image_axes(x)
+        # Prompts and negative prompts follow each other; their number is another.
+        without = name in ("params", "start", "stop", "ids", "weights")
+        return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
 
-    with bar, ThreadPoolExecutor(threads) as pool:
-        list(pool.map(one, found))
+    return tuple(map(axes, request.program.dynamic, request.dynamic))
 
 
 def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = None) -> Any:
@@ -126,25 +114,6 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)
 
 
-def memory_of(c: Components) -> dict[str, dict[str, float]]:
-    """GB on each device, see `DiffusionPipeline.memory`."""
-
-    def share(x: Any) -> float:
-        shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
-        return math.prod(shape) * x.dtype.itemsize / 1e9
-
-    parameters = {name: sum(map(share, jax.tree.leaves(tree))) for name, tree in c.params.items()}
-    report = {"parameters": parameters}
-    for program in PROGRAMS.values():
-        for request_key, compiled in program.executables.items():
-            cost = cost_of(compiled)
-            report[f"{program.name} {digest(request_key)}"] = {
-                "temporaries": cost.temporaries,
-                "code": cost.code,
-            }
-    return report
-
-
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
     """What a call computes, for its shapes."""
     c = dataclasses.replace(c, params=params, mesh=None)
@@ -153,7 +122,9 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     if mesh is not None:
         parts = batch_size(mesh)
         kept = jax.tree.map(lambda x: pad_images(x, parts), kept)
-        plan = jax.tree.map(lambda x, axis: pad_images(x, parts, axis), plan, image_axes(plan))
+        plan = jax.tree.map(
+            lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
+        )
     plan = programs.with_control(c.denoiser, c.denoiser_params, plan)
     state = programs.first_state(plan.latents)
     rows = np.int32(0), np.int32(len(plan.table.timestep))
@@ -191,10 +162,10 @@ def _tensor_rules(request: Request) -> Rules:
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     component = "unet" if request.program.name in ("denoise", "embed_control") else "vae"
-    mesh = component_mesh(mesh, component)
+    mesh = placement.component_mesh(mesh, component)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
-        "plan": lambda: plan_sharding(mesh, x),
+        "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
         "kept": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),

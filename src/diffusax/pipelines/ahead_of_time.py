@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from diffusax.pipelines.ahead import compile_all, example_call, memory_of, requests
+from diffusax.pipelines.ahead import example_call, requests
 from diffusax.pipelines.components import Components
+from diffusax.runtime.ahead import compile_all, memory_of
 from diffusax.runtime.program import Request
 from diffusax.runtime.saved import load_executables, save_executables
 
@@ -71,7 +72,7 @@ class AheadOfTime:
         On every device: its share of the parameters; a program's temporaries while it runs, and its
         own code.
         """
-        return memory_of(self.parts)
+        return memory_of(self.parts.params)
 
 
 def _check_alone() -> None:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
+from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components
@@ -26,10 +27,10 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
-from diffusax.pipelines.placement import devices_for, mesh_of, put_params
-from diffusax.pipelines.run import ImagePipelineOutput, output, run_rows
+from diffusax.pipelines.placement import put_params
+from diffusax.pipelines.run import output, run_rows
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.mesh import check_processes, in_mesh, make_mesh
+from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
 

@@ -16,6 +16,7 @@ from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
 from diffusax.pipelines.guidance import mix
 from diffusax.runtime.mesh import split_images
+from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
@@ -107,7 +108,7 @@ def denoise_rows(
         return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
 
     def draw(i: jax.Array) -> jax.Array:
-        return _draw(plan.noise, i + 1, state.shape[2:]) if row_keys else plan.noise
+        return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
 
     def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
         assert plan.known is not None
@@ -154,12 +155,6 @@ def final_latents(state: jax.Array) -> jax.Array:
 def first_state(latents: jax.Array) -> jax.Array:
     """The sampler's state before the first row, 6 b h w c."""
     return init_state(latents)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """Standard normal numbers for each key, b ...; rows draw at their number + 1."""
-    return _draw(keys, index, shape)
 
 
 @functools.partial(Program, static=("vae", "upcast", "scale", "normalize"), shape_of="pixels")
@@ -294,7 +289,3 @@ def _upcast(params: Params) -> Params:
     """Float16 parameters in float32, others as they are."""
     half = jax.tree.leaves(params)[0].dtype == jnp.float16
     return cast_params(params, jnp.float32) if half else params
-
-
-def _draw(keys: jax.Array, index: Any, shape: tuple[int, ...]) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))(keys)

@@ -1,9 +1,7 @@
 """Running a job: in one dispatch, or in pieces where somebody watches."""
 
-import dataclasses
 import functools
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,16 +13,17 @@ from diffusax.extras import require_extra
 from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import to_unit
 from diffusax.models.tiling import tiled_decode
-from diffusax.pictures import to_html, to_pil
+from diffusax.pictures import to_pil
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
-from diffusax.pipelines.noise import TorchNoise
-from diffusax.pipelines.placement import own_images, put, put_plan
+from diffusax.pipelines.placement import put_plan
 from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.tasks import Job, check_latents
+from diffusax.runtime.images import own_images, put
 from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.noise import TorchNoise
 
 # A piece shorter than this is made twice as long, so that watching costs little.
 _SECONDS_PER_PIECE = 0.1
@@ -305,32 +304,3 @@ def _not_finite(c: Components, what: str) -> str:
         f"the latents are not finite in {c.dtype}: use dtype='bfloat16' or 'float32', and check "
         "that the scheduler's prediction_type is the model's"
     )
-
-
-@dataclasses.dataclass
-class ImagePipelineOutput:
-    """What a call gives: `images`, also as the first of a tuple.
-
-    images: PIL images, or an array: b h w 3 in [0, 1] ("pt": b 3 h w), or latents b c h w.
-    nsfw_content_detected: None, for there is no safety checker.
-    """
-
-    images: Any
-    nsfw_content_detected: list[bool] | None = None
-
-    def __getitem__(self, index: int | str) -> Any:
-        """As in diffusers: by position or by name."""
-        if isinstance(index, str):
-            return getattr(self, index)
-        return self.to_tuple()[index]
-
-    def to_tuple(self) -> tuple[Any, ...]:
-        """The fields that are there."""
-        fields = (self.images, self.nsfw_content_detected)
-        return tuple(field for field in fields if field is not None)
-
-    def _repr_html_(self) -> str | None:
-        """The pictures, in a notebook."""
-        images = self.images
-        pictures = isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
-        return to_html(images) if pictures else None

@@ -15,7 +15,6 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
-from diffusax.pipelines.noise import Noise, TorchNoise, noise_source
 from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
@@ -26,6 +25,7 @@ from diffusax.pipelines.sizes import (
     pixel_size,
     require_channels,
 )
+from diffusax.runtime.noise import Noise, TorchNoise, noise_source
 from diffusax.samplers import Schedule
 
 _NOT_SAMPLED = ("AutoencoderTiny",)

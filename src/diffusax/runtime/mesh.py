@@ -241,3 +241,24 @@ def to_host(tree: Any) -> Any:
         return np.asarray(x)
 
     return jax.tree.map(one, tree)
+
+
+def mesh_of(params: Any) -> Mesh | None:
+    """The mesh of several devices that parameters lie on, if they do."""
+    sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
+    several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
+
+
+def devices_for(device: Any, mesh: Mesh | str | None) -> Any:
+    """The device, or the mesh of several, that a pipeline is loaded on.
+
+    Raises:
+        ValueError: both are given, or the mesh does not fit the devices.
+    """
+    if device is not None and mesh is not None:
+        raise ValueError("only one of device and mesh can be given")
+    if mesh is None and (device is not None or jax.local_device_count() == 1):
+        return device
+    made = make_mesh(mesh, devices=None if mesh else jax.local_devices())
+    return made if made.size > 1 else made.devices.flat[0]

@@ -15,11 +15,11 @@ from diffusax.models.network import Model, Network, Params
 from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.converting import check_channels
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.training.converting import check_channels
 from diffusax.training.denoising import ids_name
 from diffusax.training.examples import caption_ids
 

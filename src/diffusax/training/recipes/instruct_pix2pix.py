@@ -14,7 +14,7 @@ from PIL import Image
 from diffusax.models.network import Params
 from diffusax.pictures import load_image
 from diffusax.pipelines import tasks
-from diffusax.pipelines.converting import instruct_class
+from diffusax.training.converting import instruct_class
 from diffusax.training.data import Element
 from diffusax.training.examples import EditDataConfig, prepare_images
 from diffusax.training.recipe import Recipe

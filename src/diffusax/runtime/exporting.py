@@ -1,7 +1,7 @@
 """Programs as StableHLO files that run without diffusax, on any platform (jax.export)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from jax import export
 
 from diffusax.extras import require_extra
 from diffusax.files import written_whole
-from diffusax.pipelines.placement import NO_IMAGES, image_axes
-from diffusax.pipelines.programs import Plan
+from diffusax.runtime.images import NO_IMAGES
 from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name
 from diffusax.runtime.program import Request
@@ -22,7 +21,11 @@ _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 
 
 def export_requests(
-    found: Sequence[Request], folder: Path, platforms: Sequence[str], *, batch: int | None = None
+    found: Sequence[Request],
+    folder: Path,
+    platforms: Sequence[str],
+    *,
+    image_axes: Callable[[Request], Any] | None = None,
 ) -> list[Path]:
     """Writes each program as NAME.stablehlo, and what its arguments are to programs.json.
 
@@ -33,8 +36,9 @@ def export_requests(
         found: see `ahead.requests`.
         folder: for the files.
         platforms: of `runtime.lowering.PLATFORMS`.
-        batch: the number of images that the requests are for, to leave it open: the exported
-            program then takes any. None keeps every shape as it is.
+        image_axes: for each argument of a program the axis that counts images, or NO_IMAGES, see
+            `ahead.image_axes`: the exported program then takes any number of them. None keeps every
+            shape as it is.
 
     Raises:
         ValueError: a platform is unknown, or a program cannot be exported; says why.
@@ -47,7 +51,7 @@ def export_requests(
     folder.mkdir(parents=True, exist_ok=True)
     index, files = {}, []
     for request in found:
-        exported = _export(request, platforms, batch)
+        exported = _export(request, platforms, image_axes)
         path = folder / f"{request.program.name}.stablehlo"
         with written_whole(path) as partial:
             partial.write_bytes(exported.serialize())
@@ -64,7 +68,9 @@ def export_requests(
     return [*files, folder / "programs.json"]
 
 
-def _export(request: Request, platforms: Sequence[str], batch: int | None) -> export.Exported:
+def _export(
+    request: Request, platforms: Sequence[str], image_axes: Callable[[Request], Any] | None
+) -> export.Exported:
     program = request.program
     leaves, treedef = jax.tree.flatten(request.dynamic)
     names = _names(request.dynamic, program.dynamic)
@@ -79,10 +85,11 @@ def _export(request: Request, platforms: Sequence[str], batch: int | None) -> ex
         return program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
 
     scope = export.SymbolicScope()
-    axes = dict(zip(names, _image_axes(request, batch)))
+    axes = image_axes(request) if image_axes else [NO_IMAGES] * len(leaves)
+    open_axes = dict(zip(names, jax.tree.leaves(axes)))
     shapes = {
         name: _open(
-            jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf, axes[name], scope
+            jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf, open_axes[name], scope
         )
         for name, leaf, is_key in zip(names, leaves, keys)
     }
@@ -95,29 +102,9 @@ def _export(request: Request, platforms: Sequence[str], batch: int | None) -> ex
         raise ValueError(f"{program.name} cannot be exported: {reason}") from error
 
 
-def _image_axes(request: Request, batch: int | None) -> list[int | None]:
-    """Which axis of each argument counts images, if the number is left open."""
-
-    def none(tree: Any) -> Any:
-        return jax.tree.map(lambda _: NO_IMAGES, tree)
-
-    axes = []
-    for name, x in zip(request.program.dynamic, request.dynamic):
-        if batch is None or name in ("params", "start", "stop"):
-            axes.append(none(x))
-        elif isinstance(x, Plan):
-            axes.append(image_axes(x))
-        elif name in ("ids", "weights"):
-            # Prompts and negative prompts follow each other; their number is another.
-            axes.append(none(x))
-        else:
-            axes.append(jax.tree.map(lambda _, n=name: 1 if n == "state" else 0, x))
-    return [None if axis == NO_IMAGES else axis for axis in jax.tree.leaves(axes)]
-
-
-def _open(x: Any, axis: int | None, scope: Any) -> jax.ShapeDtypeStruct:
+def _open(x: Any, axis: int, scope: Any) -> jax.ShapeDtypeStruct:
     """The shape with "b" on an axis."""
-    if axis is None:
+    if axis == NO_IMAGES:
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     spec = ",".join("b" if i == axis else str(n) for i, n in enumerate(x.shape))
     return jax.ShapeDtypeStruct(export.symbolic_shape(spec, scope=scope), x.dtype)

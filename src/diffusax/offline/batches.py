@@ -18,14 +18,15 @@ from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.noise import JaxNoise, image_keys
-from diffusax.pipelines.placement import own_images, put_plan
+from diffusax.pipelines.placement import put_plan
 from diffusax.pipelines.programs import Knobs, Plan
 from diffusax.pipelines.prompts import tokenize
 from diffusax.pipelines.run import decode_images, denoise_plan
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import image_size, latent_shape, require_channels
 from diffusax.pipelines.tasks import make_job
+from diffusax.runtime.images import own_images
+from diffusax.runtime.noise import JaxNoise, image_keys
 from diffusax.samplers import Schedule, Table, stack_tables
 from diffusax.text.tokenizer import checked_texts
 

@@ -1,13 +1,13 @@
 """Where a run's random numbers come from: JAX's keys, or PyTorch's generator reproduced."""
 
 import dataclasses
+import functools
 import secrets
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from diffusax.pipelines.programs import draw_noise
 from diffusax.runtime.torch_random import TorchGenerator
 
 Shape = tuple[int, int, int]
@@ -84,3 +84,14 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
 def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
+    """As `draw_rows`, compiled."""
+    return draw_rows(keys, shape, index)
+
+
+def draw_rows(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
+    """Standard normal numbers for each key, b ...; other ones for each index."""
+    return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))(keys)

@@ -1,0 +1,45 @@
+"""Programs compiled several at once before they are called, and what they take of a device."""
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from tqdm.auto import tqdm
+
+from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest
+from diffusax.runtime.topology import cost_of
+
+
+def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:
+    """Compiles the programs, several at once, and shows how far it is; calls then find them."""
+    bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
+
+    def one(request: Request) -> None:
+        compile_request(request, mesh)
+        bar.set_postfix_str(describe(request))
+        bar.update()
+
+    with bar, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, found))
+
+
+def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """GB on each device: of parameters, by component, and of programs, by shape."""
+
+    def share(x: Any) -> float:
+        shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
+        return math.prod(shape) * x.dtype.itemsize / 1e9
+
+    parameters = {name: sum(map(share, jax.tree.leaves(tree))) for name, tree in params.items()}
+    report = {"parameters": parameters}
+    for program in PROGRAMS.values():
+        for request_key, compiled in program.executables.items():
+            cost = cost_of(compiled)
+            report[f"{program.name} {digest(request_key)}"] = {
+                "temporaries": cost.temporaries,
+                "code": cost.code,
+            }
+    return report

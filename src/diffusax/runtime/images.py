@@ -1,0 +1,50 @@
+"""Arrays of images on a mesh: padded to fill it, split over it, and each process's own again."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from diffusax.runtime.mesh import batch_sharding, batch_size, pad, replicated
+
+NO_IMAGES = -1
+"""Stands for the axis of images of an array that has none."""
+
+
+def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
+    """An array of this process's images along an axis, padded with the last, over the mesh."""
+    if mesh is None:
+        return x
+    x = pad_images(jnp.asarray(x), batch_size(mesh.local_mesh), axis)
+    sharding = images_sharding(mesh, axis)
+    if mesh == mesh.local_mesh:
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _from_this_process(sharding, jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return _from_this_process(sharding, x)
+
+
+def pad_images(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
+    """As `pad`; what has no images stays."""
+    return x if axis == NO_IMAGES else pad(x, parts, axis)
+
+
+def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Array:
+    """The first n images of this process, of an array over the mesh."""
+    if mesh is None or x.is_fully_addressable:
+        return x if x.shape[axis] == n else jax.lax.slice_in_dim(x, 0, n, axis=axis)
+    parts = {shard.index[axis].start or 0: shard.data for shard in x.addressable_shards}
+    whole = np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis)
+    return jnp.asarray(whole[(slice(None),) * axis + (slice(0, n),)])
+
+
+def images_sharding(mesh: Mesh, axis: int) -> NamedSharding:
+    """Where an array lies whose images are along an axis."""
+    return replicated(mesh) if axis == NO_IMAGES else batch_sharding(mesh, axis=axis)
+
+
+def _from_this_process(sharding: NamedSharding, x: Any) -> jax.Array:
+    return jax.make_array_from_process_local_data(sharding, np.asarray(x))
