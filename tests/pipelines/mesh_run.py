@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image
 
 import diffusax
+from diffusax.models import attention
 from diffusax.pipelines import programs
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import lower
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
@@ -99,11 +100,35 @@ def encoding_share(root: Path) -> float:
     return flops[1] / flops[0]
 
 
+def kernel_shares(heads: int) -> tuple[list[int], float]:
+    """A device's queries, b t h d, of TPUs' attention on data=2,tensor=4, and its error.
+
+    What a device computes is written out here, so that only how it is split is tested.
+    """
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, t, heads, 8), np.float32) for t in (16, 24, 24))
+    seen: list[list[int]] = []
+
+    def plain(q, k, v, *, scale, causal):
+        seen.append(list(q.shape))
+        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
+
+    kernel, attention._flash_on_one_device = attention._flash_on_one_device, plain
+    try:
+        with jax.set_mesh(make_mesh("data=2,tensor=4")):
+            found = jax.jit(lambda *qkv: attention._flash(*qkv, scale=0.3, causal=False))(q, k, v)
+    finally:
+        attention._flash_on_one_device = kernel
+    expected = jax.nn.dot_product_attention(q, k, v, scale=0.3)
+    return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
+
+
 def main(root: Path, out: Path, *cases: str) -> None:
     """Writes the greatest difference from one device, for each case: a task and a mesh."""
     one = jax.devices()[0]
     found = {"split": {mesh: check_split(root, mesh) for mesh in MESHES}, "differences": {}}
     found["encoding"] = encoding_share(root)
+    found["kernel"] = {heads: kernel_shares(heads) for heads in (4, 5)}
     alone = {}
     for case in cases:
         task, mesh, sampler = (*case.split(" "), "")[:3]

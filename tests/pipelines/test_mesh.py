@@ -54,6 +54,10 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
     assert set(found["differences"]) == set(cases)
     assert max(found["differences"].values()) < 1e-4, found["differences"]
     assert found["encoding"] < 0.4
+    # By heads; by queries where the devices do not divide the heads.
+    shapes = {heads: shape for heads, (shape, _) in found["kernel"].items()}
+    assert shapes == {"4": [1, 16, 1, 8], "5": [1, 4, 5, 8]}
+    assert max(error for _, error in found["kernel"].values()) < 1e-5
     assert found["split"]["fsdp=8"]["fsdp"] > 10
     assert found["split"][MIXED]["tensor"] > 10
     assert found["split"]["data=8"] == {"fsdp": 0, "tensor": 0}

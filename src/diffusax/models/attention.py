@@ -114,19 +114,23 @@ def _pretend_cudnn() -> None:
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
     """JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip.
 
-    A kernel is nothing that XLA could partition, so each device of the mesh gets its own.
+    A kernel is nothing that XLA could partition, so each device of the mesh gets its own: some of
+    the batch, and some of the heads, or of the queries where the devices do not divide the heads.
     """
     run = partial(_flash_on_one_device, scale=scale, causal=causal)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return run(q, k, v)
     batch = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
-    split = PartitionSpec(
-        batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None,
-        None,
-        TENSOR_AXIS if q.shape[2] % mesh.shape.get(TENSOR_AXIS, q.shape[2] + 1) == 0 else None,
-    )
-    return jax.shard_map(run, in_specs=split, out_specs=split, check_vma=False)(q, k, v)
+    images = batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None
+    parts = mesh.shape.get(TENSOR_AXIS, 1)
+    by_heads = parts > 1 and q.shape[2] % parts == 0
+    by_queries = parts > 1 and not by_heads and not causal and q.shape[1] % parts == 0
+    heads = TENSOR_AXIS if by_heads else None
+    queries = PartitionSpec(images, TENSOR_AXIS if by_queries else None, heads)
+    keys = PartitionSpec(images, None, heads)
+    split = jax.shard_map(run, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
+    return split(q, k, v)
 
 
 def _flash_on_one_device(
