@@ -81,9 +81,9 @@ def tiny() -> Any:
     return pipe
 
 
-def pipelines(steps: int, runs: int) -> None:
-    """Prints the seconds of a call each way."""
-    own: dict[str, Any] = {"num_inference_steps": steps, "height": 64, "width": 64}
+def pipelines(steps: int, size: int, runs: int) -> None:
+    """Prints the seconds of a call each way, for a picture of size x size."""
+    own: dict[str, Any] = {"num_inference_steps": steps, "height": size, "width": size}
     prompt = "a photograph of an astronaut riding a horse"
     native = diffusax.DiffusionPipeline.from_torch(tiny())
     native.set_progress_bar_config(disable=True)
@@ -130,6 +130,7 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--size", type=int, default=64, help="height and width in pixels")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--unet", action="store_true", help="time a full-size UNet instead")
     args = parser.parse_args()
@@ -137,7 +138,7 @@ def main() -> None:
     if args.unet:
         unet(args.runs)
     else:
-        pipelines(args.steps, args.runs)
+        pipelines(args.steps, args.size, args.runs)
 
 
 if __name__ == "__main__":
