@@ -22,13 +22,13 @@ PROMPTS = (
 )
 EDITS = (
     "make the background blue",
-    "make it blue",
+    "turn it upside down",
     "make it black and white",
     "add a green border",
+    "mirror it",
     "make it night",
-    "make the background pink",
-    "make it purple",
-    "add a yellow border",
+    "rotate it to the left",
+    "make it smaller",
 )
 SIDE = 128
 

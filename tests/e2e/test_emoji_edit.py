@@ -98,6 +98,26 @@ def test_edits_of_light_have_the_known_result(pipe, emoji):
         assert nearer(image, wanted, before)
 
 
+def test_turns_mirrorings_and_sizes_have_the_known_result(pipe):
+    drawer = diffusax.DiffusionPipeline.from_pretrained("emoji")
+    flag = drawer(["a triangular flag"], num_inference_steps=12, seed=0).images[0]
+    before = as_array(flag)
+    small = np.ones_like(before)
+    # 0.6 times the picture, in the middle.
+    small[13:51, 13:51] = as_array(flag.resize((38, 38), Image.Resampling.BILINEAR))
+    expected = {
+        "turn it upside down": before[::-1, ::-1],
+        "rotate it to the left": np.rot90(before),
+        "rotate it to the right": np.rot90(before, -1),
+        "mirror it": before[:, ::-1],
+        "make it smaller": small,
+    }
+    images = edit(pipe, expected, [flag] * len(expected))
+    for image, (prompt, wanted) in zip(images, expected.items(), strict=True):
+        others = [before, *(other for name, other in expected.items() if name != prompt)]
+        assert all(nearer(image, wanted, other) for other in others), prompt
+
+
 def test_a_border_has_the_colour_that_the_instruction_names(pipe, emoji):
     image = edit(pipe, ["add a blue border"], [emoji[0]])[0]
     assert np.abs(border(image) - COLORS["blue"]).max() < 50
