@@ -432,12 +432,12 @@ def test_training_without_its_packages_names_the_extra(capsys, monkeypatch):
 def diffusax_process(*args, **options):
     command = [sys.executable, "-m", "diffusax", *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-
-    def heed_interrupts():
-        # A shell's background jobs ignore SIGINT, and so would what they start.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen(command, preexec_fn=heed_interrupts, text=True, **pipes, **options)
+    # A shell's background jobs ignore SIGINT, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, text=True, **pipes, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_python_dash_m(model):

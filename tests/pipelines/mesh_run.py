@@ -8,6 +8,7 @@ CHECKPOINTS holds tiny checkpoints by kind.
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -113,12 +114,9 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
         seen.append(list(q.shape))
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
 
-    kernel, attention._flash_on_one_device = attention._flash_on_one_device, plain
-    try:
-        with jax.set_mesh(make_mesh("data=2,tensor=4")):
-            found = jax.jit(lambda *qkv: attention._flash(*qkv, scale=0.3, causal=False))(q, k, v)
-    finally:
-        attention._flash_on_one_device = kernel
+    kernel = mock.patch.object(attention, "_flash_on_one_device", plain)
+    with kernel, jax.set_mesh(make_mesh("data=2,tensor=4")):
+        found = jax.jit(lambda *qkv: attention._flash(*qkv, scale=0.3, causal=False))(q, k, v)
     expected = jax.nn.dot_product_attention(q, k, v, scale=0.3)
     return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
 

@@ -78,6 +78,7 @@ class Placement:
             place = param_sharding(self.mesh, name, array.shape, self.rules)
         # Parameters may be read while something is traced.
         with jax.ensure_compile_time_eval():
+            # What else has four axes is rare and small; its program turns it back.
             if array.ndim != len(Kernel.AXES):
                 return jax.device_put(array, place)
             turned = None if place is None else turned_sharding(place, Kernel.AXES)
