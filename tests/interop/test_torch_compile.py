@@ -382,6 +382,17 @@ def test_hooks_that_a_first_call_sets_are_not_set_twice():
     assert not any(part._forward_hooks for part in module.modules())
 
 
+@pytest.mark.parametrize("make", [lambda: torch.nn.Conv2d(8, 8, 3), lambda: torch.nn.Linear(9, 9)])
+def test_weights_written_to_in_place_are_noticed(make):
+    plain = torch.nn.Sequential(make(), make(), make())
+    module = diffusax.torch.compile(copy.deepcopy(plain))
+    x = torch.randn(1, 8, 9, 9)
+    with torch.no_grad():
+        for part in (1, 0, 2):
+            plain[part].weight.mul_(2), module[part].weight.mul_(2)
+            torch.testing.assert_close(module(x), plain(x))
+
+
 def programs_of(module):
     return module.__dict__["forward"]._jitted._cache_size()
 

@@ -226,7 +226,8 @@ class CompiledModule:
         self.is_eager = False
         self.state: State = {}
         self._seen: Any = None
-        self._last: torch.Tensor | None = None
+        self._parts: int | None = None
+        self._holders: list[dict[str, Any]] = []
         self._switches = Switches(module)
         self.methods = {m: CompiledMethod(self, m, getattr(module, m)) for m in methods}
         for method, compiled in self.methods.items():
@@ -235,12 +236,14 @@ class CompiledModule:
     def refresh(self) -> int:
         """Reads the parameters again where others are in their place; the state of the switches."""
         parts, switches = self._switches.read()
-        first = next(self.module.parameters(), None)
-        found = parts, _mark(first), _mark(self._last)
+        if parts != self._parts:
+            self._parts = parts
+            self._holders = [p._parameters for p in self.module.modules() if p._parameters]
+        # Any of them: adapters are fused into some of the weights only, in place.
+        found = parts, [_mark(x) for holder in self._holders for x in holder.values()]
         if found != self._seen:
             self.state = read_state(self.module, self.placement.parameter)
-            self._last = next(reversed(list(self.module.parameters())), None)
-            self._seen = parts, _mark(first), _mark(self._last)
+            self._seen = found
         return switches
 
     def restore(self) -> None:
