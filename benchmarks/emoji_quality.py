@@ -4,20 +4,20 @@ Retrieval: a picture for each of 200 names; which of all real emoji on white is 
 root mean square over pixels at 32x32? Colour: 100 emoji on a named background; is the border's
 median colour nearest to that colour of the data set's ten?
 
-Needs the data set: python examples/emoji/build_data.py
-    python benchmarks/emoji_quality.py --data out/emoji/data
+Needs the data set: examples/emoji_styles/build_styles.py
+    python benchmarks/emoji_quality.py --data out/emoji_styles/data
 """
 
 import argparse
-import io
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from edit_quality import BATCH, picture, small
 from machine import describe
-from PIL import Image
 
 import diffusax
 
@@ -28,30 +28,23 @@ NAMES, COMPOSED = 200, 100
 
 
 def real_emoji(folder: Path) -> tuple[list[str], np.ndarray]:
-    """Names and pictures on white, n 32 32 3 in [0, 1]."""
-    table = pq.read_table(folder, columns=["image", "name", "text"])
-    rows = [row for row in table.to_pylist() if row["text"] == row["name"]]
-    pictures = [Image.open(io.BytesIO(row["image"]["bytes"])) for row in rows]
-    return [row["name"] for row in rows], np.stack([small(np.asarray(p) / 255) for p in pictures])
+    """Names and pictures in the style that needs no words, on white, n 32 32 3 in [0, 1]."""
+    plain = [("style", "==", "noto"), ("background", "==", "white"), ("tint", "==", "")]
+    table = pq.read_table(folder, columns=["image", "name"], filters=plain)
+    cells = {row["name"]: row["image"] for row in table.to_pylist()}
+    return list(cells), np.stack([small(picture(cell)) for cell in cells.values()])
 
 
-def small(image: np.ndarray) -> np.ndarray:
-    """64 64 3 -> 32 32 3, means of 2x2 pixels."""
-    return image.reshape(32, 2, 32, 2, 3).mean((1, 3))
-
-
-def draw(pipe: diffusax.StableDiffusionPipeline, prompts: list[str], args) -> np.ndarray:
-    """Pictures in [0, 1], in batches of 50."""
-    batches = [
-        pipe(
-            prompts[i : i + 50],
-            num_inference_steps=args.steps,
-            guidance_scale=args.guidance,
-            seed=[args.seed + i + j for j in range(50)],
-            output_type="np",
-        ).images
-        for i in range(0, len(prompts), 50)
-    ]
+def draw(pipe: Any, prompts: list[str], args: argparse.Namespace) -> np.ndarray:
+    """Pictures in [0, 1]."""
+    batches = []
+    for start in range(0, len(prompts), BATCH):
+        # The last batch is filled up, so that there is one shape to compile.
+        chunk = (prompts[start : start + BATCH] * BATCH)[:BATCH]
+        options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+        seeds = [args.seed + start + i for i in range(BATCH)]
+        images = pipe(chunk, seed=seeds, output_type="np", **options).images
+        batches.append(images[: len(prompts) - start])
     return np.concatenate(batches)
 
 
@@ -66,7 +59,7 @@ def main() -> None:
     """Prints the shares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="emoji")
-    parser.add_argument("--data", type=Path, default=Path("out/emoji/data"))
+    parser.add_argument("--data", type=Path, default=Path("out/emoji_styles/data"))
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)

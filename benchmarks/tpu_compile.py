@@ -61,6 +61,7 @@ def compile_training(folder: Path, mesh, options, *, edits: bool):
     config = kind(
         model=str(folder),
         batch_size=options.batch * batch_size(mesh),
+        accumulate=options.accumulate,
         gradient_checkpointing=options.checkpointing,
         data=type(kind().data)(path=str(write_data(folder)), resolution=options.size),
         ema=EMAConfig(rule=options.ema),
@@ -124,7 +125,8 @@ def lines(options):
                 line |= {"size": options.size or MODELS[model].size}
                 line |= {"images per device": options.batch}
                 if program.startswith("train"):
-                    line |= {"checkpointing": options.checkpointing, "ema": options.ema}
+                    line |= {"microbatches": options.accumulate, "ema": options.ema}
+                    line |= {"checkpointing": options.checkpointing}
                 yield line, functools.partial(measure, Path(name), model, program, mesh, options)
 
 
@@ -138,6 +140,7 @@ def main() -> None:
     parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
     parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
     parser.add_argument("--batch", type=int, default=1, help="images per device")
+    parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])

@@ -25,9 +25,15 @@ OPTIONS = {"guidance_scale": 2.0, "seed": 1}
 
 
 def text_to_image(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:
-    """Four prompts."""
-    for words in ("red apple on green", "lion on yellow", "sunflower on blue", "rocket on black"):
-        yield words, pipe(f"a {words} background", **OPTIONS).images[0]
+    """Four prompts: colours, styles and backgrounds."""
+    prompts = {
+        "red apple on green": "a red apple on a green background",
+        "blue apple": "a blue apple",
+        "frog, 3d style": "a frog on a yellow background, 3d style",
+        "lion, flat style": "a lion on a pink background, flat style",
+    }
+    for words, prompt in prompts.items():
+        yield words, pipe(prompt, **OPTIONS).images[0]
 
 
 def image_to_image(pipe: diffusax.StableDiffusionPipeline) -> Iterator[Cell]:

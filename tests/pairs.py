@@ -10,6 +10,7 @@ from typing import Any
 
 import diffusers
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tiny import TinyCheckpoints
@@ -147,6 +148,11 @@ def _prepare(components: dict[str, Any]) -> None:
 def _accepted(constructor: Callable, components: dict[str, Any]) -> dict[str, Any]:
     known = inspect.signature(constructor.__init__).parameters
     return {name: value for name, value in components.items() if name in known}
+
+
+def slow(*case: Any) -> Any:
+    """A case of a test that repeats on other checkpoints what is tested anyway."""
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 def generators(seed: int | list[int]) -> Any:

@@ -19,7 +19,7 @@ LIMIT_SECONDS, LIMIT_MEBIBYTES = 30, 1500
 def checkpoint(tmp_path_factory):
     """Tiny, with the small vocabulary of the embedded model."""
     folder = tmp_path_factory.mktemp("damage") / "whole"
-    build_stable_diffusion(folder, text={"vocab_size": 1506, "max_position_embeddings": 20})
+    build_stable_diffusion(folder, text={"vocab_size": 1506, "max_position_embeddings": 28})
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(EMBEDDED["emoji"] / "tokenizer", folder / "tokenizer")
     return folder

@@ -69,6 +69,35 @@ def test_prompts_decide_the_picture(pipe):
     assert heart[2] - heart[0] > 0.3
 
 
+def test_parts_never_seen_together_are_put_together(pipe):
+    """Held out of its training, see examples/emoji_styles."""
+    prompts = ["a red coconut", "a green dodo", "a blue skull", "a green pizza"]
+    images = pipe(prompts, num_inference_steps=12, guidance_scale=2.0, seed=0, output_type="np")
+    for prompt, image in zip(prompts, images.images):
+        drawn = image[(image.min(2) < 0.8) & (image.max(2) - image.min(2) > 0.2)]
+        red, green, blue = np.median(drawn, axis=0)
+        found = {
+            "red": red - max(green, blue),
+            "green": green - max(red, blue),
+            "blue": blue - max(red, green),
+        }
+        assert max(found, key=found.get) == prompt.split()[1], (prompt, found)
+
+
+def test_styles_differ_and_stay_on_other_backgrounds(pipe):
+    styles = [
+        f"a frog{where}, {style} style"
+        for style in ("flat", "3d")
+        for where in ("", " on a green background")
+    ]
+    images = pipe(
+        styles, num_inference_steps=12, guidance_scale=2.0, seed=0, output_type="np"
+    ).images
+    flat, flat_on_green, round_, round_on_green = images[:, 22:42, 22:42]
+    for one, other in ((flat, flat_on_green), (round_, round_on_green)):
+        assert np.abs(one - other).mean() < 0.5 * np.abs(flat - round_).mean()
+
+
 def test_generate_needs_no_model(tmp_path):
     output = tmp_path / "apple.png"
     main(["generate", "a red apple", "--steps", "2", "--seed", "0", "--output", str(output)])

@@ -1,7 +1,7 @@
 """ControlNets, one and several, in three tasks, against diffusers."""
 
 import pytest
-from pairs import NEGATIVES, PROMPTS, mask, picture
+from pairs import NEGATIVES, PROMPTS, mask, picture, slow
 
 TEXT = {"prompt": PROMPTS, "negative_prompt": NEGATIVES, "num_inference_steps": 5}
 FROM_TEXT = {**TEXT, "image": [picture(11), picture(12)]}
@@ -31,15 +31,14 @@ OPTIONS = {
     "heun": {"sampler": "heun", "control_guidance_end": 0.5},
     "a-generator-per-image": {"seed": [3, 4]},
 }
-ON_XL = ("as-is", "interval", "guess", "scale", "no-guidance")
+ON_XL = ("interval", "guess", "scale", "no-guidance")
 CASES = [("sd", "a", task, name) for task in TASKS for name in OPTIONS]
-CASES += [("xl", "a", task, name) for task in TASKS for name in ON_XL]
-CASES += [(kind, "b", task, "as-is") for kind in ("sd", "xl") for task in TASKS]
-CASES += [
-    pytest.param(kind, "c", task, "as-is", marks=pytest.mark.slow)
-    for kind in ("sd", "xl")
-    for task in TASKS
-]
+CASES += [("xl", "a", task, "as-is") for task in TASKS]
+CASES += [("xl", "a", "text", name) for name in ON_XL]
+CASES += [slow("xl", "a", task, name) for task in ("image", "inpaint") for name in ON_XL]
+CASES += [("sd", "b", task, "as-is") for task in TASKS]
+CASES += [slow("xl", "b", task, "as-is") for task in TASKS]
+CASES += [slow(kind, "c", task, "as-is") for kind in ("sd", "xl") for task in TASKS]
 
 
 def make(pairs, kind, variation, task, controls=1):
@@ -62,7 +61,7 @@ def test_every_sampler(pairs, task, sampler):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", ["sd", pytest.param("xl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sd", slow("xl")])
 def test_two_controlnets(pairs, kind, task):
     pair, call, control = make(pairs, kind, "a", task, controls=2)
     call = {**call, "prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pairs import NEGATIVES, PROMPTS, generators, mask, picture
+from pairs import NEGATIVES, PROMPTS, generators, mask, picture, slow
 
 SD, XL = "StableDiffusionInpaintPipeline", "StableDiffusionXLInpaintPipeline"
 KINDS = {"sd": SD, "sd-inpaint": SD, "xl": XL, "xl-inpaint": XL}
@@ -58,7 +58,17 @@ CROP = {
 }
 BRIEF = ("whole", "partial")
 CASES = [(kind, "a", name) for kind in KINDS for name in OPTIONS]
-CASES += [(kind, variation, name) for kind in KINDS for variation in "bc" for name in BRIEF]
+CASES += [(kind, "b", "whole") for kind in KINDS]
+CASES += [slow(kind, "b", "partial") for kind in KINDS]
+CASES += [slow(kind, "c", name) for kind in KINDS for name in BRIEF]
+SAMPLERS = ("pndm", "dpm++2m-karras", "unipc", "heun", "euler-ancestral", "euler", "ddim")
+EACH = [(name, strength) for name in SAMPLERS for strength in (1.0, 0.55)]
+FEW = [("pndm", 0.55), ("heun", 1.0)]
+SAMPLER_CASES = [("sd", *case) for case in EACH]
+SAMPLER_CASES += [(kind, *case) for kind in ("sd-inpaint", "xl") for case in FEW]
+SAMPLER_CASES += [
+    slow(kind, *case) for kind in ("sd-inpaint", "xl") for case in EACH if case not in FEW
+]
 
 
 @pytest.mark.parametrize(("kind", "variation", "option"), CASES)
@@ -66,11 +76,7 @@ def test_inpainting(pairs, kind, variation, option):
     pairs(KINDS[kind], kind, variation).check(**OPTIONS[option])
 
 
-@pytest.mark.parametrize("strength", [1.0, 0.55])
-@pytest.mark.parametrize(
-    "sampler", ["pndm", "dpm++2m-karras", "unipc", "heun", "euler-ancestral", "euler", "ddim"]
-)
-@pytest.mark.parametrize("kind", ["sd", "sd-inpaint", "xl"])
+@pytest.mark.parametrize(("kind", "sampler", "strength"), SAMPLER_CASES)
 def test_every_sampler(pairs, kind, sampler, strength):
     pair = pairs(KINDS[kind], kind)
     pair.check(**{**TWO, "strength": strength, "num_inference_steps": 8}, sampler=sampler)

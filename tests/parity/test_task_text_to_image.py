@@ -7,7 +7,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from pairs import NEGATIVES, PROMPTS, Pair, generators
+from pairs import NEGATIVES, PROMPTS, Pair, generators, slow
 
 import diffusax
 
@@ -49,7 +49,7 @@ def test_text_to_image(pairs, variation, option):
 
 
 @pytest.mark.parametrize("sampler", ["pndm", "dpm++2m-karras", "unipc", "heun", "euler-ancestral"])
-@pytest.mark.parametrize("variation", ["a", "b"])
+@pytest.mark.parametrize("variation", ["a", slow("b")])
 def test_every_sampler(pairs, sampler, variation):
     pair = pairs("StableDiffusionPipeline", "sd", variation)
     pair.check(**TWO, sampler=sampler, num_inference_steps=6)

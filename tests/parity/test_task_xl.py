@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture
+from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators, picture, slow
 
 TWO = {"prompt": PROMPTS, "negative_prompt": NEGATIVES}
 SIZES = {
@@ -57,19 +57,16 @@ IMAGE_OPTIONS = {
     "no-guidance": {**IMAGE, "guidance_scale": 1.0},
     "a-generator-per-image": {**IMAGE, "seed": [5, 6]},
 }
-TEXT_CASES = [("a", name) for name in OPTIONS] + [
-    (variation, name)
-    for variation in "bc"
-    for name in ("as-is", "no-negative-prompt", "second-prompts", "denoising-end")
-]
+BRIEF = ("as-is", "no-negative-prompt", "second-prompts", "denoising-end")
+TEXT_CASES = [("a", name) for name in OPTIONS]
+TEXT_CASES += [("b", name) for name in BRIEF]
+TEXT_CASES += [slow("c", name) for name in BRIEF]
 IMAGE_CASES = [("xl", "a", name) for name in IMAGE_OPTIONS if name != "aesthetic-scores"]
 IMAGE_CASES += [("xl-refiner", "a", name) for name in IMAGE_OPTIONS]
-IMAGE_CASES += [
-    (kind, variation, name)
-    for kind in ("xl", "xl-refiner")
-    for variation in "bc"
-    for name in ("as-is", "denoising-start", "no-negative-prompt")
-]
+BRIEF_IMAGES = ("as-is", "denoising-start", "no-negative-prompt")
+KINDS = ("xl", "xl-refiner")
+IMAGE_CASES += [(kind, "b", name) for kind in KINDS for name in BRIEF_IMAGES]
+IMAGE_CASES += [slow(kind, "c", name) for kind in KINDS for name in BRIEF_IMAGES]
 
 
 @pytest.mark.parametrize(("variation", "option"), TEXT_CASES)
@@ -77,7 +74,7 @@ def test_text_to_image(pairs, variation, option):
     pairs("StableDiffusionXLPipeline", "xl", variation).check(**OPTIONS[option])
 
 
-@pytest.mark.parametrize("variation", ["a", "b", "c"])
+@pytest.mark.parametrize("variation", ["a", "b", slow("c")])
 def test_negative_sizes(pairs, variation):
     """Each drawn alone by diffusers, which mixes up the two kinds of sizes in a batch."""
     pair = pairs("StableDiffusionXLPipeline", "xl", variation)
