@@ -20,9 +20,25 @@ os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
 
 import gc
 import logging
+import random
 
+import hypothesis
 import jax
+import numpy as np
 import pytest
+import torch
+
+# What is drawn at random is the same in every run: a failure can be seen again.
+hypothesis.settings.register_profile("suite", derandomize=True)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seeded():
+    """A file draws the same numbers alone and after others, whichever its worker had before."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -237,7 +237,7 @@ def config_or_message(cls, data):
         return str(error)
 
 
-@settings(max_examples=500, deadline=20_000, derandomize=True)
+@settings(max_examples=500, deadline=20_000)
 @given(mutated())
 def test_a_changed_config_gives_a_network_or_a_clear_error(case):
     name, data = case

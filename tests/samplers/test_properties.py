@@ -205,7 +205,6 @@ def test_configurations_at_random_equal_diffusers(name):
     @hypothesis.settings(
         max_examples=10 if name in SLOW else 40,
         deadline=None,
-        derandomize=True,
         database=None,
         report_multiple_bugs=False,
     )
@@ -236,7 +235,6 @@ def test_flow_matching_at_random_equals_diffusers(name):
     @hypothesis.settings(
         max_examples=60,
         deadline=None,
-        derandomize=True,
         database=None,
         report_multiple_bugs=False,
     )

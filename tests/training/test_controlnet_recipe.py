@@ -30,7 +30,8 @@ def start(tmp_path_factory, checkpoint):
     # Closed convolutions would hide the picture from the first gradients.
     for module in (*net.controlnet_down_blocks, net.controlnet_mid_block):
         torch.nn.init.normal_(module.weight, std=0.1)
-    torch.nn.init.normal_(net.controlnet_cond_embedding.conv_out.weight, std=0.1)
+    # What a picture does to the loss stands far above rounding.
+    torch.nn.init.normal_(net.controlnet_cond_embedding.conv_out.weight, std=10.0)
     net.save_pretrained(folder)
     return folder
 
@@ -166,7 +167,7 @@ def test_a_closed_copy_changes_nothing_at_first(checkpoint, start, steered):
         loss(nothing, frozen, batch, keys), loss(nothing, frozen, other, keys)
     )
     difference = loss(trained, frozen, batch, keys) - loss(trained, frozen, other, keys)
-    assert np.abs(difference).min() > 1e-6
+    assert np.abs(difference).min() > 1e-5
 
 
 def make(checkpoint, data, **options):
