@@ -1,6 +1,10 @@
 """What is said for each edit. The last wordings of each kind are kept out of the training."""
 
-from names import BACKGROUNDS, article  # scenes has put its folder on the path.
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "emoji"))
+from names import BACKGROUNDS, article
 from scenes import BORDERS, STYLES, TINTS
 
 HELD_OUT = 1
