@@ -153,10 +153,10 @@ def measure_loss(model: str, validation: Validation) -> dict[str, Any]:
     return {"loss": round(validation(params), 6)}
 
 
-def models(runs: list[Path]) -> list[tuple[dict[str, Any], str]]:
-    """What identifies a result, and the model."""
+def models(runs: list[Path], start: str) -> list[tuple[dict[str, Any], str]]:
+    """What identifies a result, and the model. start: where the runs began."""
     found: list[tuple[dict[str, Any], str]] = [
-        ({"schedule": "", "seed": 0, "average": "start"}, "emoji-edit")
+        ({"schedule": "", "seed": 0, "average": "start"}, start)
     ]
     for run in runs:
         schedule, seed = run.name.split("-")
@@ -175,6 +175,7 @@ def main() -> None:
     """Adds lines to the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders such as constant-0")
+    parser.add_argument("--start", default="emoji-edit", help="the model that the runs began with")
     parser.add_argument("--data", type=Path, default=Path("out/emoji_edit/test"))
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--steps", type=int, default=5)
@@ -188,7 +189,7 @@ def main() -> None:
     names = ("schedule", "seed", "average")
     lines = args.results.read_text().splitlines() if args.results.is_file() else []
     rows = [json.loads(line) for line in lines]
-    validation = Validation.open("emoji-edit", args.data, copies=args.copies)
+    validation = Validation.open(args.start, args.data, copies=args.copies)
     pairs = some_of_each(read(args.data / "pairs.parquet", "edit_prompt", 300), args.pairs)
     measures: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
         "loss": ("loss", lambda model: measure_loss(model, validation)),
@@ -196,7 +197,7 @@ def main() -> None:
     }
     for column, measure in (measures[name] for name in args.measures):
         done = {tuple(row[name] for name in names) for row in rows if column in row}
-        for row, model in models(args.runs):
+        for row, model in models(args.runs, args.start):
             if tuple(row.values()) in done:
                 continue
             start = time.perf_counter()

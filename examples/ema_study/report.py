@@ -207,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results.jsonl"))
     parser.add_argument("--plots", type=Path, help="the folder to draw to")
+    parser.add_argument("--prefix", default="ema_study", help="what the plots' names begin with")
     args = parser.parse_args()
     results = Results(args.results)
     tables: dict[str, Callable[[Results, str], list[str]]] = {
@@ -219,8 +220,8 @@ def main() -> None:
     best = ("none", "full-0.98", "late-0.2-0.98", "posthoc-0.1")
     print("\nright, of each kind\n", *table_of_kinds(results, best), sep="\n")
     if args.plots:
-        plot_averages(results, args.plots / "ema_study_averages.png")
-        plot_lengths(results, args.plots / "ema_study_lengths.png")
+        plot_averages(results, args.plots / f"{args.prefix}_averages.png")
+        plot_lengths(results, args.plots / f"{args.prefix}_lengths.png")
 
 
 if __name__ == "__main__":
