@@ -168,7 +168,9 @@ def plot_lengths(results: Results, path: Path) -> None:
                 capsize=2,
                 label=label,
             )
-        if results.start is not None:
+        low, high = axis.get_ylim()
+        # Far away it would leave no room for what is compared.
+        if results.start is not None and low - (high - low) < results.start[name] < 2 * high - low:
             axis.axhline(results.start[name], color="gray", linestyle=":", label="before")
         axis.set_xlabel("length of the average (0: none)")
         axis.set_ylabel(MEASURES[name])
