@@ -158,6 +158,20 @@ def test_clipping_where_no_signal_is_left_equals_diffusers(name, options):
         samplers.SCHEDULERS[name](**config, clip_sample=False).schedule(10)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "begin"),
+    [
+        ("DDIMScheduler", {"clip_sample": False, "timestep_spacing": "linspace"}, 1),
+        ("DPMSolverMultistepScheduler", {"use_lu_lambdas": True}, 0),
+    ],
+    ids=["begun after it", "its own timestep"],
+)
+def test_a_level_without_signal_equals_diffusers(name, options, begin):
+    config = {**options, "rescale_betas_zero_snr": True}
+    schedule = samplers.SCHEDULERS[name].from_config(config).schedule(4, begin=begin)
+    compare(schedule, build(name, 4, **config), begin=begin)
+
+
 def test_one_training_timestep_has_the_first_beta():
     mine = samplers.DDIMScheduler(num_train_timesteps=1, beta_start=0.1, beta_end=0.3)
     theirs = build("DDIMScheduler", num_train_timesteps=1, beta_start=0.1, beta_end=0.3)

@@ -32,17 +32,10 @@ class Process(Protocol):
 def _prediction(process: Process, level: tuple[float, float], limits: Limits) -> np.ndarray:
     """The form of the predicted sample.
 
-    Raises:
-        ValueError: it would be infinite, as no signal is left to tell it from the noise.
+    It is infinite where no signal is left to tell the sample from the noise.
     """
     signal, noise = level
-    if signal == 0 and process.prediction_type == "epsilon":
-        if limits == Limits():
-            raise ValueError(
-                "prediction_type='epsilon' says nothing of the sample at a timestep without signal "
-                "(alpha-bar 0, as with rescale_betas_zero_snr=True or a high beta_end); use "
-                "'v_prediction' or another timestep_spacing"
-            )
+    if signal == 0 and process.prediction_type == "epsilon" and limits != Limits():
         # diffusers clips the infinities, which leaves their sign.
         signal = 1e-30
     return x0_from(process.prediction_type, signal, noise)

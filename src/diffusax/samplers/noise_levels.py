@@ -75,16 +75,25 @@ def all_sigmas(alphas: np.ndarray) -> np.ndarray:
     return np.sqrt((1 - a) / a).astype(np.float64)
 
 
+def log_sigmas(every: np.ndarray) -> np.ndarray:
+    """The logarithms of the sigmas of all training timesteps.
+
+    diffusers keeps them and their differences in float32, and cuts the timesteps that it gets from
+    them to integers: the rounding decides which.
+    """
+    return np.log(every.astype(np.float32))
+
+
 def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
     """The fractional training timesteps of `sigmas`, interpolated in log sigma.
 
-    every: the sigmas of all training timesteps, ascending.
+    every: the sigmas of all training timesteps, ascending, but for the floor of the last one.
     """
     log = np.log(np.maximum(sigmas, 1e-10))
-    # diffusers keeps these logarithms and their differences in float32, and cuts the results to
-    # integers: the rounding decides which.
-    log_every = np.log(every.astype(np.float32))
-    low = (np.searchsorted(log_every, log, side="right") - 1).clip(0, max(len(every) - 2, 0))
+    log_every = log_sigmas(every)
+    below = np.less_equal.outer(log_every, log)
+    last_below = len(every) - 1 - below[::-1].argmax(0)
+    low = np.where(below.any(0), last_below, 0).clip(0, max(len(every) - 2, 0))
     high = np.minimum(low + 1, len(every) - 1)
     width = np.float64(log_every[low] - log_every[high])
     w = np.clip((log_every[low] - log) / width, 0, 1)

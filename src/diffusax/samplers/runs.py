@@ -171,6 +171,13 @@ def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
 
 
 def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
+    known = all(np.isfinite(row.prediction).all() for row in schedule.rows)
+    if not known and scheduler.prediction_type == "epsilon":
+        raise ValueError(
+            "prediction_type='epsilon' says nothing of the sample at a timestep without signal "
+            "(alpha-bar 0, as with rescale_betas_zero_snr=True or a high beta_end); use "
+            "'v_prediction' or another timestep_spacing"
+        )
     table = schedule.table()
     if all(np.isfinite(c).all() for c in (table.update, table.prediction, table.in_scale)):
         return

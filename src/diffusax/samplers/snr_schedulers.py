@@ -108,7 +108,8 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         spaced = respaced(self, n, every[::-1])
         lu = getattr(self, "use_lu_lambdas", False)
         if lu and not self.use_karras_sigmas:
-            spaced = np.exp(np.linspace(np.log(every[-1]), np.log(every[0]), n))
+            log_every = noise_levels.log_sigmas(every)
+            spaced = np.exp(np.linspace(float(log_every[-1]), float(log_every[0]), n))
         last = every[0]
         if self.use_flow_sigmas:
             sigmas = self._flow_sigmas(request, spaced)
