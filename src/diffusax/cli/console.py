@@ -1,5 +1,6 @@
 """What `diffusax` and `python -m diffusax` start: choosing a command, warnings, and how it ends."""
 
+import gc
 import importlib
 import os
 import sys
@@ -36,6 +37,8 @@ def main(args: Sequence[str] | None = None) -> None:
     the pipe silently with 141.
     """
     args = sys.argv[1:] if args is None else list(args)
+    # Imports and traces make many objects that stay; looking for garbage among them is slow.
+    gc.set_threshold(100_000, 50, 100)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
