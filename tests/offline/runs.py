@@ -62,6 +62,12 @@ def wait_for(process, condition, seconds=120):
     return True
 
 
+def until(process, condition):
+    """Waits for the condition, before which the process must not end."""
+    if not wait_for(process, condition):
+        raise AssertionError(f"ended with {process.returncode}:\n{process.communicate()[0]}")
+
+
 def settled(out):
     """How many batches and shards there are."""
     out = Path(out)

@@ -15,6 +15,7 @@ from offline.runs import (
     settled,
     shards,
     start,
+    until,
     wait_for,
 )
 from tiny import build_stable_diffusion
@@ -117,7 +118,7 @@ def test_500_prompts_killed_twenty_times(tmp_path, name):
 )
 def test_a_signal_finishes_what_was_begun(tmp_path, model, prompts, undisturbed, number, said):
     process = start(prompts, tmp_path, *OPTIONS, *model)
-    assert wait_for(process, lambda: settled(tmp_path) >= 1)
+    until(process, lambda: settled(tmp_path) >= 1)
     process.send_signal(number)
     text = finish(process, 128 + number)
     assert f"{said}: the batches that were begun are finished" in text
@@ -135,7 +136,7 @@ def test_a_signal_finishes_what_was_begun(tmp_path, model, prompts, undisturbed,
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path, model, prompts):
     first = start(prompts, tmp_path, *OPTIONS, *model)
-    assert wait_for(first, lambda: settled(tmp_path) >= 1)
+    until(first, lambda: settled(tmp_path) >= 1)
     first.send_signal(signal.SIGSTOP)
     same = finish(start(prompts, tmp_path, *OPTIONS, *model), 2)
     divided = finish(start(prompts, tmp_path, *OPTIONS, *model, "--shard", "1/2"), 2)
@@ -162,7 +163,7 @@ def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, und
         start(prompts, tmp_path, *options, **variables, JAX_PROCESS_ID=str(i)) for i in range(2)
     )
     # The first one coordinates; it takes the shards with even numbers.
-    assert wait_for(first, lambda: any(tmp_path.glob("work/*[02468]/*.json")))
+    until(first, lambda: any(tmp_path.glob("work/*[02468]/*.json")))
     kill(first)
     assert "drawn" in finish(second)
     assert {shard.name for shard in shards(tmp_path)} >= {"000001", "000003", "000005", "000007"}
@@ -172,7 +173,7 @@ def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, und
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, model, prompts, undisturbed):
     first = start(prompts, tmp_path, *OPTIONS, *model, "--shard", "1/2")
-    assert wait_for(first, lambda: settled(tmp_path) > 1000)
+    until(first, lambda: settled(tmp_path) > 1000)
     kill(first)
     finish(start(prompts, tmp_path, *OPTIONS, *model))
     check_each_once(tmp_path, undisturbed("images"), 60)
