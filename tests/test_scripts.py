@@ -1,9 +1,11 @@
 """Scripts of examples/ and benchmarks/ find what they import, each by itself."""
 
+import os
 import runpy
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -23,7 +25,9 @@ def alone(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     # Draws the icons of data that is made once; no dependency of the tests.
     monkeypatch.setitem(sys.modules, "resvg_py", types.ModuleType("resvg_py"))
-    yield
+    # Some choose their devices, which the processes of other tests would have too.
+    with mock.patch.dict(os.environ):
+        yield
     for name in OWN & set(sys.modules):
         del sys.modules[name]
 

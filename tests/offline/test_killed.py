@@ -1,6 +1,7 @@
 """Runs that are killed, or told to stop, and started again."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -12,6 +13,7 @@ from offline.runs import (
     finish,
     kill,
     pictures,
+    pixels,
     settled,
     shards,
     start,
@@ -81,8 +83,14 @@ def run_killed(prompts, out, times, seed, *options):
     return kills
 
 
-def check_each_once(out, expected, count):
-    assert files(out) == files(expected)
+def check_each_once(out, expected, count, rounding=0):
+    """rounding: in levels of 255, where other devices have drawn some pictures."""
+    found, wanted = files(out), files(expected)
+    if rounding:
+        for name in [name for name in wanted if name.endswith(".png")]:
+            one, other = (pixels(data.pop(name)).astype(int) for data in (found, wanted))
+            assert abs(one - other).max() <= rounding
+    assert found == wanted
     lines = [info["line"] for info, _ in pictures(out)]
     bad = [number for number in range(1, count + 1) if number % 7 == 3]
     assert sorted(lines) == [number for number in range(1, count + 1) if number not in bad]
@@ -158,9 +166,12 @@ def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, und
         free.bind(("127.0.0.1", 0))
         variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}"}
     variables["JAX_NUM_PROCESSES"] = "2"
+    # Each has a mesh of its own devices.
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
     options = [*OPTIONS, *model, "--distributed"]
     first, second = (
-        start(prompts, tmp_path, *options, **variables, JAX_PROCESS_ID=str(i)) for i in range(2)
+        start(prompts, tmp_path, *options, **variables, XLA_FLAGS=flags, JAX_PROCESS_ID=str(i))
+        for i in range(2)
     )
     # The first one coordinates; it takes the shards with even numbers.
     until(first, lambda: any(tmp_path.glob("work/*[02468]/*.json")))
@@ -168,7 +179,7 @@ def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, und
     assert "drawn" in finish(second)
     assert {shard.name for shard in shards(tmp_path)} >= {"000001", "000003", "000005", "000007"}
     finish(start(prompts, tmp_path, *OPTIONS, *model))
-    check_each_once(tmp_path, undisturbed("images"), 60)
+    check_each_once(tmp_path, undisturbed("images"), 60, rounding=1)
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, model, prompts, undisturbed):

@@ -1,6 +1,8 @@
 """Which part of the work a process does."""
 
+import importlib
 import re
+from typing import Any
 
 import jax
 
@@ -8,14 +10,18 @@ from diffusax.runtime.mesh import initialize
 
 
 def jax_part() -> tuple[int, int]:
-    """Which of how many JAX processes this is.
+    """Which of how many JAX processes this is; before anything else is done with JAX.
 
     They part again: nothing is computed together, and none shall wait for the others at its end, or
-    end with one of them.
+    end with one of them. The devices that this process finds afterwards are its own.
     """
     initialize()
-    part = jax.process_index(), jax.process_count()
+    state: Any = importlib.import_module("jax._src.distributed").global_state
+    part = state.process_id, state.num_processes
     jax.distributed.shutdown()
+    # JAX remembers both, and devices made as some of several processes' would look for the others
+    # as soon as two of them exchange something.
+    state.process_id, state.num_processes = 0, 1
     return part
 
 
