@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
+from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
 from diffusax.runtime.mesh import in_mesh
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,11 @@ class Program:
         call.__name__ = call.__qualname__ = self.name
         donated = [1 + self.dynamic.index(name) for name in donate]
         self.jitted: Any = jax.jit(call, static_argnums=0, donate_argnums=donated)
+        """For other functions' traces, and to be compiled ahead of time."""
+        parameters = [1 + i for i, name in enumerate(self.dynamic) if name == "params"]
+        self.bounded = BoundedJit(
+            call, static_argnums=[0], uncounted=parameters, donate_argnums=donated
+        )
         PROGRAMS[self.name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,20 +101,18 @@ class Program:
         if found is not None:
             found.append(request)
             return self._unrecorded(request)
-        if self.executables and not _is_traced(request.dynamic):
+        if is_traced(request.dynamic):
+            return self.jitted(request.static, *request.dynamic)
+        if self.executables:
             compiled = self.executables.get(key(request))
             if compiled is not None:
                 return compiled(*request.dynamic)
-        before, began = self._programs(), time.perf_counter()
-        result = self.jitted(request.static, *request.dynamic)
-        if self._programs() > before and not _is_traced(request.dynamic):
+        began = time.perf_counter()
+        result, is_new = self.bounded.call((request.static, *request.dynamic))
+        if is_new:
             seconds = time.perf_counter() - began
             log.info("%s: compiled, or read from the cache, in %.1f s", describe(request), seconds)
         return result
-
-    def _programs(self) -> int:
-        """How many shapes JAX knows the program for."""
-        return int(getattr(self.jitted, "_cache_size", int)())
 
     def _unrecorded(self, request: Request) -> Any:
         """The result; programs that this one calls are parts of it."""
@@ -143,7 +147,8 @@ def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Co
 
 
 def forget_executables() -> None:
-    """Lets go of all that was compiled ahead of time or loaded."""
+    """Lets go of all that was compiled or loaded, ahead of time or not."""
+    forget_shapes()
     for program in PROGRAMS.values():
         program.executables.clear()
         program.compiled_here.clear()
@@ -192,7 +197,3 @@ def describe(request: Request) -> str:
 def digest(request_key: Any) -> str:
     """A short text that stands for a key."""
     return hashlib.sha256(repr(request_key).encode()).hexdigest()[:16]
-
-
-def _is_traced(tree: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))

@@ -23,6 +23,7 @@ from diffusax.interop.torch.structures import Structure, fix, flatten, rebuild
 from diffusax.interop.torch.switches import Switches
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.models.network import parse_dtype
+from diffusax.runtime.bounded import BoundedJit
 from diffusax.runtime.mesh import (
     Rules,
     batch_sharding,
@@ -115,7 +116,7 @@ class CompiledMethod:
         self._results: dict[Any, Structure] = {}
         self._abstract: dict[Any, list[Any]] = {}
         jit_options = component.options.jax_jit_kwargs
-        self._jitted = jax.jit(self._traced, static_argnums=(0, 1), **jit_options)
+        self._jitted = BoundedJit(self._traced, static_argnums=[0, 1], uncounted=[2], **jit_options)
         self._calls, self._fixes_masks = 0, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

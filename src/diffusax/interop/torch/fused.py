@@ -25,13 +25,15 @@ from diffusax.interop.torch.session import NotUniform
 from diffusax.interop.torch.tensors import to_array, to_tensor
 from diffusax.interop.torch.watching import Known, Unlike, Watching, outline
 from diffusax.pipelines.programs import device_table
+from diffusax.runtime.bounded import BoundedJit
 from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 
 log = logging.getLogger(__name__)
 
 _KEPT = 16
-"""How many loops a pipeline knows; each keeps the tensors that it was recorded with."""
+"""How many loops, and programs of loops, a pipeline knows: those used last. Each keeps the
+tensors that it was recorded with."""
 
 
 class FusedLoop:
@@ -59,7 +61,8 @@ class FusedLoop:
         compute = lambda run: self._compute(pipe, run, invoke, seeds)  # noqa: E731
         if key in self.known:
             try:
-                return _watched(pipe, self.known[key], [], compute, invoke, seeds)
+                found = _keep(self.known, key, self.known[key])
+                return _watched(pipe, found, [], compute, invoke, seeds)
             except Unlike as reason:
                 log.info("the loop of %s is recorded again: %s", type(pipe).__name__, reason)
                 del self.known[key]
@@ -77,9 +80,7 @@ class FusedLoop:
             seeds.restore()
             with going_through(pipe, Finishing(recording, lambda: compute(run))):
                 return invoke()
-        self.known[key] = known
-        while len(self.known) > _KEPT:
-            del self.known[next(iter(self.known))]
+        _keep(self.known, key, known)
         return result
 
     def _compute(
@@ -96,17 +97,26 @@ class FusedLoop:
         table = device_table(schedule)
         height = len(table.timestep)
         given = [_padded(x, height) if v else x for x, v in zip(run.columns, varies)]
-        if key not in self.programs:
-            self.programs[key] = _program(pipe, run.tape, varies, invoke, seeds)
+        program = self.programs.get(key) or _program(pipe, run.tape, varies, invoke, seeds)
+        _keep(self.programs, key, program)
         after = seeds.now()
         place = next(iter(run.components.values())).component.placement
         x = to_array(sample)
         with in_mesh(place.mesh):
-            found = self.programs[key](
+            found = program(
                 x, [_narrow(g) for g in given], states, noises, table, np.int32(len(schedule))
             )
         seeds.set(after)
         return to_tensor(found).to(sample.dtype)
+
+
+def _keep(store: dict[Any, Any], key: Any, value: Any) -> Any:
+    """The value, which is in the store now, as the one used last."""
+    store.pop(key, None)
+    store[key] = value
+    while len(store) > _KEPT:
+        del store[next(iter(store))]
+    return value
 
 
 def _watched(
@@ -137,7 +147,6 @@ def _program(
     invoke: Callable[[], Any],
     seeds: "_Seeds",
 ) -> Any:
-    @jax.jit
     def program(x: Any, lifted: Any, states: Any, noises: Any, table: Any, rows: Any) -> jax.Array:
         scales, plain = table.in_scale, table._replace(in_scale=jnp.ones_like(table.in_scale))
 
@@ -152,7 +161,7 @@ def _program(
         draw = (lambda i: noises[i]) if noises is not None else (lambda i: jnp.zeros(x.shape))
         return run(model, init_state(x), plain, 0, rows, draw)[0]
 
-    return program
+    return BoundedJit(program, uncounted=[2])
 
 
 def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:

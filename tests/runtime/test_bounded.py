@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffusax.runtime import bounded
+from diffusax.runtime.bounded import BoundedJit, forget_shapes, make_room, memory_maps
+from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.program import PROGRAMS, Program
+
+pytestmark = pytest.mark.skipif(not memory_maps(), reason="the system does not list memory maps")
+ROOM = 80
+
+
+@pytest.fixture
+def little_room(monkeypatch):
+    """Programs may take a few memory maps more than there are; how many in all."""
+    forget_shapes()
+    limit = memory_maps() + ROOM
+    monkeypatch.setattr(bounded, "_map_limit", lambda: limit)
+    monkeypatch.setattr(bounded, "_ENOUGH", 1 - ROOM / 4 / limit)
+    return limit
+
+
+def double(x, params):
+    return {"y": jnp.tanh(x) * 2 + params["bias"]}
+
+
+def x_of(n):
+    return np.full((n, 3), 1 / n, np.float32)
+
+
+PARAMS = {"bias": np.float32(1)}
+
+
+def test_three_hundred_shapes_in_one_process_stay_within_the_bound(little_room):
+    function, most = BoundedJit(double, uncounted=[1]), 0
+    for n in range(1, 301):
+        y = function(x_of(n), PARAMS)["y"]
+        most = max(most, memory_maps())
+    np.testing.assert_allclose(y, np.tanh(1 / 300) * 2 + 1, rtol=1e-5)
+    assert most < little_room + ROOM / 4
+    assert 2 < len(function) < 100
+
+
+def test_what_was_used_last_stays_and_what_was_not_used_for_longest_goes(little_room):
+    function = BoundedJit(double, uncounted=[1])
+    for n in range(1, 101):
+        function(x_of(n), PARAMS)
+        function(x_of(1), PARAMS)
+    with count_compilations() as compiled:
+        function(x_of(1), PARAMS)
+        function(x_of(100), PARAMS)
+    assert not compiled
+    first, is_new = function.call((x_of(2), PARAMS))
+    assert is_new
+    np.testing.assert_allclose(first["y"], np.tanh(1 / 2) * 2 + 1, rtol=1e-5)
+
+
+def test_other_parameters_share_a_shapes_program():
+    function = BoundedJit(double, uncounted=[1])
+    function(x_of(2), PARAMS)
+    with count_compilations() as compiled:
+        _, is_new = function.call((x_of(2), {"bias": np.float32(5)}))
+    assert not is_new
+    assert not compiled
+    assert len(function) == 1
+
+
+def test_static_arguments_and_dtypes_have_programs_of_their_own():
+    function = BoundedJit(lambda n, x: x * n, static_argnums=[0])
+    for n, dtype in ((1, np.float32), (2, np.float32), (2, np.int32)):
+        assert function(n, np.ones(2, dtype))[0] == n
+    assert len(function) == 3
+
+
+def test_nothing_is_kept_of_a_call_inside_a_trace():
+    function = BoundedJit(double, uncounted=[1])
+    gradient = jax.grad(lambda bias: function(x_of(2), {"bias": bias})["y"].mean())
+    assert gradient(1.0) == 1
+    assert len(function) == 0
+
+
+def test_programs_of_other_functions_go_where_letting_go_of_shapes_is_not_enough(little_room):
+    plain = jax.jit(lambda x: jnp.tanh(x))
+    n = 1
+    while memory_maps() <= little_room:
+        plain(x_of(n))
+        n += 1
+    make_room()
+    assert memory_maps() < little_room
+    with count_compilations() as compiled:
+        plain(x_of(1))
+    assert compiled
+
+
+def test_a_programs_shapes_are_within_the_bound_too(little_room):
+    program = Program(double, shape_of="x")
+    try:
+        for n in range(1, 60):
+            program(x_of(n), PARAMS)
+        assert memory_maps() < little_room + ROOM / 4
+        assert len(program.bounded) < 59
+    finally:
+        del PROGRAMS["double"]
