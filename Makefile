@@ -2,14 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Further arguments of pytest, such as ARGS='-k controlnet' or ARGS='-p randomly'.
+ARGS ?=
+# A part of test-all, such as SHARD=1/4.
+SHARD ?= 1/1
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-all lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m 'not full_size' --shard $(SHARD) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

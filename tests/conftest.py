@@ -1,4 +1,5 @@
 import atexit
+import collections
 import contextlib
 import os
 import shutil
@@ -27,9 +28,29 @@ import jax
 import numpy as np
 import pytest
 import torch
+from effort import ALL, files_of_shard
 
 # Looking again and again through the millions of objects of a trace took a sixth of the time.
 gc.set_threshold(100_000, 50, 100)
+
+LONGEST = 10.0
+"""Seconds that a test may take which everybody runs; longer ones are slow."""
+_too_long: dict[str, float] = {}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shard", default="1/1", help="run a part of the files, such as 2/4")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves the tests of the shard's files."""
+    if config.getoption("shard") == "1/1":
+        return
+    sizes = collections.Counter(item.path for item in items)
+    files = files_of_shard(sizes, config.getoption("shard"))
+    others = [item for item in items if item.path not in files]
+    items[:] = [item for item in items if item.path in files]
+    config.hook.pytest_deselected(items=others)
 
 
 def pytest_collection_finish(session):
@@ -38,22 +59,47 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.duration > LONGEST and not ALL:
+        _too_long[report.nodeid] = report.duration
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says which tests take too long for a suite that everybody runs."""
+    if _too_long:
+        terminalreporter.section(f"over {LONGEST:.0f} s: mark them slow, or make them shorter")
+        for name, seconds in sorted(_too_long.items(), key=lambda item: -item[1]):
+            terminalreporter.line(f"{seconds:5.1f} s  {name}", red=True)
+
+
 # What is drawn at random is the same in every run: a failure can be seen again.
 hypothesis.settings.register_profile("suite", derandomize=True)
 hypothesis.settings.load_profile("suite")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def seeded():
-    """A file draws the same numbers alone and after others, whichever its worker had before."""
+def seed_all():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """A test draws the same numbers alone and after others, in whichever order."""
+    seed_all()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef, request):
+    """What several tests share is the same, whichever of them is the first to ask for it."""
+    if fixturedef.scope != "function":
+        seed_all()
+    return (yield)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def release_programs():
-    """Compiled programs are let go after each file: thousands of them exhaust a process's maps."""
+    """Compiled programs are let go after each file: what it compiles depends on no other file."""
     yield
     from diffusax.runtime.program import forget_executables
 

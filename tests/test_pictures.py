@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import load_image as diffusers_load_image
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
@@ -98,7 +99,7 @@ def test_arrays_and_tensors_equal_diffusers(size, signed):
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 def test_nearest_pixels_are_pytorchs(size, new):
     array = np.arange(size, dtype=np.float32)
     expected = torch.nn.functional.interpolate(torch.from_numpy(array)[None, None, None], (1, new))
@@ -172,7 +173,7 @@ def test_controls_equal_diffusers(size):
 
 
 @given(st.data(), st.integers(8, 90), st.integers(8, 90), st.integers(0, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 150), deadline=None)
 def test_crop_regions_equal_diffusers(data, width, height, pad):
     x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
     w, h = data.draw(st.integers(1, width)), data.draw(st.integers(1, height))

@@ -270,11 +270,14 @@ class TinyCheckpoints:
 
     def _pipeline(self, kind: str, variation: str = "a") -> tuple[Path, Any]:
         folder = self.root / f"{kind}-{variation}"
-        return folder, build_checkpoint(folder, kind, variation)
+        # A test goes on with the same numbers, whether it is the first to ask or not.
+        with torch.random.fork_rng():
+            return folder, build_checkpoint(folder, kind, variation)
 
     def _controlnet(self, family: str, variation: str = "a", seed: int = 0) -> tuple[Path, Any]:
         folder = self.root / f"controlnet-{family}-{variation}-{seed}"
-        return folder, build_controlnet(folder, family, variation, seed)
+        with torch.random.fork_rng():
+            return folder, build_controlnet(folder, family, variation, seed)
 
 
 def _scheduler(kind: str, variation: str) -> Any:

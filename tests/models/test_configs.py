@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from effort import examples
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,7 +238,7 @@ def config_or_message(cls, data):
         return str(error)
 
 
-@settings(max_examples=500, deadline=20_000)
+@settings(max_examples=examples(60, 500), deadline=20_000)
 @given(mutated())
 def test_a_changed_config_gives_a_network_or_a_clear_error(case):
     name, data = case

@@ -6,6 +6,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import strategies as st
 from upstream import SHAPE, build, compare, reference
 
@@ -210,7 +211,7 @@ def test_configurations_at_random_equal_diffusers(name):
     compared = []
 
     @hypothesis.settings(
-        max_examples=10 if name in SLOW else 40,
+        max_examples=examples(4, 10) if name in SLOW else examples(8, 40),
         deadline=None,
         database=None,
         report_multiple_bugs=False,
@@ -243,7 +244,7 @@ def test_flow_matching_at_random_equals_diffusers(name):
     compared = []
 
     @hypothesis.settings(
-        max_examples=60,
+        max_examples=examples(10, 60),
         deadline=None,
         database=None,
         report_multiple_bugs=False,

@@ -8,13 +8,14 @@ import time
 import numpy as np
 import pytest
 from clip_vocabulary import write_clip_vocabulary
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusax.text.prompts import parse_weights, tokenize_prompts
 from diffusax.text.tokenizer import CLIPTokenizer
 
-QUICK = settings(deadline=None, max_examples=300)
+QUICK = settings(deadline=None, max_examples=examples(60, 300))
 # Mostly what the syntax is made of.
 PROMPTS = st.lists(
     st.sampled_from(
@@ -129,7 +130,7 @@ def test_windows_are_webuis(tokenizer, words):
     assert tokens.input_ids[0].tolist() == actual
 
 
-@settings(QUICK, max_examples=100)
+@settings(QUICK, max_examples=examples(30, 100))
 @given(PROMPTS, st.booleans(), st.booleans())
 def test_every_prompt_has_windows_of_finite_weights(tokenizer, text, long_prompt, weighting):
     tokens = tokenize_prompts(tokenizer, text, long_prompt=long_prompt, weighting=weighting)
