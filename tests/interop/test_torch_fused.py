@@ -52,7 +52,7 @@ def check_fused(name, caplog):
         assert torch.equal(after, state)
     assert "step by step" not in caplog.text
     (program,) = loop_of(pipe).programs.values()
-    assert program._cache_size() == 1
+    assert len(program) == 1
     diffusax.torch.restore(pipe)
     assert type(pipe) is cls
     return pipe, inputs
@@ -102,7 +102,7 @@ def test_knobs_compile_nothing(fused, caplog):
             assert torch.equal(state, expected_state) or "Ancestral" in sampler.__name__
     assert "step by step" not in caplog.text
     # Timesteps are whole numbers or not; samplers that draw noise are given some.
-    assert sorted(p._cache_size() for p in loop_of(pipe).programs.values()) == [1, 2]
+    assert sorted(len(p) for p in loop_of(pipe).programs.values()) == [1, 2]
 
 
 def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):

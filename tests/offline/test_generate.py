@@ -73,19 +73,19 @@ def test_each_line_is_the_picture_that_the_pipeline_draws(pipe, whole):
 
 
 def test_other_samplers_steps_and_guidance_compile_nothing(pipe, whole, tmp_path):
-    before = programs.denoise.jitted._cache_size()
+    before = len(programs.denoise.bounded)
     rows = [
         {"prompt": "x", "sampler": "unipc", "steps": 3, "guidance": 4.0},
         {"prompt": "y", "sampler": "lms", "steps": 5, "guidance": 9.0, "negative_prompt": "z"},
     ]
     run(pipe, rows, tmp_path / "two")
     run(pipe, rows[:1], tmp_path / "one")
-    assert programs.denoise.jitted._cache_size() == before
+    assert len(programs.denoise.bounded) == before
     name = "000000/000000001.png"
     assert files(tmp_path / "one")[name] == files(tmp_path / "two")[name]
     # Batches of two, the last of which is filled up.
     run(pipe, [*rows, "z"], tmp_path / "three", batch_size=2)
-    assert programs.denoise.jitted._cache_size() == before + 1
+    assert len(programs.denoise.bounded) == before + 1
 
 
 def test_runs_of_as_many_steps_share_batches(pipe):

@@ -97,7 +97,7 @@ def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path,
     np.testing.assert_array_equal(again, expected)
     # What draws keys and noise is compiled when it is called; three large programs are not.
     assert len(compiled) < 12
-    assert not PROGRAMS["denoise"].jitted._cache_size()
+    assert not len(PROGRAMS["denoise"].bounded)
 
     forget_executables()
     files[0].write_bytes(files[0].read_bytes()[:-9])
