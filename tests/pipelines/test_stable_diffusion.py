@@ -59,6 +59,28 @@ def test_turning_a_knob_compiles_nothing(pipe):
     assert compiled == []
 
 
+def test_a_run_that_begins_below_the_level_without_signal_is_drawn(pipe, reference):
+    """There an epsilon prediction says nothing; text to image is refused."""
+    options = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    options |= {"clip_sample": False, "prediction_type": "epsilon"}
+    theirs = diffusers.StableDiffusionImg2ImgPipeline(
+        **reference.components, requires_safety_checker=False
+    )
+    ours = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    ours.scheduler = diffusax.DDIMScheduler.from_config(pipe.scheduler, **options)
+    theirs.scheduler = diffusers.DDIMScheduler.from_config(ours.scheduler.to_config())
+    size = pipe.parts.default_size
+    image = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
+    given = {"image": Image.fromarray(image), "strength": 0.5, "steps": 4}
+    expected = draw(theirs, generator=torch.Generator().manual_seed(0), **given)
+    assert np.abs(draw(ours, generator=0, **given) - expected).max() < 1e-4
+    with pytest.raises(ValueError, match="without signal"):
+        draw(ours, generator=0, **{**given, "strength": 1.0})
+    pipe.scheduler = ours.scheduler
+    with pytest.raises(ValueError, match="without signal"):
+        draw(pipe, seed=0)
+
+
 def test_a_new_shape_compiles(pipe):
     with count_compilations() as compiled:
         draw(pipe, seed=0, height=40)

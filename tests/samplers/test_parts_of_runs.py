@@ -1,6 +1,7 @@
 """Runs that begin late (image to image) or end early (SDXL's base), and the levels of their x."""
 
 import jax.numpy as jnp
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -50,7 +51,10 @@ def test_a_run_that_ends_early_has_the_first_rows_of_the_whole_run(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("begin", [0, 3])
 def test_levels_are_those_of_add_noise(name, begin):
-    """As diffusers' inpainting pipelines use it: the level of the next timestep after each row."""
+    """As diffusers' inpainting pipelines use it: the level of the next timestep after each row.
+
+    After the last row they have none, and the level is that of the result.
+    """
     mine, scheduler = pair(name, options_for(name), 8)
     begin *= scheduler.order
     schedule = mine.schedule(8, begin=begin)
@@ -72,8 +76,42 @@ def test_levels_are_those_of_add_noise(name, begin):
     add(scheduler.timesteps[begin])
     noises = [torch.randn(SHAPE) for _ in range(50)]
     reference(scheduler, torch.randn(SHAPE).double(), noises, begin=begin, constrain=constrain)
-    np.testing.assert_allclose(schedule.levels, [*found, [1, 0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(schedule.levels[:-1], found, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(schedule.table().level[: len(schedule)], schedule.levels[1:], 1e-6)
+    np.testing.assert_array_equal(schedule.ending_clean.levels, [*schedule.levels[:-1], [1, 0]])
+
+
+ENDS = {
+    "ddim": ("DDIMScheduler", {"set_alpha_to_one": False, "clip_sample": False}, {}),
+    "ddim, clean": ("DDIMScheduler", {"clip_sample": False}, {}),
+    "pndm": ("PNDMScheduler", {"skip_prk_steps": True}, {}),
+    "pndm, two rows": ("PNDMScheduler", {"skip_prk_steps": True, "steps_offset": 1}, {"begin": 7}),
+    "pndm, Runge-Kutta": ("PNDMScheduler", {"steps_offset": 1}, {}),
+    "tcd": ("TCDScheduler", {}, {}),
+    "euler": ("EulerDiscreteScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "euler, sigmas": ("EulerDiscreteScheduler", {}, {"sigmas": [9.0, 2.0, 0.5]}),
+    "heun": ("HeunDiscreteScheduler", {}, {}),
+    "dpm": ("DPMSolverMultistepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "dpm singlestep": ("DPMSolverSinglestepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "deis": ("DEISMultistepScheduler", {}, {}),
+    "unipc": ("UniPCMultistepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "flow": ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_perfect_network_ends_at_the_last_level(case):
+    name, options, arguments = ENDS[case]
+    mine = samplers.SCHEDULERS[name](**({} if case == "flow" else SD), **options)
+    schedule = mine.schedule(**{**({} if "sigmas" in arguments else {"steps": 8}), **arguments})
+    sample, noise = jnp.full((1, 2, 2, 1), 0.7), jnp.full((1, 2, 2, 1), -1.3)
+    predicted = noise - sample if case == "flow" else noise
+    (signal, level), last = schedule.levels[0], schedule.levels[-1]
+    state = samplers.init_state(signal * sample + level * noise)
+    rows = 0, len(schedule)
+    run = samplers.run(lambda *_: predicted, state, schedule.table(), *rows, lambda _: noise)
+    expected = last[0] * sample + last[1] * noise
+    np.testing.assert_allclose(run[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_cut_short_ends_at_the_level_of_the_next_row():

@@ -28,7 +28,7 @@ def make_schedule(
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
     }
-    whole = cached_schedule(c.scheduler, **options)
+    whole = cached_schedule(c.scheduler, uncut=True, **options)
     begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
     if call.denoising_end is not None and 0 < call.denoising_end < 1:
         cutoff = _cutoff(c, call.denoising_end)
@@ -40,7 +40,7 @@ def make_schedule(
             f"denoising_end={call.denoising_end}; take more steps or a larger part of them"
         )
     if (begin, end) == (0, len(whole)):
-        return whole
+        return cached_schedule(c.scheduler, **options)
     return cached_schedule(c.scheduler, begin=begin, end=end, **options)
 
 

@@ -78,7 +78,7 @@ class EDMEulerScheduler(EDMScheduler):
         rows = sigma_methods.euler(
             timesteps, np.append(sigmas, last), self._x0, self._epsilon, self._in_scale
         )
-        return Run(rows, self._init_sigma())
+        return Run(rows, self._init_sigma(), (1.0, last))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,4 +122,4 @@ class EDMDPMSolverMultistepScheduler(EDMScheduler):
             limits_of(self),
         )
         rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin)
-        return Run(rows, self._init_sigma())
+        return Run(rows, self._init_sigma(), levels[-1][:2])

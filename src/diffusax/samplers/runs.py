@@ -31,10 +31,14 @@ class Request(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All rows of a run, also those before its `begin`, and the initial standard deviation."""
+    """All rows of a run, also those before its `begin`, and the initial standard deviation.
+
+    last_level: the (signal, noise) of x after all rows.
+    """
 
     rows: list[Row]
     init_noise_sigma: float = 1.0
+    last_level: tuple[float, float] = CLEAN
 
 
 @functools.lru_cache(maxsize=64)
@@ -50,8 +54,12 @@ def cached_schedule(
     original_inference_steps: int | None = None,
     strength: float = 1.0,
     mu: float | None = None,
+    uncut: bool = False,
 ) -> Schedule:
     """`Scheduler.schedule`, its arguments of exactly these types.
+
+    uncut: whether rows without a finite step are let pass, because a part of the run will be asked
+    for that may do without them.
 
     Raises:
         ValueError: as `Scheduler.schedule`.
@@ -116,11 +124,12 @@ def cached_schedule(
             f"begin must be a multiple of {scheduler.order}, the rows of one step of "
             f"{scheduler.class_name} (got {begin})"
         )
-    last_level = rows[stop].level if stop < len(rows) else CLEAN
+    last_level = rows[stop].level if stop < len(rows) else run.last_level
     schedule = Schedule(
         tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level
     )
-    _check_finite(scheduler, schedule)
+    if not uncut:
+        _check_finite(scheduler, schedule)
     return schedule
 
 

@@ -59,7 +59,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
     def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
         highest = sigmas.max()
         leading = self.timestep_spacing == "leading"
-        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest)
+        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest, (1.0, sigmas[-1]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
