@@ -5,6 +5,7 @@ from typing import Any
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.samplers import Schedule
+from diffusax.samplers.processes import check_process
 from diffusax.samplers.runs import cached_schedule
 
 
@@ -17,8 +18,11 @@ def make_schedule(
     sampler's own, as consistency models have it.
 
     Raises:
-        ValueError: nothing is left of the run.
+        ValueError: nothing is left of the run, or the sampler is for other networks.
     """
+    # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
+    if c.process is not None and not c.options.get("is_cosxl_edit"):
+        check_process(f"scheduler={c.scheduler.class_name}", c.scheduler, c.process)
     custom = call.timesteps is not None or call.sigmas is not None
     options: dict[str, Any] = {
         "steps": None if custom else call.num_inference_steps,

@@ -17,6 +17,7 @@ from diffusax.samplers.options import (
     Positive,
 )
 from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import Row
 from diffusax.samplers.runs import Request, Run
 
@@ -107,10 +108,16 @@ class EulerDiscreteScheduler(SigmaScheduler):
     rescale_betas_zero_snr: bool = False
     final_sigmas_type: FinalSigma = "zero"
 
+    @property
+    def process(self) -> Process:
+        """How the networks were trained that it samples."""
+        # diffusers has the other prediction types keep discrete timesteps.
+        kinds = self.timestep_type, self.prediction_type
+        return "continuous" if kinds == ("continuous", "v_prediction") else "diffusion"
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
-        # diffusers has the other prediction types keep discrete ones.
-        if self.timestep_type == "continuous" and self.prediction_type == "v_prediction":
+        if self.process == "continuous":
             if request.timesteps is not None:
                 raise ValueError(
                     "timesteps cannot be given with timestep_type='continuous'; give sigmas"
