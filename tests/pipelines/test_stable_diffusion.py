@@ -59,6 +59,23 @@ def test_turning_a_knob_compiles_nothing(pipe):
     assert compiled == []
 
 
+@pytest.mark.parametrize("noise_sampler_seed", [7, [2**40, 3]], ids=["one", "each"])
+def test_a_seeded_brownian_motion_gives_the_pictures_of_diffusers(
+    pipe, reference, noise_sampler_seed
+):
+    options = {"noise_sampler_seed": noise_sampler_seed, "use_karras_sigmas": True}
+    pipe.scheduler = diffusax.DPMSolverSDEScheduler.from_config(pipe.scheduler, **options)
+    original = reference.scheduler
+    reference.scheduler = diffusers.DPMSolverSDEScheduler.from_config(pipe.scheduler.to_config())
+    try:
+        generators = [torch.Generator().manual_seed(s) for s in (3, 4)]
+        expected = draw(reference, [PROMPT, "b"], steps=3, generator=generators)
+        actual = draw(pipe, [PROMPT, "b"], steps=3, generator=[3, 4])
+        assert np.abs(actual - expected).max() < 1e-4
+    finally:
+        reference.scheduler = original
+
+
 def test_a_run_that_begins_below_the_level_without_signal_is_drawn(pipe, reference):
     """There an epsilon prediction says nothing; text to image is refused."""
     options = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

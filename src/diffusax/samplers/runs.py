@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 if TYPE_CHECKING:
@@ -33,12 +34,13 @@ class Request(NamedTuple):
 class Run(NamedTuple):
     """All rows of a run, also those before its `begin`, and the initial standard deviation.
 
-    last_level: the (signal, noise) of x after all rows.
+    last_level: the (signal, noise) of x after all rows. motion: see `Schedule`, of all rows.
     """
 
     rows: list[Row]
     init_noise_sigma: float = 1.0
     last_level: tuple[float, float] = CLEAN
+    motion: Motion | None = None
 
 
 @functools.lru_cache(maxsize=64)
@@ -125,8 +127,9 @@ def cached_schedule(
             f"{scheduler.class_name} (got {begin})"
         )
     last_level = rows[stop].level if stop < len(rows) else run.last_level
+    motion = run.motion and run.motion._replace(steps=run.motion.steps[begin:stop])
     schedule = Schedule(
-        tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level
+        tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level, motion
     )
     if not uncut:
         _check_finite(scheduler, schedule)

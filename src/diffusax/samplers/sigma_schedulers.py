@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from diffusax.runtime.brownian import Motion
 from diffusax.samplers import noise_levels, sigma_methods
 from diffusax.samplers.discrete import DiscreteScheduler, respaced
 from diffusax.samplers.options import (
@@ -13,8 +14,9 @@ from diffusax.samplers.options import (
     FinalSigma,
     HeunBetaSchedule,
     NoisePrediction,
-    Offset,
     Positive,
+    Seed,
+    Seeds,
 )
 from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Process
@@ -185,7 +187,9 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
 class DPMSolverSDEScheduler(SigmaScheduler):
     """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
 
-    The noise comes from the run's seed; noise_sampler_seed does nothing.
+    noise_sampler_seed, one or one for each image, is what the noise between steps is drawn from
+    where a call asks for PyTorch's numbers. diffusers draws it from PyTorch's global generator
+    where it is None; here the noise then comes from the call's seed, as JAX's numbers always do.
     """
 
     order = 2
@@ -196,10 +200,13 @@ class DPMSolverSDEScheduler(SigmaScheduler):
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
-    noise_sampler_seed: Offset | None = None
+    noise_sampler_seed: Seed | Seeds | None = None
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
         every = noise_levels.all_sigmas(self.alphas_cumprod)
         rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
-        return self._result(rows, sigmas)
+        steps = sigma_methods.brownian_steps(sigmas)
+        low = sigmas.min(initial=np.inf, where=sigmas > 0)
+        motion = Motion(self.noise_sampler_seed, float(low), float(sigmas.max()), steps)
+        return self._result(rows, sigmas)._replace(motion=motion)
