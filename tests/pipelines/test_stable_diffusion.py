@@ -106,9 +106,7 @@ def test_a_run_that_begins_below_the_level_without_signal_is_drawn(pipe, referen
         diffusax.EDMEulerScheduler(),
         diffusax.EDMDPMSolverMultistepScheduler(),
         diffusax.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
-        diffusax.EulerDiscreteScheduler(
-            prediction_type="v_prediction", timestep_type="continuous"
-        ),
+        diffusax.EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous"),
     ],
     ids=lambda scheduler: scheduler.class_name,
 )

@@ -155,7 +155,9 @@ def test_the_samplers_of_a_scheduler_are_those_for_its_networks():
     continuous = {"prediction_type": "v_prediction", "timestep_type": "continuous"}
     flow = ["flow_euler", "flow_euler_karras", "flow_heun"]
     assert fitting("FlowMatchHeunDiscreteScheduler") == flow
-    assert {"unipc", "deis", "dpm++2m", *flow} <= set(fitting("UniPCMultistepScheduler", **velocity))
+    assert {"unipc", "deis", "dpm++2m", *flow} <= set(
+        fitting("UniPCMultistepScheduler", **velocity)
+    )
     assert fitting("EDMEulerScheduler") == ["edm_dpm++2m", "edm_euler"]
     assert "euler" in fitting("EulerDiscreteScheduler", **continuous)
     assert "edm_euler" not in fitting("EulerDiscreteScheduler", **continuous)
