@@ -248,6 +248,19 @@ def test_info_lists_components_and_samplers(model, capsys):
     out = capsys.readouterr().out
     for part in ("UNet2DConditionModel", "M parameters", "float32", "PNDMScheduler", "dpm++2m"):
         assert part in out
+    fitting, others = re.search(r"samplers: (.*)\n((?:  not .*\n?)*)", out).groups()
+    for name in ("flow_euler", "flow_heun", "edm_euler", "edm_dpm++2m"):
+        assert name in others
+        assert name not in fitting
+
+
+def test_a_sampler_for_other_networks_is_an_error(model, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        arguments = "--model", str(model), "--output", str(tmp_path / "x.png")
+        main(["generate", "a cat", "--sampler", "flow_euler", *arguments])
+    error = capsys.readouterr().err
+    assert "sampler 'flow_euler' is for networks trained with flow matching" in error
+    assert "Traceback" not in error
 
 
 def test_info_without_a_model_tells_of_the_machine(capsys):

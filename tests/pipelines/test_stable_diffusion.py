@@ -53,10 +53,87 @@ def test_turning_a_knob_compiles_nothing(pipe):
         draw(pipe, steps=7, guidance_scale=3.0, guidance_rescale=0.5)
         draw(pipe, seed=[9], eta=0.5)
         original = pipe.scheduler
-        for name in samplers.SAMPLER_NAMES:
+        for name in samplers.fitting_samplers(original)[0]:
             pipe.scheduler = samplers.scheduler_from_name(name, original)
             draw(pipe, steps=4, eta=0.3 if name in ("ddim", "tcd") else 0.0, seed=1)
     assert compiled == []
+
+
+@pytest.mark.parametrize("noise_sampler_seed", [7, [2**40, 3]], ids=["one", "each"])
+def test_a_seeded_brownian_motion_gives_the_pictures_of_diffusers(
+    pipe, reference, noise_sampler_seed
+):
+    options = {"noise_sampler_seed": noise_sampler_seed, "use_karras_sigmas": True}
+    pipe.scheduler = diffusax.DPMSolverSDEScheduler.from_config(pipe.scheduler, **options)
+    original = reference.scheduler
+    reference.scheduler = diffusers.DPMSolverSDEScheduler.from_config(pipe.scheduler.to_config())
+    try:
+        generators = [torch.Generator().manual_seed(s) for s in (3, 4)]
+        expected = draw(reference, [PROMPT, "b"], steps=3, generator=generators)
+        actual = draw(pipe, [PROMPT, "b"], steps=3, generator=[3, 4])
+        assert np.abs(actual - expected).max() < 1e-4
+    finally:
+        reference.scheduler = original
+
+
+def test_a_run_that_begins_below_the_level_without_signal_is_drawn(pipe, reference):
+    """There an epsilon prediction says nothing; text to image is refused."""
+    options = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    options |= {"clip_sample": False, "prediction_type": "epsilon"}
+    theirs = diffusers.StableDiffusionImg2ImgPipeline(
+        **reference.components, requires_safety_checker=False
+    )
+    ours = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    ours.scheduler = diffusax.DDIMScheduler.from_config(pipe.scheduler, **options)
+    theirs.scheduler = diffusers.DDIMScheduler.from_config(ours.scheduler.to_config())
+    size = pipe.parts.default_size
+    image = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
+    given = {"image": Image.fromarray(image), "strength": 0.5, "steps": 4}
+    expected = draw(theirs, generator=torch.Generator().manual_seed(0), **given)
+    assert np.abs(draw(ours, generator=0, **given) - expected).max() < 1e-4
+    with pytest.raises(ValueError, match="without signal"):
+        draw(ours, generator=0, **{**given, "strength": 1.0})
+    pipe.scheduler = ours.scheduler
+    with pytest.raises(ValueError, match="without signal"):
+        draw(pipe, seed=0)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        diffusax.FlowMatchEulerDiscreteScheduler(),
+        diffusax.FlowMatchHeunDiscreteScheduler(shift=3.0),
+        diffusax.EDMEulerScheduler(),
+        diffusax.EDMDPMSolverMultistepScheduler(),
+        diffusax.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True),
+        diffusax.EulerDiscreteScheduler(prediction_type="v_prediction", timestep_type="continuous"),
+    ],
+    ids=lambda scheduler: scheduler.class_name,
+)
+def test_a_sampler_for_other_networks_is_an_error_before_anything_compiles(pipe, scheduler):
+    pipe.scheduler = scheduler
+    for drawn in (pipe, diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)):
+        image = {} if drawn is pipe else {"image": Image.new("RGB", (32, 32))}
+        with (
+            count_compilations() as compiled,
+            pytest.raises(ValueError, match=rf"scheduler={scheduler.class_name} is for.*Euler"),
+        ):
+            draw(drawn, seed=0, **image)
+        assert compiled == []
+
+
+def test_a_pipeline_made_with_a_sampler_has_networks_for_it(checkpoint, loaded):
+    flow, edm = diffusax.FlowMatchEulerDiscreteScheduler(), diffusax.EDMEulerScheduler()
+    made = diffusax.DiffusionPipeline.from_pretrained(checkpoint[0], scheduler=flow)
+    given = diffusax.StableDiffusionPipeline.from_pipe(loaded, scheduler=flow)
+    for pipe in (made, given):
+        assert draw(pipe, seed=0).shape == (1, 64, 64, 3)
+        pipe.scheduler = samplers.scheduler_from_name("flow_heun", pipe.scheduler)
+        draw(pipe, seed=0)
+        for other in (edm, loaded.scheduler):
+            pipe.scheduler = other
+            with pytest.raises(ValueError, match="flow matching"):
+                draw(pipe, seed=0)
 
 
 def test_a_new_shape_compiles(pipe):

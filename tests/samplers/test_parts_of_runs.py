@@ -1,13 +1,17 @@
 """Runs that begin late (image to image) or end early (SDXL's base), and the levels of their x."""
 
 import jax.numpy as jnp
+import warnings
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from test_against_diffusers import CASES
-from upstream import SD, SHAPE, build, compare, config_of, model, noised, reference, same
+from upstream import SD, SHAPE, build, compare, config_of, model, noised, ours, reference, same
 
 from diffusax import samplers
+from diffusax.runtime.brownian import BrownianNoise
 
 pytestmark = [
     pytest.mark.filterwarnings("error"),
@@ -50,7 +54,10 @@ def test_a_run_that_ends_early_has_the_first_rows_of_the_whole_run(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("begin", [0, 3])
 def test_levels_are_those_of_add_noise(name, begin):
-    """As diffusers' inpainting pipelines use it: the level of the next timestep after each row."""
+    """As diffusers' inpainting pipelines use it: the level of the next timestep after each row.
+
+    After the last row they have none, and the level is that of the result.
+    """
     mine, scheduler = pair(name, options_for(name), 8)
     begin *= scheduler.order
     schedule = mine.schedule(8, begin=begin)
@@ -72,8 +79,42 @@ def test_levels_are_those_of_add_noise(name, begin):
     add(scheduler.timesteps[begin])
     noises = [torch.randn(SHAPE) for _ in range(50)]
     reference(scheduler, torch.randn(SHAPE).double(), noises, begin=begin, constrain=constrain)
-    np.testing.assert_allclose(schedule.levels, [*found, [1, 0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(schedule.levels[:-1], found, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(schedule.table().level[: len(schedule)], schedule.levels[1:], 1e-6)
+    np.testing.assert_array_equal(schedule.ending_clean.levels, [*schedule.levels[:-1], [1, 0]])
+
+
+ENDS = {
+    "ddim": ("DDIMScheduler", {"set_alpha_to_one": False, "clip_sample": False}, {}),
+    "ddim, clean": ("DDIMScheduler", {"clip_sample": False}, {}),
+    "pndm": ("PNDMScheduler", {"skip_prk_steps": True}, {}),
+    "pndm, two rows": ("PNDMScheduler", {"skip_prk_steps": True, "steps_offset": 1}, {"begin": 7}),
+    "pndm, Runge-Kutta": ("PNDMScheduler", {"steps_offset": 1}, {}),
+    "tcd": ("TCDScheduler", {}, {}),
+    "euler": ("EulerDiscreteScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "euler, sigmas": ("EulerDiscreteScheduler", {}, {"sigmas": [9.0, 2.0, 0.5]}),
+    "heun": ("HeunDiscreteScheduler", {}, {}),
+    "dpm": ("DPMSolverMultistepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "dpm singlestep": ("DPMSolverSinglestepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "deis": ("DEISMultistepScheduler", {}, {}),
+    "unipc": ("UniPCMultistepScheduler", {"final_sigmas_type": "sigma_min"}, {}),
+    "flow": ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_perfect_network_ends_at_the_last_level(case):
+    name, options, arguments = ENDS[case]
+    mine = samplers.SCHEDULERS[name](**({} if case == "flow" else SD), **options)
+    schedule = mine.schedule(**{**({} if "sigmas" in arguments else {"steps": 8}), **arguments})
+    sample, noise = jnp.full((1, 2, 2, 1), 0.7), jnp.full((1, 2, 2, 1), -1.3)
+    predicted = noise - sample if case == "flow" else noise
+    (signal, level), last = schedule.levels[0], schedule.levels[-1]
+    state = samplers.init_state(signal * sample + level * noise)
+    rows = 0, len(schedule)
+    run = samplers.run(lambda *_: predicted, state, schedule.table(), *rows, lambda _: noise)
+    expected = last[0] * sample + last[1] * noise
+    np.testing.assert_allclose(run[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_run_cut_short_ends_at_the_level_of_the_next_row():
@@ -158,3 +199,31 @@ def test_bad_parts_are_errors():
         heun.schedule(5, begin=3)
     with pytest.raises(ValueError, match="begin must be a whole number"):
         heun.schedule(5, begin=2.0)
+
+
+MOTIONS = [
+    ({"timestep_spacing": "linspace"}, 7, 0),
+    ({"use_karras_sigmas": True, "noise_sampler_seed": [2**40]}, 6, 0),
+    ({"timestep_spacing": "trailing", "prediction_type": "v_prediction"}, 6, 2),
+]
+
+
+@pytest.mark.parametrize(("options", "steps", "begin"), MOTIONS)
+def test_a_seeded_brownian_motion_is_that_of_diffusers(options, steps, begin):
+    config = {**SD, "noise_sampler_seed": 5, **options}
+    mine, scheduler = pair("DPMSolverSDEScheduler", config, steps)
+    schedule = mine.schedule(steps, begin=2 * begin)
+    noise = BrownianNoise(schedule.motion, tuple(SHAPE[i] for i in (0, 2, 3, 1)))
+    drawn = [torch.from_numpy(noise.row(i).transpose(0, 3, 1, 2)) for i in range(len(schedule))]
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)) * schedule.levels[0, 1]
+    x = x.float()
+    found = ours(schedule, x.numpy(), drawn)[-1]
+    scheduler.set_begin_index(2 * begin)
+    with warnings.catch_warnings():
+        # torchsde's, of the rounding of the highest sigma.
+        warnings.simplefilter("ignore")
+        for t in scheduler.timesteps[2 * begin :]:
+            scaled = scheduler.scale_model_input(x, t)
+            x = scheduler.step(model(scaled, t.float(), torch), t, x).prev_sample
+    # A sigma that is off by the last digit of float32 changes its noise by a thousandth.
+    np.testing.assert_allclose(found, x, atol=1e-3)

@@ -143,3 +143,33 @@ def test_bad_runs_are_errors():
         euler.schedule(timesteps=[3, 2], sigmas=[3.0, 2.0, 0.0])
     with pytest.raises(ValueError, match="unknown sampler"):
         samplers.scheduler_from_name("eulr")
+
+
+def test_the_samplers_of_a_scheduler_are_those_for_its_networks():
+    def fitting(cls, **options):
+        found, others = samplers.fitting_samplers(samplers.SCHEDULERS[cls](**options))
+        assert sorted([*found, *sum(others.values(), [])]) == list(samplers.SAMPLER_NAMES)
+        return found
+
+    velocity = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+    continuous = {"prediction_type": "v_prediction", "timestep_type": "continuous"}
+    flow = ["flow_euler", "flow_euler_karras", "flow_heun"]
+    assert fitting("FlowMatchHeunDiscreteScheduler") == flow
+    assert {"unipc", "deis", "dpm++2m", *flow} <= set(
+        fitting("UniPCMultistepScheduler", **velocity)
+    )
+    assert fitting("EDMEulerScheduler") == ["edm_dpm++2m", "edm_euler"]
+    assert "euler" in fitting("EulerDiscreteScheduler", **continuous)
+    assert "edm_euler" not in fitting("EulerDiscreteScheduler", **continuous)
+    for kind in ("epsilon", "v_prediction"):
+        found = fitting("DDIMScheduler", prediction_type=kind)
+        assert len(found) == len(samplers.SAMPLER_NAMES) - 5
+
+
+@pytest.mark.parametrize("config", [SD, {"_class_name": "DDIMScheduler", **SD}])
+def test_a_config_of_unknown_networks_takes_every_name(config):
+    if "_class_name" not in config:
+        assert samplers.scheduler_from_name("flow_euler", config).process == "flow"
+        return
+    with pytest.raises(ValueError, match=r"'flow_euler' is for networks trained with flow match"):
+        samplers.scheduler_from_name("flow_euler", config)

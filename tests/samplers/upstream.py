@@ -1,10 +1,8 @@
 """Runs of diffusers' schedulers and of ours on one model, every x of them."""
 
 import contextlib
-import importlib
 import json
 import sys
-import types
 import warnings
 from unittest import mock
 
@@ -61,11 +59,7 @@ def exact_roots():
 
 
 def upstream_class(name):
-    if name != "DPMSolverSDEScheduler":
-        return getattr(diffusers, name)
-    # It would draw from a library that does no more than what `Increments` does.
-    sys.modules.setdefault("torchsde", types.ModuleType("torchsde"))
-    return importlib.import_module("diffusers.schedulers.scheduling_dpmsolver_sde").__dict__[name]
+    return getattr(diffusers, name)
 
 
 class Increments:

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from diffusax.cli.parsing import OWN, parse
 from diffusax.files import load_json
 from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.samplers import SAMPLER_NAMES
+from diffusax.samplers import SAMPLER_NAMES, fitting_samplers, scheduler_from_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,24 @@ class Info:
 
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
-        if self.model is not None:
-            self._checkpoint(self.model)
+        config = None if self.model is None else self._checkpoint(self.model)
         print(f"devices: {', '.join(device_kinds())}")
         print(f"compilation cache: {escaped(enable_compilation_cache() or 'off')}")
-        print(f"samplers: {', '.join(SAMPLER_NAMES)}")
+        for line in _samplers(config):
+            print(escaped(line))
 
-    def _checkpoint(self, model: str) -> None:
+    def _checkpoint(self, model: str) -> dict[str, Any] | None:
+        """Prints the components; the scheduler's config, if there is one."""
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
         print(escaped(f"{class_name} in {folder}"))
         for name, (_, component) in sorted(components.items()):
             size = _size(folder / name, self.variant)
             print(escaped(f"  {name:14} {component:24} {size}".rstrip()))
+        file = folder / "scheduler" / "scheduler_config.json"
+        if "scheduler" not in components or not file.is_file():
+            return None
+        return {"_class_name": components["scheduler"][1], **load_json(file)}
 
 
 def device_kinds() -> list[str]:
@@ -55,6 +60,18 @@ def device_kinds() -> list[str]:
 def command(args: list[str]) -> Info:
     """The options from the arguments."""
     return parse(Info, args, prog="diffusax info")
+
+
+def _samplers(config: dict[str, Any] | None) -> list[str]:
+    """The names of the samplers; with a checkpoint's config those that fit, then the others."""
+    if config is None:
+        return [f"samplers: {', '.join(SAMPLER_NAMES)}"]
+    try:
+        found, others = fitting_samplers(scheduler_from_config(config))
+    except ValueError as error:
+        return [f"samplers: none ({error})"]
+    reasons = [f"  not {', '.join(names)}: {reason}" for reason, names in others.items()]
+    return [f"samplers: {', '.join(found)}", *reasons]
 
 
 def _size(folder: Path, variant: str | None) -> str:

@@ -11,6 +11,7 @@ from diffusax.models.freeu import FreeU
 from diffusax.models.network import Network, Params, Switches
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Family
+from diffusax.samplers.processes import Process
 
 
 @dataclasses.dataclass
@@ -30,6 +31,9 @@ class Components:
     """Of several devices, over which parameters and batches are spread."""
     switches: dict[str, Switches] = dataclasses.field(default_factory=dict)
     """Of the models in a pipeline, which share them."""
+    process: Process | None = None
+    """What the networks were trained for, as the scheduler says that they came with; None where
+    nobody knows."""
 
     def forget(self) -> None:
         """Has what follows from networks and tokenizers computed again."""

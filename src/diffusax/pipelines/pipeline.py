@@ -108,6 +108,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
             self.scheduler = type(scheduler).from_config(scheduler.config, **old)
+        # Those that are assigned later may have lost it: `FlowMatchEulerDiscreteScheduler()`.
+        self.parts.process = self.scheduler.process
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.component_names:
@@ -208,6 +210,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         dtype = components.pop("torch_dtype", None)
         shared = {n: v for n, v in pipe.components.items() if n in cls.component_names}
         new = cls(**{**shared, **pipe.config, **components})
+        if "scheduler" not in components:
+            new.parts.process = pipe.parts.process
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)

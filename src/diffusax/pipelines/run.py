@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.placement import put_plan
 from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.tasks import Job, check_latents
+from diffusax.runtime.brownian import BrownianNoise
 from diffusax.runtime.images import own_images, put
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import TorchNoise
@@ -42,25 +44,23 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
     source, placed = job.plan, _placed(pipe.parts, job.plan)
     state = programs.first_state(placed.latents)
     callback = call.callback_on_step_end
-    draws = job.schedule.draws_noise
-    hand_in = isinstance(job.noise, TorchNoise) and bool(draws.any())
+    row_noise = _row_noise(job, (images, *shape))
     bar = tqdm(total=n, **{"leave": True, **pipe.progress_bar_options, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
     shared = mesh is not None and mesh != mesh.local_mesh
-    if (bar.disable or shared) and callback is None and not hand_in:
+    if (bar.disable or shared) and callback is None and row_noise is None:
         state = denoise_plan(pipe.parts, state, placed, 0, n)
         return own_images(mesh, programs.final_latents(state), images)
     row, size = 0, 1
     with bar:
         while row < n and not pipe.interrupt:
-            stop = row + 1 if callback is not None or hand_in else min(row + size, n)
+            stop = row + 1 if callback is not None or row_noise is not None else min(row + size, n)
             began = time.perf_counter()
             if job.plan is not source:
                 source, placed = job.plan, _placed(pipe.parts, job.plan, placed)
             plan = placed
-            if isinstance(job.noise, TorchNoise) and hand_in:
-                noise = job.noise.row(tuple(shape), draws=bool(draws[row]))
-                plan = plan._replace(noise=put(mesh, noise))
+            if row_noise is not None:
+                plan = plan._replace(noise=put(mesh, row_noise(row)))
             state = denoise_plan(pipe.parts, state, plan, row, stop)
             if callback is not None:
                 own = state if mesh is None else own_images(mesh, state, images, 1)
@@ -78,6 +78,16 @@ def run_rows(pipe: Any, job: Job, call: Call) -> jax.Array:
                 size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
             row = stop
     return own_images(mesh, programs.final_latents(state), images)
+
+
+def _row_noise(job: Job, shape: tuple[int, int, int, int]) -> Callable[[int], Any] | None:
+    """PyTorch's numbers for each row, b h w c, where the call asks for them and rows draw any."""
+    motion, noise, draws = job.schedule.motion, job.noise, job.schedule.draws_noise
+    if not isinstance(noise, TorchNoise) or not draws.any():
+        return None
+    if motion is not None and motion.seed is not None:
+        return BrownianNoise(motion, shape).row
+    return lambda row: noise.row(shape[1:], draws=bool(draws[row]))
 
 
 def _placed(c: Components, plan: Plan, before: Plan | None = None) -> Plan:

@@ -5,6 +5,7 @@ from typing import Any
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.samplers import Schedule
+from diffusax.samplers.processes import check_process
 from diffusax.samplers.runs import cached_schedule
 
 
@@ -17,8 +18,11 @@ def make_schedule(
     sampler's own, as consistency models have it.
 
     Raises:
-        ValueError: nothing is left of the run.
+        ValueError: nothing is left of the run, or the sampler is for other networks.
     """
+    # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
+    if c.process is not None and not c.options.get("is_cosxl_edit"):
+        check_process(f"scheduler={c.scheduler.class_name}", c.scheduler, c.process)
     custom = call.timesteps is not None or call.sigmas is not None
     options: dict[str, Any] = {
         "steps": None if custom else call.num_inference_steps,
@@ -28,7 +32,7 @@ def make_schedule(
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
     }
-    whole = cached_schedule(c.scheduler, **options)
+    whole = cached_schedule(c.scheduler, uncut=True, **options)
     begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
     if call.denoising_end is not None and 0 < call.denoising_end < 1:
         cutoff = _cutoff(c, call.denoising_end)
@@ -40,7 +44,7 @@ def make_schedule(
             f"denoising_end={call.denoising_end}; take more steps or a larger part of them"
         )
     if (begin, end) == (0, len(whole)):
-        return whole
+        return cached_schedule(c.scheduler, **options)
     return cached_schedule(c.scheduler, begin=begin, end=end, **options)
 
 

@@ -102,11 +102,9 @@ def inpaint(c: Components, call: Call) -> Job:
     """
     b, height, width = count_images(call), *image_size(c, call)
     noise = noise_source(call.noise, call.seed, b)
-    # diffusers puts the picture back without noise after the last row, also where denoising_end
-    # leaves some to another model (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    schedule = make_schedule(c, call, from_image=True)
-    if call.denoising_end is not None:
-        schedule = dataclasses.replace(schedule, last_level=(1.0, 0.0))
+    # diffusers puts the picture back without noise after the last row, also where denoising_end or
+    # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
+    schedule = make_schedule(c, call, from_image=True).ending_clean
     crop = crop_options(call, height, width)
     image = _required(call, "image")
     pixels = to_pixels(image, height, width, factor=c.factor, **crop)

@@ -10,7 +10,12 @@ from diffusax.samplers import (
 from diffusax.samplers.alpha_schedulers import *  # noqa: F403
 from diffusax.samplers.edm_schedulers import *  # noqa: F403
 from diffusax.samplers.flow_schedulers import *  # noqa: F403
-from diffusax.samplers.names import SAMPLER_NAMES, scheduler_from_config, scheduler_from_name
+from diffusax.samplers.names import (
+    SAMPLER_NAMES,
+    fitting_samplers,
+    scheduler_from_config,
+    scheduler_from_name,
+)
 from diffusax.samplers.rows import Row, Schedule, Table, stack_tables
 from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
 from diffusax.samplers.sigma_schedulers import *  # noqa: F403
@@ -24,6 +29,7 @@ __all__ = [
     "Schedule",
     "Scheduler",
     "Table",
+    "fitting_samplers",
     "init_state",
     "run",
     "scheduler_from_config",

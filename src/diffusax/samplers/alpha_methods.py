@@ -46,6 +46,11 @@ def alpha_level(alpha: float) -> tuple[float, float]:
     return np.sqrt(alpha), np.sqrt(1 - alpha)
 
 
+def alpha_after(process: Process, t: int) -> float:
+    """alpha-bar at a timestep that a step leads to, which may be below 0: then after the run."""
+    return process.alphas_cumprod[t] if t >= 0 else process.final_alpha
+
+
 def ddpm(
     process: Process, timesteps: np.ndarray, *, variance_type: str | None, limits: Limits
 ) -> list[Row]:
@@ -75,7 +80,7 @@ def ddim(
     rows = []
     for t in timesteps:
         alpha = a[t]
-        alpha_prev = a[t - stride] if t >= stride else process.final_alpha
+        alpha_prev = alpha_after(process, t - stride)
         variance = (1 - alpha_prev) / (1 - alpha) * (1 - alpha / alpha_prev)
         sigma = eta * np.sqrt(max(variance, 0.0))
         # At eta=1 rounding can leave less than nothing.
@@ -154,8 +159,7 @@ def _transfer(
     process: Process, x: np.ndarray, output: np.ndarray, t: int, target: int
 ) -> np.ndarray:
     """Liu et al. 2022, equation 11, from t to target."""
-    a = process.alphas_cumprod
-    alpha, alpha_prev = a[t], a[target] if target >= 0 else process.final_alpha
+    alpha, alpha_prev = process.alphas_cumprod[t], alpha_after(process, target)
     if process.prediction_type == "v_prediction":
         output = np.sqrt(alpha) * output + np.sqrt(1 - alpha) * x
     denominator = alpha * np.sqrt(1 - alpha_prev) + np.sqrt(alpha * (1 - alpha) * alpha_prev)

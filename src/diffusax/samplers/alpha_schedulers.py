@@ -63,9 +63,9 @@ class DDIMScheduler(DiscreteScheduler):
         limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         stride = self.num_train_timesteps // request.steps
-        return Run(
-            alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, limits=limits)
-        )
+        rows = alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, limits=limits)
+        last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
+        return Run(rows, last_level=alpha_methods.alpha_level(last))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,10 @@ class PNDMScheduler(DiscreteScheduler):
         rows = alpha_methods.pndm(self, prk, plms, stride=stride, begin=0)
         if begin:
             rows = rows[:begin] + alpha_methods.pndm(self, prk, plms, stride=stride, begin=begin)
-        return Run(rows)
+        # The second row of the multistep phase goes once more to where the first one went.
+        repeats = not len(prk) and len(rows) - begin == 2
+        last = alpha_methods.alpha_after(self, plms[-1] - (0 if repeats else stride))
+        return Run(rows, last_level=alpha_methods.alpha_level(last))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +163,8 @@ class TCDScheduler(LCMScheduler):
         if not 0 <= request.eta <= 1:
             raise ValueError(f"eta must be between 0 and 1 (got {request.eta:g})")
         timesteps = self._distilled_timesteps(request)
-        return Run(alpha_methods.tcd(self, timesteps, eta=request.eta))
+        rows = alpha_methods.tcd(self, timesteps, eta=request.eta)
+        return Run(rows, last_level=alpha_methods.alpha_level(self.alphas_cumprod[0]))
 
     def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
         if original_inference_steps is None:

@@ -17,6 +17,7 @@ from diffusax.samplers.options import (
     SigmaSchedule,
     adopt,
 )
+from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import RAW, X
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.scheduler import Scheduler
@@ -40,6 +41,12 @@ class EDMScheduler(Scheduler, sampler=False):
     def compatibles(self) -> list[type[Scheduler]]:
         """The samplers that can be swapped for this one, as diffusers lists them."""
         return [type(self)]
+
+    @property
+    def process(self) -> Process:
+        """How the networks were trained that it samples."""
+        unit = (self.prediction_type, self.sigma_data) == ("v_prediction", 1.0)
+        return "continuous" if unit else "edm"
 
     def _levels(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The timesteps, n, and the sigmas, n, of a run."""
@@ -78,7 +85,7 @@ class EDMEulerScheduler(EDMScheduler):
         rows = sigma_methods.euler(
             timesteps, np.append(sigmas, last), self._x0, self._epsilon, self._in_scale
         )
-        return Run(rows, self._init_sigma())
+        return Run(rows, self._init_sigma(), (1.0, last))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,4 +129,4 @@ class EDMDPMSolverMultistepScheduler(EDMScheduler):
             limits_of(self),
         )
         rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin)
-        return Run(rows, self._init_sigma())
+        return Run(rows, self._init_sigma(), levels[-1][:2])

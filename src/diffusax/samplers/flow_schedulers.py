@@ -79,7 +79,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         timesteps, sigmas = self._levels(request)
         stochastic = self.stochastic_sampling
         method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
-        return Run(method(timesteps, sigmas))
+        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """The timesteps, n, and sigmas, n+1, of a run."""

@@ -11,6 +11,7 @@ from diffusax.samplers import (  # noqa: F401
     sigma_schedulers,
     snr_schedulers,
 )
+from diffusax.samplers.processes import check_process, samples
 from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
@@ -62,8 +63,34 @@ def scheduler_from_name(
         config: the scheduler whose noise schedule and prediction type to keep.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or a sampler for networks that were trained for another process
+            than those of `config`.
     """
+    scheduler, own = _named(name, config), config
+    if isinstance(config, Mapping):
+        own = scheduler_from_config(config) if config.get("_class_name") in SCHEDULERS else None
+    if isinstance(own, Scheduler):
+        check_process(f"sampler {name!r}", scheduler, own.process)
+    return scheduler
+
+
+def fitting_samplers(config: Scheduler) -> tuple[list[str], dict[str, list[str]]]:
+    """Of SAMPLER_NAMES those that sample the networks of a scheduler, and the others by reason."""
+    found: list[str] = []
+    others: dict[str, list[str]] = {}
+    for name in SAMPLER_NAMES:
+        try:
+            scheduler = _named(name, config)
+        except ValueError as error:
+            others.setdefault(str(error), []).append(name)
+            continue
+        fits = scheduler.process == config.process
+        names = found if fits else others.setdefault(f"for {samples(scheduler.process)}", [])
+        names.append(name)
+    return found, others
+
+
+def _named(name: str, config: Mapping[str, Any] | Scheduler | None) -> Scheduler:
     options: dict[str, Any] = {}
     if name in SCHEDULERS:
         cls = SCHEDULERS[name]

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diffusax.runtime.brownian import Motion
+
 SLOTS = 6
 X, M1, M2, M3, M4, M5, RAW, P, NOISE = np.eye(SLOTS + 3)
 MIN_HEIGHT = 2048
@@ -77,14 +79,16 @@ class Schedule:
 
     rows: those from begin to end of the run. init_noise_sigma: the standard deviation of the
     initial latents of a whole run. order: rows per step, 2 for Heun and KDPM2. last_level: the
-    (signal, noise) of x after the last row: that of the row that would follow, (1, 0) where none
-    would.
+    (signal, noise) of x after the last row: that of the row that would follow, or where the run ends,
+    which for some options is not (1, 0). motion: the Brownian motion that the rows' noise is of in
+    diffusers, for those samplers that have one there.
     """
 
     rows: tuple[Row, ...]
     init_noise_sigma: float
     order: int = 1
     last_level: tuple[float, float] = CLEAN
+    motion: Motion | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -106,6 +110,13 @@ class Schedule:
         x = signal x0 + noise eps is what diffusers' `add_noise` gives there.
         """
         return _frozen(np.array([row.level for row in self.rows] + [self.last_level], np.float64))
+
+    @functools.cached_property
+    def ending_clean(self) -> "Schedule":
+        """The same run, its last level (1, 0), whatever noise its options leave."""
+        if self.last_level == CLEAN:
+            return self
+        return dataclasses.replace(self, last_level=CLEAN)
 
     def table(self) -> Table:
         """The rows padded to MIN_HEIGHT, or to the next power of two beyond; computed once."""

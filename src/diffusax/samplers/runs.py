@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 if TYPE_CHECKING:
@@ -31,10 +32,15 @@ class Request(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All rows of a run, also those before its `begin`, and the initial standard deviation."""
+    """All rows of a run, also those before its `begin`, and the initial standard deviation.
+
+    last_level: the (signal, noise) of x after all rows. motion: see `Schedule`, of all rows.
+    """
 
     rows: list[Row]
     init_noise_sigma: float = 1.0
+    last_level: tuple[float, float] = CLEAN
+    motion: Motion | None = None
 
 
 @functools.lru_cache(maxsize=64)
@@ -50,8 +56,12 @@ def cached_schedule(
     original_inference_steps: int | None = None,
     strength: float = 1.0,
     mu: float | None = None,
+    uncut: bool = False,
 ) -> Schedule:
     """`Scheduler.schedule`, its arguments of exactly these types.
+
+    uncut: whether rows without a finite step are let pass, because a part of the run will be asked
+    for that may do without them.
 
     Raises:
         ValueError: as `Scheduler.schedule`.
@@ -116,11 +126,13 @@ def cached_schedule(
             f"begin must be a multiple of {scheduler.order}, the rows of one step of "
             f"{scheduler.class_name} (got {begin})"
         )
-    last_level = rows[stop].level if stop < len(rows) else CLEAN
+    last_level = rows[stop].level if stop < len(rows) else run.last_level
+    motion = run.motion and run.motion._replace(steps=run.motion.steps[begin:stop])
     schedule = Schedule(
-        tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level
+        tuple(rows[begin:stop]), float(run.init_noise_sigma), scheduler.order, last_level, motion
     )
-    _check_finite(scheduler, schedule)
+    if not uncut:
+        _check_finite(scheduler, schedule)
     return schedule
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json
 from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
+from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
 
@@ -147,6 +148,12 @@ class Scheduler:
         if not self.swappable:
             return [type(self)]
         return [cls for cls in SCHEDULERS.values() if cls.swappable]
+
+    @property
+    def process(self) -> Process:
+        """How the networks were trained that it samples."""
+        kind: str = self.prediction_type
+        return "flow" if kind == "flow_prediction" else "diffusion"
 
     def to_config(self) -> dict[str, Any]:
         """scheduler_config.json, as diffusers reads it."""

@@ -180,6 +180,30 @@ def dpm_sde(
     return rows
 
 
+def brownian_steps(sigmas: np.ndarray) -> tuple[tuple[float, float] | None, ...]:
+    """From which sigma to which the noise of each row of `dpm_sde` is, to the bit.
+
+    diffusers takes logarithms and back in float32 (scheduling_dpmsolver_sde.py, step), and 1e-6
+    more or less of a motion is 1e-3 of noise.
+    """
+    times = -_log(sigmas[sigmas > 0])
+    steps: list[tuple[float, float] | None] = []
+    for time, following in zip(times, times[1:]):
+        middle = time + (following - time) * np.float32(0.5)
+        start, half, end = (float(_exp(-t)) for t in (time, middle, following))
+        steps += [(start, half), (half, end)]
+    return (*steps, *[None] * int(sigmas[-1] == 0))
+
+
+def _log(x: np.ndarray) -> np.ndarray:
+    """In float32, correctly rounded, as PyTorch's is but for one number in a hundred."""
+    return np.log(x.astype(np.float64)).astype(np.float32)
+
+
+def _exp(x: np.ndarray) -> np.ndarray:
+    return np.exp(x.astype(np.float64)).astype(np.float32)
+
+
 def _midpoint_row(
     x: np.ndarray, middle: float, target: float, prediction_type: str, every: np.ndarray
 ) -> Row:

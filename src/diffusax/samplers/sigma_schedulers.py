@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from diffusax.runtime.brownian import Motion
 from diffusax.samplers import noise_levels, sigma_methods
 from diffusax.samplers.discrete import DiscreteScheduler, respaced
 from diffusax.samplers.options import (
@@ -13,10 +14,12 @@ from diffusax.samplers.options import (
     FinalSigma,
     HeunBetaSchedule,
     NoisePrediction,
-    Offset,
     Positive,
+    Seed,
+    Seeds,
 )
 from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import Row
 from diffusax.samplers.runs import Request, Run
 
@@ -59,7 +62,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
     def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
         highest = sigmas.max()
         leading = self.timestep_spacing == "leading"
-        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest)
+        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest, (1.0, sigmas[-1]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,10 +110,16 @@ class EulerDiscreteScheduler(SigmaScheduler):
     rescale_betas_zero_snr: bool = False
     final_sigmas_type: FinalSigma = "zero"
 
+    @property
+    def process(self) -> Process:
+        """How the networks were trained that it samples."""
+        # diffusers has the other prediction types keep discrete timesteps.
+        kinds = self.timestep_type, self.prediction_type
+        return "continuous" if kinds == ("continuous", "v_prediction") else "diffusion"
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
-        # diffusers has the other prediction types keep discrete ones.
-        if self.timestep_type == "continuous" and self.prediction_type == "v_prediction":
+        if self.process == "continuous":
             if request.timesteps is not None:
                 raise ValueError(
                     "timesteps cannot be given with timestep_type='continuous'; give sigmas"
@@ -178,7 +187,9 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
 class DPMSolverSDEScheduler(SigmaScheduler):
     """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
 
-    The noise comes from the run's seed; noise_sampler_seed does nothing.
+    noise_sampler_seed, one or one for each image, is what the noise between steps is drawn from
+    where a call asks for PyTorch's numbers. diffusers draws it from PyTorch's global generator
+    where it is None; here the noise then comes from the call's seed, as JAX's numbers always do.
     """
 
     order = 2
@@ -189,10 +200,13 @@ class DPMSolverSDEScheduler(SigmaScheduler):
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
-    noise_sampler_seed: Offset | None = None
+    noise_sampler_seed: Seed | Seeds | None = None
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
         every = noise_levels.all_sigmas(self.alphas_cumprod)
         rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
-        return self._result(rows, sigmas)
+        steps = sigma_methods.brownian_steps(sigmas)
+        low = sigmas.min(initial=np.inf, where=sigmas > 0)
+        motion = Motion(self.noise_sampler_seed, float(low), float(sigmas.max()), steps)
+        return self._result(rows, sigmas)._replace(motion=motion)

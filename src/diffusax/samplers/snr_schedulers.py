@@ -220,7 +220,8 @@ class DPMSolverSinglestepScheduler(DPMSolverScheduler):
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        return Run(snr_methods.dpm_singlestep(solver, timesteps, levels, begin=request.begin))
+        rows = snr_methods.dpm_singlestep(solver, timesteps, levels, begin=request.begin)
+        return Run(rows, last_level=levels[-1][:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +251,8 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
         if rounds and self.beta_schedule != "squaredcos_cap_v2":
             timesteps = timesteps.round()
         timesteps = np.trunc(timesteps)
-        return Run(snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin))
+        rows = snr_methods.dpm_multistep(solver, timesteps, levels, begin=request.begin)
+        return Run(rows, last_level=levels[-1][:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -328,7 +330,8 @@ class UniPCMultistepScheduler(SNRScheduler):
             # diffusers limits no sample where the noise is integrated.
             limits_of(self) if self.predict_x0 else Limits(),
         )
-        return Run(snr_methods.unipc(solver, np.trunc(timesteps), levels, begin=request.begin))
+        rows = snr_methods.unipc(solver, np.trunc(timesteps), levels, begin=request.begin)
+        return Run(rows, last_level=levels[-1][:2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -357,4 +360,5 @@ class DEISMultistepScheduler(SNRScheduler):
         solver = snr_methods.DEIS(
             *self._predictions(), self.solver_order, self.lower_order_final, limits_of(self)
         )
-        return Run(snr_methods.deis(solver, np.trunc(timesteps), levels, begin=request.begin))
+        rows = snr_methods.deis(solver, np.trunc(timesteps), levels, begin=request.begin)
+        return Run(rows, last_level=levels[-1][:2])

@@ -201,6 +201,8 @@ def _schedule(scheduler: Any, run: Run) -> Schedule:
         schedule = ours.schedule(None if custom else steps, **custom, **asked)
     except (ValueError, TypeError) as error:
         raise NotUniform(str(error)) from error
+    if schedule.motion is not None:
+        raise NotUniform("its noise is that of a Brownian motion")
     if len(schedule) != len(found) or not np.allclose(schedule.timesteps, found, rtol=1e-4):
         raise NotUniform("its timesteps are not those of the scheduler's run")
     return schedule
