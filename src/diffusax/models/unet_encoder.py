@@ -90,12 +90,6 @@ class UNetEncoderConfig:
                 f"(got {len(self.down_block_types)} and {levels})"
             )
         check_groups(self.block_out_channels, self.norm_num_groups)
-        heads = self.per_level("attention_head_dim")
-        if any(h > width for h, width in zip(heads, self.block_out_channels)):
-            raise ValueError(
-                f"attention_head_dim={self.attention_head_dim}, the number of heads, must not be "
-                f"more than block_out_channels={self.block_out_channels}"
-            )
         if self.class_embed_type in ("projection", "simple_projection") or self.addition_embed_type:
             self._require("projection_class_embeddings_input_dim")
         if self.addition_embed_type:
@@ -142,9 +136,19 @@ class Level:
 def make_level(
     config: UNetEncoderConfig, level: int, resnets: list[tuple[int, int]], depth: Any, attends: bool
 ) -> Level:
-    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each)."""
+    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each).
+
+    Raises:
+        ValueError: it attends with more heads than it has channels.
+    """
+    heads = config.per_level("attention_head_dim")[level]
+    if attends and heads > config.block_out_channels[level]:
+        raise ValueError(
+            f"attention_head_dim={config.attention_head_dim}, the number of heads, must not be "
+            f"more than block_out_channels={config.block_out_channels} where a block attends"
+        )
     options = {
-        "heads": config.per_level("attention_head_dim")[level],
+        "heads": heads,
         "context_dim": config.per_level("cross_attention_dim")[level],
         "groups": config.norm_num_groups,
         "use_linear_projection": config.use_linear_projection,
