@@ -11,7 +11,7 @@ import numpy as np
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
-from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
+from diffusax.pipelines.arguments import Call, as_list, check_call, match_length, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.runtime.program import Program
@@ -174,7 +174,7 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
     """The embeddings, NumPy or JAX.
 
     Raises:
-        ValueError: they have another shape.
+        ValueError: they have another shape, or are not numbers.
     """
     axes = "(prompts, tokens, width)" if ndim == 3 else "(prompts, width)"
     shape = getattr(embeds, "shape", None)
@@ -182,7 +182,7 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
         wanted = "" if width is None else f" with a width of {width}"
         got = type(embeds).__name__ if shape is None else tuple(shape)
         raise ValueError(f"{name} must be an array of shape {axes}{wanted} (got {got})")
-    return embeds if isinstance(embeds, jax.Array) else np.asarray(embeds, np.float32)
+    return embeds if isinstance(embeds, jax.Array) else read_numbers(name, embeds)
 
 
 def _given(c: Components, call: Call, prefix: str) -> Encoded:
