@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -22,6 +23,7 @@ from diffusax.config import (
     per_level,
 )
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map, check_tokens
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
@@ -241,6 +243,14 @@ class UNetEncoder(nnx.Module):
             if middle.resnets
             else None
         )
+
+    def check_inputs(self, sample: jax.Array, encoder_hidden_states: jax.Array) -> None:
+        """Raises ValueError unless they are b h w in_channels and b s cross_attention_dim."""
+        check_map("sample", sample, self.config.in_channels)
+        blocks = (self.down_blocks, getattr(self, "up_blocks", ()), (self.mid_block,))
+        attends = any(getattr(b, "attentions", None) for b in itertools.chain(*blocks))
+        widths = set(self.config.per_level("cross_attention_dim")) if attends else None
+        check_tokens("encoder_hidden_states", encoder_hidden_states, widths)
 
     def embed(
         self,
