@@ -83,7 +83,8 @@ def to_pixels(
             "crop" cuts off what stands out; the latter two for PIL images and paths.
         crops_coords: the part of each PIL image to take, before it is resized.
         latent_channels: arrays with so many channels, neither 1 nor 3, are latents and stay as they
-            are. Latents as high or wide as they have channels are read as c h w, as calls give them.
+            are. Where height or width is the same number they are read as c h w, as calls give
+            them.
 
     Returns:
         b H W 3 float32 in [-1, 1]; or latents b h w c.

@@ -146,7 +146,7 @@ def inpaint(c: Components, call: Call) -> Job:
     if call.padding_mask_crop is not None:
         coords = crop["crops_coords"]
         job.finish = lambda images: [
-            apply_overlay(call.mask_image, image, drawn, coords) for drawn in images
+            apply_overlay(call.mask_image, call.image, drawn, coords) for drawn in images
         ]
     return job
 
