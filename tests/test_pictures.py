@@ -5,6 +5,7 @@ import os
 import re
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -124,6 +125,17 @@ def test_latents_stay_as_they_are():
     assert torch.equal(THEIRS.preprocess(latents), latents)
     for value in (latents, latents.numpy(), list(latents)):
         np.testing.assert_array_equal(to_pixels(value, 8, 8), latents.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("shape", [(16, 5, 7), (16, 5, 16), (16, 16, 16)])
+def test_latents_have_as_many_channels_as_the_autoencoder_says(shape):
+    latents = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
+    with pytest.raises(ValueError, match="must be an array h w 3"):
+        to_pixels(latents)
+    # Channels come first wherever both axes could be theirs: so calls give latents.
+    for value in (latents, torch.tensor(latents), jnp.asarray(latents)):
+        read = to_pixels(value, latent_channels=16)
+        np.testing.assert_array_equal(read, latents.transpose(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("size", SIZES)

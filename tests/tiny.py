@@ -64,6 +64,23 @@ VAE_8: dict[str, Any] = {
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
 }
+# One level each, a latent for each pixel: what compiles soonest.
+SMALLEST_UNET: dict[str, Any] = {
+    "block_out_channels": (8,),
+    "down_block_types": ("CrossAttnDownBlock2D",),
+    "up_block_types": ("CrossAttnUpBlock2D",),
+    "mid_block_type": None,
+    "attention_head_dim": 2,
+    "transformer_layers_per_block": 1,
+    "norm_num_groups": 4,
+}
+SMALLEST_VAE: dict[str, Any] = {
+    "block_out_channels": (8,),
+    "down_block_types": ("DownEncoderBlock2D",),
+    "up_block_types": ("UpDecoderBlock2D",),
+    "mid_block_add_attention": False,
+    "norm_num_groups": 4,
+}
 ASYMMETRIC: dict[str, Any] = {
     "down_block_types": ("DownEncoderBlock2D",) * 3,
     "down_block_out_channels": (16, 16, 32),

@@ -82,7 +82,9 @@ def to_pixels(
         resize_mode: "default" stretches, "fill" fits the picture in and smears its borders,
             "crop" cuts off what stands out; the latter two for PIL images and paths.
         crops_coords: the part of each PIL image to take, before it is resized.
-        latent_channels: arrays with so many channels are latents and stay as they are.
+        latent_channels: arrays with so many channels, neither 1 nor 3, are latents and stay as they
+            are. Where height or width is the same number they are read as c h w, as calls give
+            them.
 
     Returns:
         b H W 3 float32 in [-1, 1]; or latents b h w c.
@@ -93,7 +95,7 @@ def to_pixels(
     pixels = _unit_pixels(
         images, height, width, factor, resize_mode, crops_coords, "image", latent_channels
     )
-    if pixels.shape[-1] == latent_channels or pixels.min() < 0:
+    if pixels.shape[-1] not in (1, 3) or pixels.min() < 0:
         return pixels
     return 2 * pixels - 1
 
@@ -198,11 +200,7 @@ def read_array(value: Any, name: str) -> np.ndarray:
     Raises:
         ValueError: its type is no picture's, or it is not finite.
     """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        # NumPy has no bfloat16 of PyTorch's.
-        value = value.float() if value.is_floating_point() else value
-    array = np.asarray(value)
+    array = as_numpy(value)
     if array.dtype == np.uint8:
         return array.astype(np.float32) / 255
     if array.dtype.name not in ("bool", "float16", "bfloat16", "float32", "float64"):
@@ -211,6 +209,14 @@ def read_array(value: Any, name: str) -> np.ndarray:
     if not array.size or not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite numbers (got shape {array.shape} with NaN or inf)")
     return array
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """An array, or a tensor of PyTorch, as NumPy's; what NumPy has no type for becomes float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value
+    return np.asarray(value)
 
 
 def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -311,11 +317,15 @@ def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> 
 
 
 def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray:
-    """Channels are the last axis of an array and the first of a tensor; the other if it must be."""
+    """Channels are the last axis of an array and the first of a tensor; the other if it must be.
+
+    Of latents they are the first where both could be.
+    """
     array = read_array(value, name)
     if array.ndim == 2:
         array = array[..., None]
-    axes = (-3, -1) if hasattr(value, "detach") else (-1, -3)
+    square = array.ndim in (3, 4) and array.shape[-3] == array.shape[-1] not in (1, 3)
+    axes = (-3, -1) if square or hasattr(value, "detach") else (-1, -3)
     axis = next((i for i in axes if array.ndim in (3, 4) and array.shape[i] in channels), None)
     if axis is None:
         raise ValueError(

@@ -107,6 +107,17 @@ def assert_close(actual, expected):
             (8, 8),
         ),
         ({"only_cross_attention": True, "attention_head_dim": (2, 4)}, (8, 8)),
+        # As in diffusers' own tests: the first level has fewer channels than heads.
+        (
+            {
+                "block_out_channels": (4, 8),
+                "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+                "norm_num_groups": 2,
+                "attention_head_dim": 8,
+                "conditioning_embedding_out_channels": (2, 4),
+            },
+            (8, 8),
+        ),
     ],
 )
 def test_controlnet_equals_diffusers(tmp_path, config, size):

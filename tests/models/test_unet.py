@@ -27,6 +27,14 @@ THREE_LEVELS = {
     "layers_per_block": (1, 2, 1),
     "cross_attention_dim": (CONTEXT,) * 3,
 }
+# As in diffusers' own tests: the first level has fewer channels than heads, and does not attend.
+FEW_CHANNELS = {
+    "block_out_channels": (4, 8),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "norm_num_groups": 2,
+    "attention_head_dim": 8,
+}
 TEXT_TIME = {
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 8,
@@ -105,6 +113,7 @@ def assert_close(actual, expected, tolerance=1e-5):
             },
             (8, 12),
         ),
+        (FEW_CHANNELS, (8, 8)),
     ],
 )
 def test_unet_equals_diffusers(tmp_path, config, size):
@@ -227,6 +236,22 @@ def test_bfloat16_is_close_to_float32(tmp_path):
 def test_unsupported_options_are_errors_that_name_them(option, value):
     with pytest.raises(ValueError, match=option):
         config_from_dict(UNet2DConditionConfig, {option: value})
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "middle"),
+    [
+        ("CrossAttnDownBlock2D", "UpBlock2D", "UNetMidBlock2D"),
+        ("DownBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2D"),
+        ("DownBlock2D", "UpBlock2D", "UNetMidBlock2DCrossAttn"),
+    ],
+)
+def test_a_block_that_attends_needs_a_channel_for_each_head(down, up, middle):
+    config = {"down_block_types": [down] * 2, "up_block_types": [up] * 2, "mid_block_type": middle}
+    config |= {"block_out_channels": [8, 8], "norm_num_groups": 4}
+    with pytest.raises(ValueError, match=r"attention_head_dim=9, .* where a block attends"):
+        config_from_dict(UNet2DConditionConfig, {**config, "attention_head_dim": 9})
+    config_from_dict(UNet2DConditionConfig, {**config, "attention_head_dim": 8})
 
 
 def test_missing_condition_is_an_error(tmp_path):

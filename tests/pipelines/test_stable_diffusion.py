@@ -304,6 +304,20 @@ def test_nan_is_an_error_that_says_what_to_do(pipe, part):
             {"prompt": None, "prompt_embeds": np.zeros((1, 77, 5))},
             "prompt_embeds must be an array of shape",
         ),
+        (
+            {"prompt": None, "prompt_embeds": np.full((1, 77, 32), "a")},
+            r"^prompt_embeds must be an array of real numbers \(got <U1\)$",
+        ),
+        (
+            {"negative_prompt_embeds": np.full((1, 77, 32), "a")},
+            r"^negative_prompt_embeds must be an array of real numbers \(got <U1\)$",
+        ),
+        (
+            {"latents": np.full((1, 4, 16, 16), "a")},
+            r"^latents must be an array of real numbers \(got <U1\)$",
+        ),
+        ({"latents": np.ones((1, 4, 16, 16), object)}, "latents must be an array of real numbers"),
+        ({"latents": np.ones((1, 4, 16, 16)) * 1j}, "latents must be an array of real numbers"),
         ({"steps": 0}, "num_inference_steps must be at least 1"),
         ({"steps": 1001}, "must be at most num_train_timesteps"),
         ({"latents": np.zeros((1, 4, 9, 9))}, "latents must have shape"),

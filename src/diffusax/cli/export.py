@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
@@ -12,6 +12,8 @@ from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
+from diffusax.pipelines.arguments import Steps
+from diffusax.pipelines.exporting import parameter_files, write_example, write_parameters
 from diffusax.printable import escaped
 from diffusax.runtime.exporting import export_requests
 
@@ -20,7 +22,8 @@ from diffusax.runtime.exporting import export_requests
 class Export(Options):
     """Write a model's programs as StableHLO files, which run without diffusax on any platform.
 
-    Weights are not in the files: they are arguments, by their names in the checkpoint.
+    Weights are arguments of the programs and in files of their own. For text-to-image there is a
+    script, draw.py, that draws with all of them.
     """
 
     model: Positional[str]
@@ -37,24 +40,49 @@ class Export(Options):
     """Export for calls with classifier-free guidance."""
     dtype: Dtype = "float32"
     """Dtype of the parameters and of the computation."""
+    weights: bool = True
+    """Write the weights, and draw.py, beside the programs."""
+    steps: Annotated[Steps | None, OWN] = None
+    """Number of sampler steps of draw.py; the pipeline's own by default."""
     output: Path = Path("exported")
     """The folder for the files."""
 
     def run(self) -> list[Path]:
         """Writes the files and returns them."""
-        pipe = ahead.shapes_only(
-            TASKS[self.task], resolve(self.model, weights=False), dtype=self.dtype
-        )
+        checkpoint = resolve(self.model, weights=self.weights)
+        pipe = ahead.shapes_only(TASKS[self.task], checkpoint, dtype=self.dtype)
         size = None if self.size is None else parse_size("--size", self.size)
-        b = self.batch_size or 2
-        arguments = {"guidance_scale": 7.5 if self.guidance else 1.0}
-        call = ahead.example_call(pipe, b, size, arguments)
+        arguments = self._arguments(pipe)
+        call = ahead.example_call(pipe, self.batch_size or 2, size, arguments)
         found = ahead.requests(pipe.parts, pipe.task, call)
-        axes = ahead.image_axes if self.batch_size is None else None
-        files = export_requests(found, self.output, self.platforms, image_axes=axes)
+        files = export_requests(
+            found,
+            self.output,
+            self.platforms,
+            image_axes=ahead.image_axes if self.batch_size is None else None,
+            parameter_files=lambda request: parameter_files(pipe.parts, request),
+        )
+        if self.weights:
+            names = list(pipe.params)
+            files += write_parameters(checkpoint, names, self.output, dtype=self.dtype)
+        if self.weights and self.task == "text-to-image":
+            call = ahead.example_call(pipe, self.batch_size or 1, size, arguments)
+            (denoise,) = (request for request in found if request.program.name == "denoise")
+            files += write_example(pipe.parts, pipe.task, call, denoise, self.output)
         for file in files:
             print(escaped(f"{file} ({file.stat().st_size / 1e6:.1f} MB)"))
         return files
+
+    def _arguments(self, pipe: Any) -> dict[str, Any]:
+        """Of the call that the programs are for."""
+        if not self.guidance:
+            arguments: dict[str, Any] = {"guidance_scale": 1.0}
+        else:
+            scale = pipe.call_defaults.get("guidance_scale", 7.5)
+            # Also where zeros would stand for no negative prompt: the programs take any.
+            arguments = {"guidance_scale": scale, "negative_prompt": ""}
+        steps = self.steps or pipe.call_defaults.get("num_inference_steps")
+        return arguments if steps is None else {**arguments, "num_inference_steps": int(steps)}
 
 
 def command(args: list[str]) -> Export:

@@ -15,6 +15,7 @@ from diffusax.config import (
     check_groups,
     check_types,
 )
+from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
@@ -177,7 +178,12 @@ class AsymmetricAutoencoderKL(AutoencoderKL):
     def decode(
         self, z: jax.Array, image: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """z: b h w z -> b H W 3. image, mask: see `MaskConditionDecoder`."""
+        """z: b h w z -> b H W 3. image, mask: see `MaskConditionDecoder`.
+
+        Raises:
+            ValueError: z has another shape.
+        """
+        check_map("z", z, self.config.latent_channels)
         return self.decoder(self.post_quant_conv(z), image, mask)
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:

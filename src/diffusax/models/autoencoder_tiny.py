@@ -9,6 +9,7 @@ from flax import nnx
 from msgspec import Meta
 
 from diffusax.config import Channels, Positive, Shift, Widths, check_types
+from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.resnet import upsample_nearest
 
@@ -142,11 +143,21 @@ class AutoencoderTiny(nnx.Module):
         self.decoder = DecoderTiny(config, rngs=rngs)
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """x: b H W 3 -> latents b h w z."""
+        """x: b H W 3 -> latents b h w z.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        check_map("x", x, self.config.in_channels)
         return self.encoder(x)
 
     def decode(self, z: jax.Array) -> jax.Array:
-        """z: b h w z -> b H W 3."""
+        """z: b h w z -> b H W 3.
+
+        Raises:
+            ValueError: z has another shape.
+        """
+        check_map("z", z, self.config.latent_channels)
         return self.decoder(z)
 
     def scale_latents(self, z: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.clip_configs import CLIPTextConfig, CLIPVisionConfig
+from diffusax.models.inputs import check_ids
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
 from diffusax.runtime.mesh import Rules
 
@@ -125,6 +126,7 @@ class CLIPTextTransformer(nnx.Module):
         self.final_layer_norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps, rngs=rngs)
 
     def __call__(self, input_ids: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
+        check_ids("input_ids", input_ids)
         if isinstance(input_ids, np.ndarray):
             check_token_ids(self.config, input_ids)
         limit = self.config.max_position_embeddings
@@ -161,8 +163,8 @@ class CLIPTextModel(nnx.Module):
         """input_ids: b t.
 
         Raises:
-            ValueError: more tokens than the model has positions, or, in a NumPy array, an id that
-                the embedding does not have.
+            ValueError: it holds no integers, has another shape or more tokens than the model has
+                positions, or, in a NumPy array, an id that the embedding does not have.
         """
         hidden_states, last, pooled = self.text_model(input_ids)
         return CLIPTextOutput(last, hidden_states, pooled, self._project(pooled))

@@ -12,6 +12,7 @@ from flax import nnx
 
 from diffusax.config import Channels, Widths
 from diffusax.models import resnet, transformer
+from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig
 
@@ -94,7 +95,12 @@ class ControlNetModel(UNetEncoder):
         )
 
     def embed_condition(self, cond: jax.Array) -> jax.Array:
-        """What the call wants of a picture in [0, 1]. cond: b H W 3 -> b h w c."""
+        """What the call wants of a picture in [0, 1]. cond: b H W 3 -> b h w c.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        check_map("cond", cond, self.config.conditioning_channels)
         if self.config.controlnet_conditioning_channel_order == "bgr":
             cond = cond[..., ::-1]
         return self.controlnet_cond_embedding(cond)
@@ -124,8 +130,11 @@ class ControlNetModel(UNetEncoder):
             gradient_checkpointing: as the UNet's.
 
         Raises:
-            ValueError: a condition that the config asks for is missing.
+            ValueError: a condition that the config asks for is missing, or an input has another
+                shape.
         """
+        self.check_inputs(sample, encoder_hidden_states)
+        check_map("cond_embedding", cond_embedding, self.config.block_out_channels[0])
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         timestep = jnp.broadcast_to(timestep, sample.shape[:1])

@@ -68,7 +68,9 @@ class Model:
     """A network with its parameters, as it is loaded, saved and put into a pipeline.
 
     Calling it runs the network, compiled: inputs as the module in `diffusax.models` describes them,
-    channels last.
+    channels last. Pictures and latents are b h w c (PyTorch's x.transpose(0, 2, 3, 1)), outputs of
+    text encoders b s d, tokens b t. Another layout is an error where its shape shows it: latents of
+    eight channels and 8x8 look alike in both.
 
     Attributes:
         network: the static description.
@@ -127,7 +129,11 @@ class Model:
         return jax.tree.leaves(self.params)[0].dtype
 
     def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """The network's result for these arrays."""
+        """The network's result for these arrays.
+
+        Raises:
+            ValueError: one has another shape than the network takes.
+        """
         if self.switches.freeu is not None and method == "__call__":
             kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
         return _apply(self.network, self.params, method, args, kwargs)

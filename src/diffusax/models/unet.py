@@ -186,8 +186,10 @@ class UNet2DConditionModel(UNetEncoder):
                 each resnet and transformer; the least memory).
 
         Raises:
-            ValueError: a condition that the config asks for is missing.
+            ValueError: a condition that the config asks for is missing, or an input has another
+                shape.
         """
+        self.check_inputs(sample, encoder_hidden_states)
         dtype = self.conv_in.kernel.dtype
         sample, context = sample.astype(dtype), encoder_hidden_states.astype(dtype)
         if self.config.center_input_sample:

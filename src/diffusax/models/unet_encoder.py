@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -22,6 +23,7 @@ from diffusax.config import (
     per_level,
 )
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map, check_tokens
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
@@ -90,12 +92,6 @@ class UNetEncoderConfig:
                 f"(got {len(self.down_block_types)} and {levels})"
             )
         check_groups(self.block_out_channels, self.norm_num_groups)
-        heads = self.per_level("attention_head_dim")
-        if any(h > width for h, width in zip(heads, self.block_out_channels)):
-            raise ValueError(
-                f"attention_head_dim={self.attention_head_dim}, the number of heads, must not be "
-                f"more than block_out_channels={self.block_out_channels}"
-            )
         if self.class_embed_type in ("projection", "simple_projection") or self.addition_embed_type:
             self._require("projection_class_embeddings_input_dim")
         if self.addition_embed_type:
@@ -142,9 +138,19 @@ class Level:
 def make_level(
     config: UNetEncoderConfig, level: int, resnets: list[tuple[int, int]], depth: Any, attends: bool
 ) -> Level:
-    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each)."""
+    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each).
+
+    Raises:
+        ValueError: it attends with more heads than it has channels.
+    """
+    heads = config.per_level("attention_head_dim")[level]
+    if attends and heads > config.block_out_channels[level]:
+        raise ValueError(
+            f"attention_head_dim={config.attention_head_dim}, the number of heads, must not be "
+            f"more than block_out_channels={config.block_out_channels} where a block attends"
+        )
     options = {
-        "heads": config.per_level("attention_head_dim")[level],
+        "heads": heads,
         "context_dim": config.per_level("cross_attention_dim")[level],
         "groups": config.norm_num_groups,
         "use_linear_projection": config.use_linear_projection,
@@ -237,6 +243,14 @@ class UNetEncoder(nnx.Module):
             if middle.resnets
             else None
         )
+
+    def check_inputs(self, sample: jax.Array, encoder_hidden_states: jax.Array) -> None:
+        """Raises ValueError unless they are b h w in_channels and b s cross_attention_dim."""
+        check_map("sample", sample, self.config.in_channels)
+        blocks = (self.down_blocks, getattr(self, "up_blocks", ()), (self.mid_block,))
+        attends = any(getattr(b, "attentions", None) for b in itertools.chain(*blocks))
+        widths = set(self.config.per_level("cross_attention_dim")) if attends else None
+        check_tokens("encoder_hidden_states", encoder_hidden_states, widths)
 
     def embed(
         self,

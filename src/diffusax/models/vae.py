@@ -17,6 +17,7 @@ from diffusax.config import (
     check_groups,
     check_types,
 )
+from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
 from diffusax.models.transformer import Attention
@@ -203,7 +204,12 @@ class AutoencoderKL(nnx.Module):
         self.post_quant_conv = Conv2d(z, z, 1, rngs=rngs) if config.use_post_quant_conv else None
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x: b H W 3 -> the mean and the log variance of the latents, each b h w z."""
+        """x: b H W 3 -> the mean and the log variance of the latents, each b h w z.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        check_map("x", x, self.config.in_channels)
         moments = self.encoder(x)
         if self.quant_conv is not None:
             moments = self.quant_conv(moments)
@@ -211,7 +217,12 @@ class AutoencoderKL(nnx.Module):
         return mean, jnp.clip(logvar, -30.0, 20.0)
 
     def decode(self, z: jax.Array) -> jax.Array:
-        """z: b h w z -> b H W 3."""
+        """z: b h w z -> b H W 3.
+
+        Raises:
+            ValueError: z has another shape.
+        """
+        check_map("z", z, self.config.latent_channels)
         if self.post_quant_conv is not None:
             z = self.post_quant_conv(z)
         return self.decoder(z)

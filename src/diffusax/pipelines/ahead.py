@@ -129,9 +129,9 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
     state = programs.first_state(plan.latents)
     rows = np.int32(0), np.int32(len(plan.table.timestep))
     state = programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)
-    vae, options = c.networks["vae"], {"upcast": c.upcasts}
-    options["normalize"] = c.family.normalizes_latents
-    return programs.decode(vae, c.params["vae"], programs.final_latents(state), kept, **options)
+    options = dataclasses.asdict(c.decoding(normalized=job.normalized))
+    latents = programs.final_latents(state)
+    return programs.decode(c.networks["vae"], c.params["vae"], latents, kept, **options)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from diffusax.pictures import as_numpy
+
 Texts = str | list[str] | None
 Count = Annotated[int, Meta(ge=1, le=4096)]
 Steps = Annotated[int, Meta(ge=1, le=100_000)]
@@ -269,6 +271,18 @@ def _legacy_callback(callback: Any, steps: Any) -> Any:
             callback(step, timestep, tensors["latents"])
 
     return on_step_end
+
+
+def read_numbers(name: str, value: Any) -> np.ndarray:
+    """An array, or a tensor of PyTorch, as float32.
+
+    Raises:
+        ValueError: it does not hold real numbers.
+    """
+    array = as_numpy(value)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise ValueError(f"{name} must be an array of real numbers (got {array.dtype})")
+    return array.astype(np.float32)
 
 
 def match_length(name: str, values: Sequence[Any], n: int, of: str = "prompts") -> list[Any]:

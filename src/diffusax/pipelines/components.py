@@ -14,6 +14,17 @@ from diffusax.pipelines.families.family import Family
 from diffusax.samplers.processes import Process
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """The static options of `programs.decode`, a part of what is compiled: no leaf of a tree."""
+
+    upcast: bool
+    """Whether float16 parameters are cast to float32."""
+    normalize: bool
+    """Whether latents_mean and latents_std of the autoencoder count."""
+
+
 @dataclasses.dataclass
 class Components:
     """Networks, parameters, tokenizers and the sampler, by the names in the checkpoint.
@@ -117,3 +128,7 @@ class Components:
     def upcasts(self) -> bool:
         """Whether the autoencoder runs in float32 where its parameters are float16."""
         return self.family.upcasts_vae and bool(getattr(self.vae_config, "force_upcast", False))
+
+    def decoding(self, *, normalized: bool) -> Decoding:
+        """How the autoencoder decodes. normalized: see `Job`."""
+        return Decoding(self.upcasts, normalized and self.family.normalizes_latents)

@@ -1,5 +1,6 @@
 """A whole call as one pure function of (parameters, inputs), for jit, vmap and grad."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,45 +12,58 @@ from diffusax.models.latents import to_unit
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components
+from diffusax.pipelines.components import Components, Decoding
 from diffusax.pipelines.denoisers import UNetDenoiser
-from diffusax.pipelines.families.family import Family
+from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.pipelines.programs import Kept, Plan
-from diffusax.pipelines.prompts import token_groups
+from diffusax.pipelines.prompts import arrange_embeds, given_embeds, token_groups
 from diffusax.pipelines.tasks import Task
 from diffusax.samplers import init_state
 
+_EMBEDS = ("prompt_embeds", "pooled_prompt_embeds")
+"""Names of arguments, in the order of what families' `encode` gives."""
+
 
 class Inputs(NamedTuple):
-    """What `generate_fn` reads besides parameters, all arrays.
+    """What `generate_fn` reads besides parameters: arrays, but for `decoding`, which is static.
 
-    ids: for each text encoder g n w t: the prompts' tokens and, if g is 2, the negative prompts'.
+    ids: for each text encoder g n w t: the prompts' tokens and, if g is 2, the negative prompts';
+    embeddings stand for those of which there are some.
     plan: the run. Its table has no padding, so that the number of rows is static and the loop
-    differentiable in reverse; its context is computed from the ids.
+    differentiable in reverse; its context is computed from the ids and the embeddings.
     kept: see `Job`.
+    embeds: embeddings under the names of the call's arguments, as far as it brought some:
+    prompt_embeds n s d, pooled_prompt_embeds n p, and their negative_ forms.
     """
 
     ids: tuple[Any, ...]
     plan: Plan
-    kept: Kept | None = None
+    kept: Kept | None
+    embeds: dict[str, Any]
+    decoding: Decoding
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     """The inputs for a call.
 
     Raises:
-        ValueError: the call needs what a pure function of tokens cannot do.
+        ValueError: the call needs what a pure function of arrays cannot do.
     """
-    for name in ("prompt_embeds", "negative_prompt_embeds", "callback_on_step_end"):
-        if getattr(call, name) is not None:
-            raise ValueError(f"{name} cannot be given to generate_fn; change its inputs instead")
+    if call.callback_on_step_end is not None:
+        raise ValueError("generate_fn takes no callback_on_step_end; change its inputs instead")
     if call.noise != "jax" or call.prompt_weighting or call.clip_skip:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
     job = task(c, call)
-    n = len(job.schedule)
+    n, guided = len(job.schedule), bool(job.weights)
     cut = jax.tree.map(lambda column: jnp.asarray(column[:n]), (job.plan.table, job.plan.knobs))
     plan = job.plan._replace(table=cut[0], knobs=cut[1])
-    return Inputs(token_groups(c, call, guided=bool(job.weights)), plan, job.kept)
+    embeds = {
+        f"{prefix}{name}": leaf
+        for prefix, leaves in given_embeds(c, call, guided=guided).items()
+        for name, leaf in zip(_EMBEDS, leaves)
+    }
+    decoding = c.decoding(normalized=job.normalized)
+    return Inputs(token_groups(c, call, guided=guided), plan, job.kept, embeds, decoding)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -67,17 +81,10 @@ def _generate(
     inputs: Inputs,
 ) -> jax.Array:
     plan = inputs.plan
-    groups, n = inputs.ids[0].shape[:2]
-    encoded = family.encode(
-        tuple(network for _, network in encoders),
-        tuple(params[name] for name, _ in encoders),
-        tuple(ids.reshape(groups * n, *ids.shape[2:]) for ids in inputs.ids),
-    )
-    branches = tuple(zip(*(jnp.split(leaf, groups) for leaf in encoded)))
-    k = plan.knobs.weights.shape[-1] + 1
-    order = (0, *[1 if groups == 2 else None] * (k - 1))
-    repeats = plan.latents.shape[0] // n
-    context, *pooled = programs.arrange(branches, order=order, repeats=repeats)
+    found = _embed(family, encoders, params, inputs)
+    repeats = plan.latents.shape[0] // found[""][0].shape[0]
+    branches = plan.knobs.weights.shape[-1] + 1
+    context, *pooled = arrange_embeds(found, branches=branches, repeats=repeats)
     added = plan.conditions.added
     if pooled and added is not None:
         added = {**added, "text_embeds": pooled[0]}
@@ -86,6 +93,28 @@ def _generate(
     plan = plan._replace(conditions=conditions)
     state, rows = init_state(plan.latents), plan.table.timestep.shape[0]
     state = programs.denoise_rows(denoiser, params, state, plan, 0, rows, rematerialize=True)
-    options = {"upcast": False, "normalize": family.normalizes_latents}
+    options = dataclasses.asdict(inputs.decoding)
     images = programs.decode_pixels(vae, params["vae"], state[0], inputs.kept, **options)
     return to_unit(images)
+
+
+def _embed(
+    family: Family, encoders: tuple[tuple[str, Network], ...], params: Params, inputs: Inputs
+) -> dict[str, Encoded]:
+    """What the prompts ("") and the negative prompts ("negative_") became, as far as they count."""
+    embeds, found = inputs.embeds, {}
+    for prefix in ("", "negative_"):
+        if f"{prefix}prompt_embeds" in embeds:
+            names = _EMBEDS[: 1 + family.pooled]
+            found[prefix] = tuple(embeds[f"{prefix}{name}"] for name in names)
+    if not inputs.ids:
+        return found
+    groups, n = inputs.ids[0].shape[:2]
+    encoded = family.encode(
+        tuple(network for _, network in encoders),
+        tuple(params[name] for name, _ in encoders),
+        tuple(ids.reshape(groups * n, *ids.shape[2:]) for ids in inputs.ids),
+    )
+    texts = [prefix for prefix in ("", "negative_") if prefix not in found]
+    halves = zip(*(jnp.split(leaf, groups) for leaf in encoded))
+    return found | dict(zip(texts, halves))

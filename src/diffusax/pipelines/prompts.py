@@ -11,7 +11,7 @@ import numpy as np
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
-from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
+from diffusax.pipelines.arguments import Call, as_list, check_call, match_length, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.runtime.program import Program
@@ -74,19 +74,14 @@ def embed_prompts(c: Components, call: Call, branches: int) -> tuple[jax.Array, 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
     """
-    wanted = _prefixes(c, call, guided=branches > 1)
-    given = ("", "negative_") if branches > 1 else ("",)
-    found = {p: _given(c, call, p) for p in given if getattr(call, f"{p}prompt_embeds") is not None}
-    texts = [prefix for prefix in wanted if prefix not in found]
+    found = given_embeds(c, call, guided=branches > 1)
+    texts = _texts_to_encode(c, call, found, guided=branches > 1)
     if texts:
-        windows, clip_skip = None, call.clip_skip
-        if "" in found:
-            windows = max(found[""][0].shape[1] // c.text[0][0].model_max_length, 1)
-            clip_skip = None
-        ids, weights = tokenize(c, call, texts, windows)
+        ids, weights = tokenize(c, call, texts, _windows(c, found))
         _, networks, names = zip(*c.text)
         params = tuple(c.params[name] for name in names)
-        options: dict[str, Any] = {"groups": len(texts), "clip_skip": clip_skip}
+        options: dict[str, Any] = {"groups": len(texts)}
+        options["clip_skip"] = None if "" in found else call.clip_skip
         encoded = encode_texts(c.family, networks, params, ids, weights, **options)
         found |= dict(zip(texts, encoded))
     shapes = [embeds[0].shape for embeds in found.values()]
@@ -95,11 +90,22 @@ def embed_prompts(c: Components, call: Call, branches: int) -> tuple[jax.Array, 
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
             f"{found[''][0].shape} and {found['negative_'][0].shape})"
         )
+    return arrange_embeds(found, branches=branches, repeats=call.num_images_per_prompt or 1)
+
+
+def arrange_embeds(
+    found: Mapping[str, Encoded], *, branches: int, repeats: int
+) -> tuple[jax.Array, ...]:
+    """What the prompts became for each branch, b k ...: see `embed_prompts`.
+
+    found: of the prompts ("") and, unless zeros stand for them, of the negative prompts
+    ("negative_"). repeats: images of a prompt.
+    """
     other = 1 if "negative_" in found else None
     return programs.arrange(
-        tuple(found[prefix] for prefix in given if prefix in found),
+        tuple(found[prefix] for prefix in ("", "negative_") if prefix in found),
         order=(0, *[other] * (branches - 1)),
-        repeats=call.num_images_per_prompt or 1,
+        repeats=repeats,
     )
 
 
@@ -145,17 +151,30 @@ def tokenize(
 
 
 def token_groups(c: Components, call: Call, *, guided: bool) -> tuple[np.ndarray, ...]:
-    """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones."""
-    prefixes = _prefixes(c, call, guided=guided)
-    ids, _ = tokenize(c, call, prefixes)
+    """The tokens for each text encoder, g n w t: of the prompts and, guided, the negative ones.
+
+    Embeddings that the call brings stand for their prompts; without any texts there is no array.
+    """
+    found = given_embeds(c, call, guided=guided)
+    prefixes = _texts_to_encode(c, call, found, guided=guided)
+    if not prefixes:
+        return ()
+    ids, _ = tokenize(c, call, prefixes, _windows(c, found))
     return tuple(i.reshape(len(prefixes), -1, *i.shape[1:]) for i in ids)
+
+
+def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Encoded]:
+    """The embeddings that the call brings, of the prompts ("") and, guided, "negative_" ones."""
+    prefixes = ("", "negative_") if guided else ("",)
+    given = (p for p in prefixes if getattr(call, f"{p}prompt_embeds") is not None)
+    return {prefix: _given(c, call, prefix) for prefix in given}
 
 
 def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) -> Any:
     """The embeddings, NumPy or JAX.
 
     Raises:
-        ValueError: they have another shape.
+        ValueError: they have another shape, or are not numbers.
     """
     axes = "(prompts, tokens, width)" if ndim == 3 else "(prompts, width)"
     shape = getattr(embeds, "shape", None)
@@ -163,7 +182,7 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
         wanted = "" if width is None else f" with a width of {width}"
         got = type(embeds).__name__ if shape is None else tuple(shape)
         raise ValueError(f"{name} must be an array of shape {axes}{wanted} (got {got})")
-    return embeds if isinstance(embeds, jax.Array) else np.asarray(embeds, np.float32)
+    return embeds if isinstance(embeds, jax.Array) else read_numbers(name, embeds)
 
 
 def _given(c: Components, call: Call, prefix: str) -> Encoded:
@@ -186,10 +205,20 @@ def _texts(call: Call, prefix: str, n: int) -> list[list[str]]:
     return [match_length(name, as_list(t), n) for name, t in zip(names, (first, second))]
 
 
-def _prefixes(c: Components, call: Call, *, guided: bool) -> tuple[str, ...]:
-    """Which texts count: "", the prompts; "negative_" in guidance.
+def _texts_to_encode(
+    c: Components, call: Call, found: Mapping[str, Encoded], *, guided: bool
+) -> list[str]:
+    """Which texts count: "", the prompts; "negative_" in guidance; without embeddings `found`.
 
     Zeros may stand for a negative prompt that is not given, as SDXL checkpoints ask.
     """
     zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
-    return ("", "negative_") if guided and not zeros else ("",)
+    wanted = ("", "negative_") if guided and not zeros else ("",)
+    return [prefix for prefix in wanted if prefix not in found]
+
+
+def _windows(c: Components, found: Mapping[str, Encoded]) -> int | None:
+    """Of how many windows negative prompts are, beside embeddings; None as many as they need."""
+    if "" not in found:
+        return None
+    return max(found[""][0].shape[1] // c.text[0][0].model_max_length, 1)

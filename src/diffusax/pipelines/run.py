@@ -1,5 +1,6 @@
 """Running a job: in one dispatch, or in pieces where somebody watches."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -276,7 +277,7 @@ def decode_images(
 
     normalized, kept: see `Job`.
     """
-    options = {"upcast": c.upcasts, "normalize": normalized and c.family.normalizes_latents}
+    options = dataclasses.asdict(c.decoding(normalized=normalized))
     if tiled:
         return _decode_tiles(c, latents, kept, **options)
     n, mesh = len(latents), c.local_mesh

@@ -52,9 +52,14 @@ def _check_memory(c: Components, b: int, height: int, width: int) -> None:
 
 def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
     """Height and width in pixels of pictures, or of the pictures that latents stand for."""
-    _, height, width, channels = pixels.shape
-    factor = c.factor if channels == c.vae_config.latent_channels else 1
+    _, height, width, _ = pixels.shape
+    factor = c.factor if are_latents(pixels) else 1
     return height * factor, width * factor
+
+
+def are_latents(pixels: np.ndarray) -> bool:
+    """Whether what `to_pixels` gave is latents, and no pictures."""
+    return pixels.shape[-1] != 3
 
 
 def latent_shape(c: Components, height: int, width: int) -> tuple[int, int, int]:

@@ -12,13 +12,14 @@ from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.freeu import freeu_rows
 from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import Conditions
 from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
+    are_latents,
     count_images,
     image_size,
     latent_shape,
@@ -81,7 +82,7 @@ def consistency_image_to_image(c: Components, call: Call) -> Job:
 def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
-    pixels = to_pixels(_required(call, "image"), call.height, call.width, factor=c.factor)
+    pixels = _pixels(c, call, call.height, call.width)
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
     require_channels(c, shape[-1], "image to image")
@@ -106,8 +107,7 @@ def inpaint(c: Components, call: Call) -> Job:
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
     schedule = make_schedule(c, call, from_image=True).ending_clean
     crop = crop_options(call, height, width)
-    image = _required(call, "image")
-    pixels = to_pixels(image, height, width, factor=c.factor, **crop)
+    pixels = _pixels(c, call, height, width, **crop)
     mask = to_mask(_required(call, "mask_image"), height, width, factor=c.factor, **crop)
     shape = latent_shape(c, height, width)
     own_channels = c.unet_config.in_channels == shape[-1]
@@ -132,7 +132,7 @@ def inpaint(c: Components, call: Call) -> Job:
     own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
         own["known"] = Known(small, clean, eps)
-        encodes = call.masked_image_latents is None and pixels.shape[-1] != shape[-1]
+        encodes = call.masked_image_latents is None and not are_latents(pixels)
         if encodes and isinstance(noise, TorchNoise):
             # diffusers encodes the masked picture in any case, which takes its numbers.
             noise.draw("masked", shape, max(len(pixels), len(mask)))
@@ -144,7 +144,7 @@ def inpaint(c: Components, call: Call) -> Job:
     if call.padding_mask_crop is not None:
         coords = crop["crops_coords"]
         job.finish = lambda images: [
-            apply_overlay(call.mask_image, image, drawn, coords) for drawn in images
+            apply_overlay(call.mask_image, call.image, drawn, coords) for drawn in images
         ]
     return job
 
@@ -155,7 +155,7 @@ def instruct(c: Components, call: Call) -> Job:
     noise = noise_source(call.noise, call.seed, b)
     schedule = make_schedule(c, call)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
-    pixels = to_pixels(_required(call, "image"), *resized, factor=c.factor)
+    pixels = _pixels(c, call, *resized)
     size = pixel_size(c, pixels)
     shape = latent_shape(c, *size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
@@ -228,7 +228,7 @@ def encode(
     """
     _check_count(pixels, b, "image")
     channels = c.vae_config.latent_channels
-    if pixels.shape[-1] == channels:
+    if are_latents(pixels):
         return programs.tile(pixels, b)
     eps = None
     if noise is not None and c.networks["vae"].class_name not in _NOT_SAMPLED:
@@ -245,9 +245,12 @@ def _masked_latents(
 ) -> Any:
     """The picture without what is masked, as latents."""
     if call.masked_image_latents is not None:
-        given = np.asarray(call.masked_image_latents, np.float32).transpose(0, 2, 3, 1)
-        return encode(c, None, given, b)
-    if pixels.shape[-1] == c.vae_config.latent_channels:
+        given, name = call.masked_image_latents, "masked_image_latents"
+        shape = len(given) if hasattr(given, "shape") else b, *latent_shape(c, *mask.shape[1:3])
+        given = check_latents(given, *shape, name=name)
+        _check_count(given, b, name)
+        return programs.tile(given, b)
+    if are_latents(pixels):
         raise ValueError(
             "masked_image_latents must be given where image is latents and the UNet takes the "
             "masked picture"
@@ -260,7 +263,7 @@ def _kept(c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: in
     shown = c.family.shows_kept and call.output_type != "latent"
     if not shown or c.networks["vae"].class_name != "AsymmetricAutoencoderKL":
         return None
-    if pixels.shape[-1] == c.vae_config.latent_channels:
+    if are_latents(pixels):
         raise ValueError(
             "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
             "decoder looks at it"
@@ -298,7 +301,9 @@ def _noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
     return programs.begin(noise, level, clean, signal)
 
 
-def check_latents(latents: Any, b: int, h: int, w: int, c: int) -> np.ndarray:
+def check_latents(
+    latents: Any, b: int, h: int, w: int, c: int, *, name: str = "latents"
+) -> np.ndarray:
     """Latents b c h w as float32, b h w c.
 
     Raises:
@@ -307,10 +312,17 @@ def check_latents(latents: Any, b: int, h: int, w: int, c: int) -> np.ndarray:
     shape = (b, c, h, w)
     if tuple(getattr(latents, "shape", ())) != shape:
         raise ValueError(
-            f"latents must have shape (images, channels, height, width) = {shape} for this call "
+            f"{name} must have shape (images, channels, height, width) = {shape} for this call "
             f"(got {getattr(latents, 'shape', type(latents).__name__)})"
         )
-    return np.asarray(latents, np.float32).transpose(0, 2, 3, 1)
+    return read_numbers(name, latents).transpose(0, 2, 3, 1)
+
+
+def _pixels(c: Components, call: Call, height: int | None, width: int | None, **crop: Any) -> Any:
+    """The call's pictures, or latents in their place, see `to_pixels`."""
+    channels = c.vae_config.latent_channels
+    options: dict[str, Any] = {"factor": c.factor, "latent_channels": channels, **crop}
+    return to_pixels(_required(call, "image"), height, width, **options)
 
 
 def _required(call: Call, name: str) -> Any:

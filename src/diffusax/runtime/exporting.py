@@ -26,6 +26,7 @@ def export_requests(
     platforms: Sequence[str],
     *,
     image_axes: Callable[[Request], Any] | None = None,
+    parameter_files: Callable[[Request], dict[str, str]] = lambda request: {},
 ) -> list[Path]:
     """Writes each program as NAME.stablehlo, and what its arguments are to programs.json.
 
@@ -39,6 +40,8 @@ def export_requests(
         image_axes: for each argument of a program the axis that counts images, or NO_IMAGES, see
             `ahead.image_axes`: the exported program then takes any number of them. None keeps every
             shape as it is.
+        parameter_files: the files of a program's parameters, by what stands before their names
+            there in its arguments; written to programs.json.
 
     Raises:
         ValueError: a platform is unknown, or a program cannot be exported; says why.
@@ -62,6 +65,7 @@ def export_requests(
             "platforms": list(platforms),
             "arguments": shapes,
             "results": [str(aval) for aval in exported.out_avals],
+            "parameters": parameter_files(request),
         }
     with written_whole(folder / "programs.json") as partial:
         partial.write_text(json.dumps(index, indent=2) + "\n", "utf-8")
