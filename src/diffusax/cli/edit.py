@@ -32,8 +32,9 @@ class Edit(drawing.ToFile):
     """The picture to change."""
     prompt: Positional[str]
     """The instruction, such as "make it snowy"."""
-    model: str = "timbrooks/instruct-pix2pix"
-    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id."""
+    model: str = "emoji-edit"
+    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id; by
+    default the small model inside the package, which edits emoji."""
     image_guidance: Annotated[Scale | None, OWN] = None
     """How closely to keep to the picture, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None

@@ -13,6 +13,7 @@ from diffusax.cli.edit import load_editor
 from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
+from diffusax.extras import install_command
 from diffusax.pictures import contact_sheet
 from diffusax.printable import escaped
 
@@ -105,7 +106,7 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
         contact_sheet(rows, column_labels=labels).save(self.output / "edits.png")
 
 
-NO_PLOT = "; for a plot install matplotlib: pip install 'diffusax[plot]'"
+NO_PLOT = f"; for a plot install matplotlib: {install_command('plot')}"
 
 
 def command(args: list[str]) -> EvaluateInstructPix2Pix:

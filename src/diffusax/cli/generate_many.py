@@ -18,6 +18,9 @@ from diffusax.cli.parts import jax_part, parse_part
 from diffusax.pipelines.arguments import Count, Pixels
 from diffusax.printable import escaped
 
+LEFT_OUT = 3
+"""Exit code of a run that has drawn what can be drawn, and has left lines out."""
+
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ class GenerateMany(Drawing, offline.Settings):
             raise ValueError("--ray-resources needs --engine ray")
 
     def run(self) -> None:
-        """Draws the pictures and says how many."""
+        """Draws the pictures and says how many; exits with 3 where lines were left out."""
         part = jax_part() if self.distributed else parse_part("shard", self.shard)
         try:
             done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
@@ -78,6 +81,8 @@ class GenerateMany(Drawing, offline.Settings):
         left_out = f", {done.errors} {lines} left out: see errors.jsonl" if done.errors else ""
         rest = "" if done.finished else "; other shards are not finished"
         print(f"{escaped(self.out)} ({done.drawn} drawn{left_out}{rest})")
+        if done.errors:
+            sys.exit(LEFT_OUT)
 
     def settings(self) -> offline.Settings:
         """What decides the pictures."""
