@@ -12,6 +12,7 @@ from diffusax.pipelines import __all__ as _pipelines
 from diffusax.runtime.mesh import initialize, make_mesh
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
+from diffusax.sheets import make_image_grid
 
 __all__ = [
     *named.__all__,
@@ -21,6 +22,7 @@ __all__ = [
     "initialize",
     "load_image",
     "load_network",
+    "make_image_grid",
     "make_mesh",
     "save_network",
 ]

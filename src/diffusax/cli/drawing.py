@@ -13,10 +13,11 @@ import jax
 from diffusax.cli.parsing import OWN
 from diffusax.options import Options, Seed
 from diffusax.parameters import parameters_text
-from diffusax.pictures import contact_sheet, png_parameters
+from diffusax.pictures import png_parameters
 from diffusax.pipelines.arguments import Scale, Steps
 from diffusax.printable import escaped
 from diffusax.samplers import scheduler_from_name
+from diffusax.sheets import contact_sheet
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -152,23 +153,21 @@ def save(
     parameters: Sequence[str],
     seed: int,
     *,
-    rows: Sequence[str] = (),
-    columns: Sequence[str] = (),
+    sheet: Any = None,
 ) -> list[Path]:
-    """Writes the pictures, numbered below a contact sheet if there are several, and says so.
+    """Writes the pictures, numbered beside a sheet if there are several, and says so.
 
     Arguments:
         output: the picture, or the sheet.
         images: PIL images of one size.
         parameters: the settings of each.
         seed: of the run.
-        rows: labels of the sheet's rows.
-        columns: labels of its columns.
+        sheet: of all of them, a PIL image; by default a contact sheet.
     """
     files = [output]
     if len(images) > 1:
         files += [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
-        images = [contact_sheet(images, row_labels=rows, column_labels=columns), *images]
+        images = [contact_sheet(images) if sheet is None else sheet, *images]
         parameters = [parameters[0], *parameters]
     for file, image, text in zip(files, images, parameters):
         image.save(file, pnginfo=png_parameters(text))

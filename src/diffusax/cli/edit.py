@@ -18,6 +18,7 @@ from diffusax.pipelines.classes import (
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionXLInstructPix2PixPipeline,
 )
+from diffusax.sheets import labelled_grid
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
 MULTIPLE = 64
@@ -90,20 +91,23 @@ class Edit(drawing.ToFile):
                 images += drawn
                 text = drawing.describe(pipe, self, drawn[0], seed, **settings)
                 texts += [text] * len(drawn)
-        return drawing.save(output, images, texts, seed, **self._labels())
+        return drawing.save(output, images, texts, seed, sheet=self._sheet(images))
 
     def _scales(self) -> list[tuple[float | None, float | None]]:
         if not self.sweep:
             return [(self.guidance, self.image_guidance)]
         return list(itertools.product(self.sweep_guidance, self.sweep_image_guidance))
 
-    def _labels(self) -> dict[str, list[str]]:
+    def _sheet(self, images: list[Image.Image]) -> Image.Image | None:
+        """The labelled grid of a sweep."""
         if not self.sweep:
-            return {}
-        return {
-            "rows": [f"guidance {scale:g}" for scale in self.sweep_guidance],
-            "columns": [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
-        }
+            return None
+        columns = len(self.sweep_image_guidance)
+        return labelled_grid(
+            [images[i : i + columns] for i in range(0, len(images), columns)],
+            [f"guidance {scale:g}" for scale in self.sweep_guidance],
+            [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
+        )
 
 
 def command(args: list[str]) -> Edit:

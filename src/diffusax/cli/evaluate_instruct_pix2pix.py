@@ -14,8 +14,8 @@ from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
 from diffusax.extras import install_command
-from diffusax.pictures import contact_sheet
 from diffusax.printable import escaped
+from diffusax.sheets import labelled_grid
 
 METRICS = {
     "image_similarity": "CLIP image similarity",
@@ -97,13 +97,9 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
         shown = min(self.sheet, len(edits))
         if not shown:
             return
-        rows = [
-            picture
-            for i in range(shown)
-            for picture in (edits[i].image, *(scores.edited[i] for scores in found))
-        ]
+        rows = [[edits[i].image, *(scores.edited[i] for scores in found)] for i in range(shown)]
         labels = ["picture", *(f"{scores.image_guidance:g}" for scores in found)]
-        contact_sheet(rows, column_labels=labels).save(self.output / "edits.png")
+        labelled_grid(rows, column_labels=labels).save(self.output / "edits.png")
 
 
 NO_PLOT = f"; for a plot install matplotlib: {install_command('plot')}"

@@ -1,6 +1,7 @@
 """The arguments of all calls, declared once with type and range, and checked at the door."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -156,7 +157,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
         values |= _randomness(generator, values)
     callback, callback_steps = values.pop("callback", None), values.pop("callback_steps", 1)
     if callback is not None:
-        values["callback_on_step_end"] = _legacy_callback(callback, callback_steps)
+        values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
     values = {k: v if k in _ARRAYS else _plain(v) for k, v in values.items()}
     try:
         call = msgspec.convert(values, Call, strict=True)
@@ -172,7 +173,11 @@ def check_call(given: Mapping[str, Any]) -> Call:
 
 
 def documented(call: Any) -> Any:
-    """Adds what the arguments of a pipeline's call mean to its docstring."""
+    """A pipeline's call with what its arguments mean in its docstring.
+
+    It also takes callback and callback_steps, which diffusers' calls take without saying so in
+    their signatures.
+    """
     names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
     lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
     raises = [
@@ -181,7 +186,18 @@ def documented(call: Any) -> Any:
     ]
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)
-    return call
+    if "callback" in inspect.signature(call).parameters:
+        return call
+
+    @functools.wraps(call)
+    def called(
+        self: Any, *args: Any, callback: Any = None, callback_steps: Any = 1, **options: Any
+    ) -> Any:
+        if callback is not None:
+            options["callback_on_step_end"] = _legacy_callback(callback, callback_steps, options)
+        return call(self, *args, **options)
+
+    return called
 
 
 def as_list(value: Any) -> list[Any]:
@@ -256,8 +272,10 @@ def _seed_of(generator: Any) -> Any:
     return seed
 
 
-def _legacy_callback(callback: Any, steps: Any) -> Any:
+def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> Any:
     """diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
+    if values.get("callback_on_step_end") is not None:
+        raise ValueError("only one of callback and callback_on_step_end can be given")
     if not callable(callback):
         raise ValueError(f"callback must be callable (got {callback!r})")
     every = 1 if steps is None else steps
@@ -265,8 +283,10 @@ def _legacy_callback(callback: Any, steps: Any) -> Any:
         raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
 
     def on_step_end(pipe: Any, step: int, timestep: float, tensors: dict[str, Any]) -> None:
-        if step % every == 0:
-            callback(step, timestep, tensors["latents"])
+        order = pipe.scheduler.order
+        whole = (step + 1) % order == 0 or step + 1 == pipe.num_timesteps
+        if whole and step % every == 0:
+            callback(step // order, timestep, tensors["latents"])
 
     return on_step_end
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json
+from diffusax.missing import SCHEDULER, hinting
 from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
@@ -21,6 +22,7 @@ SCHEDULERS: dict[str, "type[Scheduler]"] = {}
 _FILE = "scheduler_config.json"
 
 
+@hinting(SCHEDULER)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """A sampler and its options, those of diffusers' class of the same name.
