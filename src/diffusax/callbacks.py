@@ -23,9 +23,7 @@ class PipelineCallback:
     tensor_inputs: ClassVar[Sequence[str]]
     callback_fn: Any
 
-    def __init__(
-        self, cutoff_step_ratio: float | None = 1.0, cutoff_step_index: int | None = None
-    ):
+    def __init__(self, cutoff_step_ratio: float | None = 1.0, cutoff_step_index: int | None = None):
         """Sets `config`, which says when.
 
         Args:

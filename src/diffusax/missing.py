@@ -15,20 +15,26 @@ _EMBEDDING = (
     f"{_SAVE}, whose tokenizer and text encoder then hold the new words"
 )
 _IP_ADAPTER = (
-    "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX after "
-    "diffusax.torch.compile(pipe), see docs/torch.md"
+    "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
+    "after diffusax.torch.compile(pipe), see docs/torch.md"
 )
-_SINGLE_FILE = f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
+_SINGLE_FILE = (
+    f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
+)
 _PIECES = (
-    "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure function, "
-    "see docs/functional.md"
+    "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
+    "function, see docs/functional.md"
 )
 _STEPS = (
     "a scheduler here is immutable and holds no run: scheduler.schedule(steps) gives the timesteps "
     "and coefficients of one, and docs/functional.md shows a run as a pure function"
 )
-_MODULE = "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
-_ATTENTION = "how attention is computed is chosen for the platform that is compiled for; leave it out"
+_MODULE = (
+    "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
+)
+_ATTENTION = (
+    "how attention is computed is chosen for the platform that is compiled for; leave it out"
+)
 
 
 def _hints(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -47,9 +53,7 @@ PIPELINE = _hints(
             "get_list_adapters delete_adapters enable_lora disable_lora enable_lora_hotswap "
             "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
-        _EMBEDDING: _words(
-            "load_textual_inversion unload_textual_inversion maybe_convert_prompt"
-        ),
+        _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
         _IP_ADAPTER: _words(
             "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
             "prepare_ip_adapter_image_embeds"

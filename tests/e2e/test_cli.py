@@ -1,5 +1,6 @@
 """The command line, in this process where its end is not what is tested."""
 
+import io
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from diffusax.cli.edit import fit
 from diffusax.masks import blur
 from diffusax.pictures import resize
 from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.sheets import labelled_grid
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,85 @@ def test_several_pictures_make_a_contact_sheet(model, tmp_path, capsys):
     assert Image.open(output).size == (2 * 40 + 4, 2 * 32 + 4)
     assert Image.open(tmp_path / "sheet-2.png").size == (40, 32)
     assert re.search(r"sheet.png \(3 images, seed \d+\)", capsys.readouterr().out)
+
+
+def standard_input(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_no_file_is_overwritten_where_none_is_named(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "--model", str(model), "--steps", "1", "--seed", "3"]
+    first = tmp_path / "out.png"
+    first.write_bytes(b"mine")
+    main([*command, "a"])
+    assert capsys.readouterr().out == "out-1.png (1 image, seed 3)\n"
+    standard_input(monkeypatch, b"a\nb")
+    main([*command, "-"])
+    assert capsys.readouterr().out == "out-2.png (2 images, seed 3)\n"
+    names = ("out.png", "out-1.png", "out-2.png", "out-2-0.png", "out-2-1.png")
+    assert {file.name for file in tmp_path.iterdir()} == set(names)
+    assert first.read_bytes() == b"mine"
+    main([*command, "a", "--output", "out.png"])
+    assert capsys.readouterr().out == "out.png (1 image, seed 3; replaced)\n"
+    assert first.read_bytes() == (tmp_path / "out-1.png").read_bytes()
+
+
+def test_prompts_come_from_standard_input(model, tmp_path, monkeypatch):
+    output = tmp_path / "all.png"
+    command = ["generate", "--model", str(model), "--steps", "2", "--seed", "3"]
+    standard_input(monkeypatch, " a cat\n\n  \r\nzwei Äpfel".encode())
+    main([*command, "-", "--output", str(output)])
+    texts = []
+    for number, prompt in enumerate(("a cat", "zwei Äpfel")):
+        main([*command, prompt, "--output", str(tmp_path / "one.png")])
+        image = Image.open(tmp_path / f"all-{number}.png")
+        texts.append(image.text["parameters"].splitlines()[0])
+        np.testing.assert_array_equal(image, Image.open(tmp_path / "one.png"))
+    assert texts == ["a cat", "zwei Äpfel"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"\n \n", "standard input has no line with a prompt"), (b"\xff\xfe", "is not UTF-8 text")],
+)
+def test_standard_input_without_prompts_is_an_error(model, monkeypatch, capsys, data, message):
+    for more in (["-"], ["--prompts", "-", "--out", "/nowhere/out"]):
+        standard_input(monkeypatch, data)
+        code, shown = failure(capsys, ["generate", *more, "--model", model])
+        assert code == 2
+        assert message in shown
+
+
+def test_a_grid_is_drawn_over_two_options(model, tmp_path):
+    output = tmp_path / "grid.png"
+    command = ["generate", "a", "--model", str(model), "--seed", "3", "--output", str(output)]
+    main([*command, "--grid", "sampler=euler,dpm++2m", "steps=1,2,3"])
+    cells = [Image.open(tmp_path / f"grid-{i}.png") for i in range(6)]
+    settings = [cell.text["parameters"].splitlines()[-1] for cell in cells]
+    found = [re.match(r"Steps: (\d), Sampler: ([^,]+)", text).groups() for text in settings]
+    assert found == [(n, s) for n in "123" for s in ("euler", "dpm++2m")]
+    expected = labelled_grid(
+        [cells[:2], cells[2:4], cells[4:]],
+        ["steps 1", "steps 2", "steps 3"],
+        ["sampler euler", "sampler dpm++2m"],
+    )
+    np.testing.assert_array_equal(Image.open(output), expected)
+    main([*command, "--sampler", "dpm++2m", "--steps", "3"])
+    np.testing.assert_array_equal(Image.open(output), cells[5])
+
+
+def test_a_grid_over_one_option_is_a_row(model, photo, tmp_path):
+    output = tmp_path / "grid.png"
+    args = ["generate", "a", "--model", model, "--steps", 2, "--image", photo[0]]
+    args += ["--height", 32, "--width", 32, "--output", output]
+    main([*map(str, args), "--grid", "seed=1,2"])
+    cells = [Image.open(tmp_path / f"grid-{i}.png") for i in range(2)]
+    np.testing.assert_array_equal(
+        Image.open(output), labelled_grid([cells], [], ["seed 1", "seed 2"])
+    )
+    assert all(f"Seed: {i + 1}," in cell.text["parameters"] for i, cell in enumerate(cells))
+    assert np.asarray(cells[0]).tolist() != np.asarray(cells[1]).tolist()
 
 
 @pytest.mark.parametrize("size", [(), (48, 72)])
@@ -346,6 +427,7 @@ def test_version(capsys):
         (["generate", "a", "--model", "/nowhere"], "/nowhere is no folder here"),
         (["generate", "a", "--height", "33"], "height must be divisible"),
         (["generate", "a", "--sampler", "eulr"], "unknown sampler 'eulr'"),
+        (["generate", "a", "--grid", "sampler=euler,eulr"], "unknown sampler 'eulr'"),
         (["generate", "a", "--variant", "fp8"], "variant='fp8'"),
         (["generate", "a", "--output", "x.jpg"], "must be a .png"),
         (["generate", "a", "--output", "x.png/"], "must be a file, not a folder (got x.png/)"),
@@ -398,6 +480,16 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["generate", "a", "--image", "a", "--mask-blur", "3"], "--mask-blur needs --mask"),
         (["generate", "a", "--control", "a.png"], "--control and --controlnet go together"),
         (["generate", "a", "--control-scale", "1"], "--control-scale needs --control"),
+        (["generate", "a", "--grid", "height=8,16"], "is one of sampler, steps, guidance, seed,"),
+        (["generate", "a", "--grid", "steps"], "--grid takes OPTION=VALUE,VALUE,... where"),
+        (["generate", "a", "--grid", "steps=1,x"], "steps must be a whole number from 1"),
+        (["generate", "a", "--grid", "steps=1,0"], "steps must be a whole number from 1"),
+        (["generate", "a", "--grid", "steps=1", "steps=2"], "two different options (got steps"),
+        (["generate", "a", "--grid", "steps=1", "seed=2", "guidance=3"], "one or two options"),
+        (["generate", "a", "--grid", "steps=1", "--steps", "3"], "leave --steps out"),
+        (["generate", "a", "--grid", "strength=0.1"], "--strength needs --image"),
+        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid draws one picture"),
+        (["generate", "-", "--grid", "steps=1"], "--grid draws one picture of one prompt"),
         (["edit", "a.png"], "Required options were not provided: PROMPT"),
         (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),

@@ -120,7 +120,7 @@ def test_an_older_callback_that_cannot_be_is_refused(pairs, given, message):
 
 
 def test_an_unknown_argument_is_still_refused(pairs):
-    with pytest.raises(TypeError, match="StableDiffusionPipeline.__call__.*callbacks"):
+    with pytest.raises(TypeError, match=r"StableDiffusionPipeline.__call__.*callbacks"):
         pairs(SD, "sd").ours("a", callbacks=None)
 
 

@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, configure
 
 import diffusax
 from diffusax import offline
-from diffusax.cli.drawing import Drawing
+from diffusax.cli.drawing import Drawing, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
 from diffusax.pipelines.arguments import Count, Pixels
@@ -33,7 +33,7 @@ class GenerateMany(Drawing, offline.Settings):
     prompts: Path
     """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
     where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps and
-    guidance."""
+    guidance; or - for standard input, with one a line."""
     out: Path
     """The folder to write."""
     model: str = "emoji"
@@ -102,9 +102,12 @@ class GenerateMany(Drawing, offline.Settings):
             pipe.load_compiled(self.compiled)
         return pipe
 
+    def _prompts(self) -> Path | list[str]:
+        return lines_of_input() if str(self.prompts) == "-" else self.prompts
+
     def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
         # Before anything large is loaded.
-        prompts = offline.open_prompts(self.prompts)
+        prompts = offline.open_prompts(self._prompts())
         pipe = self.load()
         with self.profiled():
             return offline.generate(
@@ -119,7 +122,7 @@ class GenerateMany(Drawing, offline.Settings):
     def _draw_with_ray(self) -> offline.Summary:
         return offline.generate_with_ray(
             functools.partial(GenerateMany.load, self),
-            self.prompts,
+            self._prompts(),
             self.out,
             self.settings(),
             workers=self.ray_workers,
