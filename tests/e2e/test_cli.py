@@ -15,8 +15,13 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.cli import main
+from diffusax.cli.cache_latents import CacheLatents
 from diffusax.cli.console import COMMANDS
-from diffusax.cli.edit import fit
+from diffusax.cli.edit import Edit, fit
+from diffusax.cli.evaluate import command as evaluate
+from diffusax.cli.generate import Generate
+from diffusax.cli.generate_many import GenerateMany
+from diffusax.cli.train import TextToImage
 from diffusax.masks import blur
 from diffusax.pictures import resize
 from diffusax.runtime.program import PROGRAMS, forget_executables
@@ -395,25 +400,69 @@ def test_help_lists_all_commands(capsys):
         assert f"{name} {text}" in shown
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
-        *("train instruct-pix2pix", "train controlnet", "train autoencoder"),
-        *("evaluate instruct-pix2pix", "evaluate text-to-image"),
-    ],
-)
-def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
+HELPS = [
+    *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
+    *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
+    *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),
+]
+
+
+def help_of(capsys, *args):
     with pytest.raises(SystemExit) as stop:
-        main([*name.split(), "--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"usage: diffusax {name} " in shown
-    assert shown.isascii()
-    if name == "generate":
-        words = " ".join(shown.split())
-        assert "--seed INT Random seed, another one each time by default." in words
-        assert "(default: None)" not in words
+        main(list(args))
+    shown = capsys.readouterr()
+    assert (stop.value.code, shown.err) == (0, "")
+    assert shown.out.isascii()
+    return shown.out
+
+
+@pytest.mark.parametrize("name", ["", "train", "evaluate", *HELPS])
+@pytest.mark.parametrize("width", [60, 80])
+def test_help_is_short_and_fits_the_terminal(capsys, monkeypatch, name, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    short = help_of(capsys, *name.split(), "--help")
+    whole = help_of(capsys, *name.split(), "--help-all")
+    for shown in (short, whole):
+        assert shown.startswith(f"usage: diffusax {name.removesuffix(' --prompts')}".rstrip() + " ")
+        assert max(map(len, shown.splitlines())) <= width
+        assert not any(line != line.rstrip() for line in shown.splitlines())
+        assert "(default: None)" not in shown
+    assert len(short.splitlines()) <= (64 if width == 80 else 100)
+    options = [set(re.findall(r"^  (--[\w.-]+)", shown, re.M)) for shown in (short, whole)]
+    assert options[0] - {"--help-all"} <= options[1]
+
+
+def test_every_option_that_the_short_help_names_is_there(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    named, shown = set(), ""
+    for name in HELPS:
+        shown += help_of(capsys, *name.split(), "--help")
+    for kind in (Generate, GenerateMany, Edit, TextToImage, CacheLatents):
+        named |= set(kind.essentials)
+    for name in named:
+        assert re.search(rf"^  --{name.replace('_', '-')}[ ,]", shown, re.M), name
+
+
+def test_the_short_help_of_an_option_is_its_first_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short = " ".join(help_of(capsys, "generate", "--help").split())
+    assert "--seed INT Random seed, another one each time by default. --negative" in short
+    assert "--model STR" in short
+    assert "Show all " in short
+    whole = help_of(capsys, "generate", "--help-all")
+    assert "Picture i of a seed is always the same." in " ".join(whole.split())
+    assert "(default: 16)" in help_of(capsys, "train", "text-to-image", "--help")
+
+
+def test_evaluate_takes_the_names_of_train_too():
+    one = ["instruct-pix2pix", "m", "--data", "d", "--output", "o", "--original-image-column", "c"]
+    other = ["instruct-pix2pix", "--output", "o", "--data.path=d", "--model", "m"]
+    other += ["--data.original-image-column", "c"]
+    assert evaluate(one) == evaluate(other)
+    one = ["text-to-image", "--images", "d", "--clip", "c", "--output", "o", "--image-column", "i"]
+    other = ["text-to-image", "--data.path", "d", "--clip", "c", "--output", "o"]
+    other += ["--data.image-column", "i"]
+    assert evaluate(one) == evaluate(other)
 
 
 def test_version(capsys):

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
@@ -28,6 +28,11 @@ MULTIPLE = 64
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Edit(drawing.ToFile):
     """Change a picture as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "output", "steps", "guidance", "image_guidance", "sampler", "seed"),
+        *("negative_prompt", "resolution", "num_images", "sweep", "dtype"),
+    )
 
     image: Positional[Path]
     """The picture to change."""

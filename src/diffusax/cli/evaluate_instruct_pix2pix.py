@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, configure
@@ -36,9 +36,14 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
     pictures, and plot.png where matplotlib is installed.
     """
 
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("data", "output", "clip", "samples", "image_guidance", "guidance", "steps", "sampler"),
+        *("resolution", "batch_size", "seed", "sheet", "dtype"),
+    )
+
     model: Positional[str]
     """An InstructPix2Pix checkpoint of Stable Diffusion or SDXL: a folder in diffusers' layout, or
-    a Hub repository id."""
+    a Hub repository id; --model DIR is the same."""
     clip: str = "openai/clip-vit-large-patch14"
     """The CLIP that measures: a folder with a whole CLIPModel, or a Hub repository id."""
     official_pixel_range: bool = False

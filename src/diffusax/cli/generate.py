@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
@@ -25,6 +25,12 @@ class Generate(drawing.ToFile):
     With --prompts FILE --out FOLDER, draw the pictures of all lines of a file: see the options of
     that with diffusax generate --prompts --help.
     """
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "output", "steps", "guidance", "sampler", "seed", "negative_prompt"),
+        *("num_images", "height", "width", "image", "strength", "mask", "control", "controlnet"),
+        *("grid", "dtype", "backend"),
+    )
 
     prompt: Positional[str]
     """What to draw; with - each line of standard input is a prompt."""
@@ -57,9 +63,8 @@ class Generate(drawing.ToFile):
     num_images: Count = 1
     """How many pictures to draw of each prompt."""
     grid: Annotated[tuple[str, ...], OWN] = ()
-    """Draw a labelled grid over one or two options: sampler=euler,dpm++2m steps=10,20. The first
-    one's values are the columns. The options: sampler, steps, guidance, seed, strength,
-    clip-skip."""
+    """Draw a labelled grid over one or two of sampler, steps, guidance, seed, strength and
+    clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows."""
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
     """How many of the text encoder's last layers to leave out."""
     long_prompt: bool = False

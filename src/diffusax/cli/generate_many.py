@@ -5,7 +5,7 @@ import functools
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, configure
@@ -29,6 +29,12 @@ class GenerateMany(Drawing, offline.Settings):
 
     The same command again goes on where a run stopped, however it ended.
     """
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("prompts", "out", "model", "format", "batch_size", "images_per_shard", "num_images"),
+        *("steps", "guidance", "sampler", "seed", "height", "width", "dtype", "shard"),
+        *("distributed", "engine"),
+    )
 
     prompts: Path
     """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
@@ -133,8 +139,6 @@ class GenerateMany(Drawing, offline.Settings):
 
 def command(args: list[str]) -> GenerateMany:
     """The options from the arguments."""
-    if "--help" in args or "-h" in args:
-        args = ["--help"]
     return parse(GenerateMany, args, prog="diffusax generate")
 
 
