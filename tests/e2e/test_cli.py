@@ -588,6 +588,34 @@ def test_python_dash_m(model):
     assert "StableDiffusionPipeline" in out
 
 
+@pytest.mark.parametrize(
+    "args", [["generate", "a", "--stepz", "3"], ["edit", "--help"], ["info", "--help-all"]]
+)
+def test_options_are_checked_before_jax_is_imported(args):
+    code = (
+        "import sys; from diffusax.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(sorted({'jax', 'flax', 'scipy', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert done.returncode == (0 if any("help" in arg for arg in args) else 2)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_are_there_before_they_are_imported():
+    code = (
+        "import sys, diffusax\n"
+        "assert 'jax' not in sys.modules\n"
+        "assert {'DDIMScheduler', 'load_image'} <= set(dir(diffusax))\n"
+        "assert not hasattr(diffusax, 'DDIMSchedule')\n"
+        "assert diffusax.offline.Settings\n"
+        "from diffusax import *\n"
+        "assert StableDiffusionPipeline is diffusax.StableDiffusionPipeline\n"
+        "assert diffusax.UNet2DConditionModel.__module__ == 'diffusax.checkpoints.named'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_drawing_does_not_import_training(model, tmp_path):
     code = (
         "import sys; from diffusax.cli import main; main(sys.argv[1:]);"

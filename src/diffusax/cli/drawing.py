@@ -1,4 +1,7 @@
-"""What the commands that draw share: options, the call, the files they write."""
+"""What the commands that draw share: options, the call, the files they write.
+
+What takes long to import, JAX above all, is imported once the options are known to be right.
+"""
 
 import contextlib
 import dataclasses
@@ -10,16 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import jax
-
 from diffusax.cli.parsing import OWN
 from diffusax.options import Options, Seed
 from diffusax.parameters import parameters_text
-from diffusax.pictures import png_parameters
-from diffusax.pipelines.arguments import Scale, Steps
 from diffusax.printable import escaped
-from diffusax.samplers import scheduler_from_name
-from diffusax.sheets import contact_sheet
+from diffusax.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], str]]
@@ -65,6 +63,8 @@ class Drawing(Options):
     def prepare(self, pipe: Any) -> Any:
         """The pipeline with the sampler and the tiling that were asked for."""
         if self.sampler is not None:
+            from diffusax.samplers import scheduler_from_name
+
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
         if self.vae_tiling:
             pipe.enable_vae_tiling()
@@ -76,6 +76,8 @@ class Drawing(Options):
         """The context that writes the trace, if one is wanted."""
         if self.profile is None:
             return contextlib.nullcontext()
+        import jax
+
         return jax.profiler.trace(str(self.profile))
 
 
@@ -188,6 +190,9 @@ def save(
         seed: of the run.
         sheet: of all of them, a PIL image; by default a contact sheet.
     """
+    from diffusax.pictures import png_parameters
+    from diffusax.sheets import contact_sheet
+
     count = len(images)
     files = _free_files(count) if output is None else _files(output, count)
     replaced = "; replaced" if any(file.exists() for file in files) else ""

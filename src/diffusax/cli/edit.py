@@ -9,15 +9,10 @@ from typing import Annotated, Any, ClassVar
 from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
-from diffusax.checkpoints import read_model_index, resolve
+import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pictures import load_image
-from diffusax.pipelines.arguments import Count, Pixels, Scale
-from diffusax.pipelines.classes import (
-    StableDiffusionInstructPix2PixPipeline,
-    StableDiffusionXLInstructPix2PixPipeline,
-)
+from diffusax.ranges import Count, Pixels, Scale
 from diffusax.sheets import labelled_grid
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
@@ -68,6 +63,8 @@ class Edit(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Draws the versions and returns the files written, the sheet first."""
+        from diffusax.pictures import load_image
+
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
         picture = load_image(self.image)
@@ -137,11 +134,13 @@ def load_editor(options: Any) -> Any:
 
     options: of a command that draws, with the checkpoint as `model`.
     """
+    from diffusax.checkpoints import read_model_index, resolve
+
     folder = resolve(options.model, variant=options.variant, revision=options.revision)
     class_name, _, _ = read_model_index(folder)
     kind = (
-        StableDiffusionXLInstructPix2PixPipeline
+        diffusax.StableDiffusionXLInstructPix2PixPipeline
         if "XL" in class_name
-        else StableDiffusionInstructPix2PixPipeline
+        else diffusax.StableDiffusionInstructPix2PixPipeline
     )
     return options.prepare(kind.from_pretrained(options.model, **options.loading()))

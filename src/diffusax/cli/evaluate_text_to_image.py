@@ -26,8 +26,8 @@ from diffusax.evaluation import (
 from diffusax.evaluation.features import batched
 from diffusax.evaluation.images import read_pictures
 from diffusax.options import Count, Seed
-from diffusax.pipelines.arguments import Pixels
 from diffusax.printable import escaped
+from diffusax.ranges import Pixels
 
 Pictures = Iterable[tuple[Any, str | None]]
 

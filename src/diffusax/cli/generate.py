@@ -11,10 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing, grid, torch_backend
 from diffusax.cli.parsing import OWN, parse
-from diffusax.masks import blur
-from diffusax.pictures import load_image, open_upright, resize
-from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
-from diffusax.samplers import scheduler_from_name
+from diffusax.ranges import Count, Fraction, Pixels, Scale
 
 
 @configure(FlagCreatePairsOff)
@@ -137,6 +134,8 @@ def _opened(
     options: Generate, pictures: dict[str, Any], samplers: Collection[str | None]
 ) -> drawing.Drawer:
     """Loads the pipeline; what is given back draws with it, with any of these samplers."""
+    from diffusax.samplers import scheduler_from_name
+
     pipe = _load(dataclasses.replace(options, sampler=None))
     own = pipe.scheduler
     schedulers = {
@@ -187,6 +186,8 @@ def _load(options: Generate) -> Any:
 
 def _pictures(options: Generate) -> dict[str, Any]:
     """The picture arguments, read before anything large is loaded."""
+    from diffusax.pictures import load_image, open_upright, resize
+
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
     if controls:
@@ -198,6 +199,8 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
+        from diffusax.masks import blur
+
         mask = open_upright(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
     return given

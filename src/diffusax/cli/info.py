@@ -2,21 +2,15 @@
 
 import collections
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated
 
-import jax
-import numpy as np
 from tyro.conf import Positional
 
-from diffusax.checkpoints import read_model_index, resolve
-from diffusax.checkpoints.files import weight_files
-from diffusax.checkpoints.tensors import read_entries
 from diffusax.cli.parsing import OWN, parse
 from diffusax.files import load_json
 from diffusax.printable import escaped
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.samplers import SAMPLER_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +25,10 @@ class Info:
 
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
+        # They take seconds, and a wrong option is refused without them.
+        from diffusax.runtime.cache import enable_compilation_cache
+        from diffusax.samplers import SAMPLER_NAMES
+
         if self.model is not None:
             self._checkpoint(self.model)
         print(f"devices: {', '.join(device_kinds())}")
@@ -38,6 +36,8 @@ class Info:
         print(f"samplers: {', '.join(SAMPLER_NAMES)}")
 
     def _checkpoint(self, model: str) -> None:
+        from diffusax.checkpoints import read_model_index, resolve
+
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
         print(escaped(f"{class_name} in {folder}"))
@@ -48,6 +48,8 @@ class Info:
 
 def device_kinds() -> list[str]:
     """How many devices there are of each kind, in words."""
+    import jax
+
     kinds = collections.Counter((d.platform, d.device_kind) for d in jax.devices())
     return [f"{count} {platform} ({kind})" for (platform, kind), count in kinds.items()]
 
@@ -58,13 +60,16 @@ def command(args: list[str]) -> Info:
 
 
 def _size(folder: Path, variant: str | None) -> str:
+    from diffusax.checkpoints.files import weight_files
+    from diffusax.checkpoints.tensors import read_entries
+
     if not (folder / "config.json").is_file():
         return ""
     load_json(folder / "config.json")
     entries = [
         entry for file in weight_files(folder, variant) for entry in read_entries(file).values()
     ]
-    count = sum(int(np.prod(entry.shape)) for entry in entries)
+    count = sum(math.prod(entry.shape) for entry in entries)
     nbytes = sum(entry.nbytes for entry in entries)
     dtypes = "/".join(sorted({str(entry.dtype) for entry in entries}))
     return f"{count / 1e6:9.1f} M parameters  {nbytes / 2**20:9.1f} MiB  {dtypes}"

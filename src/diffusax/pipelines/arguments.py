@@ -12,12 +12,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from diffusax.ranges import Count, Fraction, Pixels, Scale, Steps
+
 Texts = str | list[str] | None
-Count = Annotated[int, Meta(ge=1, le=4096)]
-Steps = Annotated[int, Meta(ge=1, le=100_000)]
-Pixels = Annotated[int, Meta(ge=1, le=32_768)]
-Scale = Annotated[float, Meta(ge=-10_000, le=10_000)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 Size = tuple[Coordinate, Coordinate]
 Seed = int
