@@ -5,7 +5,7 @@
     python benchmarks/tpu_compile.py --models sd2 --programs train-edits --size 256 --batch 64 \
         --topologies v4:2x2x4 --meshes data=16 --ema ramp
 
-It needs libtpu (pip install 'diffusax[tpu]'), gigabytes of memory and minutes for each line, with
+It needs libtpu (pip install -e '.[tpu]'), gigabytes of memory and minutes for each line, with
 --effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
 known. "need" is the network's own count of operations
 (runtime/flops.py); the compiler's comes from XLA's cost analysis, in which a loop counts once.

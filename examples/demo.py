@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 import diffusax
-from diffusax.pictures import contact_sheet
+from diffusax.sheets import captioned, contact_sheet, make_image_grid
 
 PROMPTS = (
     "a red apple",
@@ -49,11 +49,7 @@ def large(image: Image.Image) -> Image.Image:
 
 def labelled(before: Image.Image, after: Image.Image, words: str) -> Image.Image:
     """Both pictures side by side, with the instruction below."""
-    cell = Image.new("RGB", (2 * SIDE + 2, SIDE + 20), "white")
-    cell.paste(large(before), (0, 0))
-    cell.paste(large(after), (SIDE + 2, 0))
-    font = ImageFont.load_default(14)
-    ImageDraw.Draw(cell).text((SIDE, SIDE + 11), words, fill="black", font=font, anchor="mm")
+    (cell,) = captioned([make_image_grid([large(before), large(after)], 1, 2)], [words])
     return cell
 
 

@@ -18,7 +18,6 @@ from PIL import Image, ImageDraw
 
 from diffusax.masks import apply_overlay, blur, get_crop_region, to_mask
 from diffusax.pictures import (
-    contact_sheet,
     load_image,
     nearest,
     png_parameters,
@@ -380,23 +379,6 @@ def test_pixels_come_out_as_they_went_in():
     np.testing.assert_array_equal(to_pil(pixels[None])[0], picture(48, 32))
     expected = VaeImageProcessor.numpy_to_pil(pixels * 0.777)
     np.testing.assert_array_equal(to_pil(pixels[None] * 0.777)[0], expected[0])
-
-
-def test_sheets_have_labels_beside_rows_and_above_columns():
-    images = [Image.new("RGB", (60, 40), (10 * i, 0, 0)) for i in range(8)]
-    plain = np.asarray(contact_sheet(images, columns=4))
-    assert plain.shape == (84, 252, 3)
-    labels = {"row_labels": ["guidance 3", "9"], "column_labels": ["1.0", "1.5", "2", "3"]}
-    sheet = np.asarray(contact_sheet(images, **labels))
-    top, left = sheet.shape[0] - 84, sheet.shape[1] - 252
-    assert min(top, left) > 8
-    np.testing.assert_array_equal(sheet[top:, left:], plain)
-    rows = (sheet[top:, :left].min((1, 2)) < 128).nonzero()[0]
-    assert (rows < 40).any()
-    assert (rows >= 44).any()
-    columns = (sheet[:top, left:].min((0, 2)) < 128).nonzero()[0]
-    assert {int(column) // 64 for column in columns} == {0, 1, 2, 3}
-    assert (sheet[:top, :left] == 255).all()
 
 
 def test_settings_are_read_back(tmp_path):

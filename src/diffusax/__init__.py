@@ -1,33 +1,29 @@
 """Run, edit with and train Hugging Face diffusion models in JAX."""
 
 import importlib
-from typing import Any
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-from diffusax._version import __version__
-from diffusax.checkpoints import load_network, named, save_network
-from diffusax.checkpoints.named import *  # noqa: F403
-from diffusax.pictures import load_image
-from diffusax.pipelines import *  # noqa: F403
-from diffusax.pipelines import __all__ as _pipelines
-from diffusax.runtime.mesh import initialize, make_mesh
-from diffusax.samplers import *  # noqa: F403
-from diffusax.samplers import SCHEDULERS
+from diffusax._version import __version__ as __version__
 
-__all__ = [
-    *named.__all__,
-    *_pipelines,
-    *SCHEDULERS,
-    "__version__",
-    "initialize",
-    "load_image",
-    "load_network",
-    "make_mesh",
-    "save_network",
-]
+if TYPE_CHECKING:
+    from diffusax.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    # Needs PyTorch, which nothing else here does.
-    if name == "torch":
-        return importlib.import_module("diffusax.torch")
-    raise AttributeError(f"module 'diffusax' has no attribute {name!r}")
+    """A public name, which is imported when it is first asked for, as JAX takes its time.
+
+    A command line that is wrong, or asks for help, is answered without it.
+    """
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "__all__" or not name.startswith("_"):
+        api = importlib.import_module(f"{__name__}.api")
+        if hasattr(api, name):
+            globals()[name] = getattr(api, name)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *importlib.import_module(f"{__name__}.api").__all__})

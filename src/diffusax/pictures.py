@@ -2,14 +2,13 @@
 
 import base64
 import io
-import math
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 ResizeMode = Literal["default", "fill", "crop"]
@@ -235,39 +234,6 @@ def to_pil(images: np.ndarray) -> list[Image.Image]:
     return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
 
 
-def contact_sheet(
-    images: Sequence[Image.Image],
-    *,
-    gap: int = 4,
-    columns: int | None = None,
-    row_labels: Sequence[str] = (),
-    column_labels: Sequence[str] = (),
-) -> Image.Image:
-    """Pictures row by row on white, in a grid as square as can be or of `columns`.
-
-    Labels stand left of the rows and above the columns.
-    """
-    columns = columns or len(column_labels) or math.ceil(math.sqrt(len(images)))
-    rows = math.ceil(len(images) / columns)
-    width, height = (max(image.size[axis] for image in images) for axis in (0, 1))
-    font = ImageFont.load_default(max(10, min(width, height) // 16))
-    left = _label_size(row_labels, font)[0] + gap * bool(row_labels)
-    top = _label_size(column_labels, font)[1] + gap * bool(column_labels)
-    size = left + columns * (width + gap) - gap, top + rows * (height + gap) - gap
-    sheet = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(sheet)
-    for row, label in enumerate(row_labels):
-        middle = top + row * (height + gap) + height / 2
-        draw.text((left - gap, middle), label, fill="black", font=font, anchor="rm")
-    for column, label in enumerate(column_labels):
-        middle = left + column * (width + gap) + width / 2
-        draw.text((middle, top - gap), label, fill="black", font=font, anchor="md")
-    for i, image in enumerate(images):
-        row, column = divmod(i, columns)
-        sheet.paste(image, (left + column * (width + gap), top + row * (height + gap)))
-    return sheet
-
-
 def png_parameters(parameters: str) -> PngInfo:
     """A PNG's text chunk `parameters`, which image tools read the settings of a picture from."""
     info = PngInfo()
@@ -377,13 +343,6 @@ def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> Non
     if left > 0:
         canvas.paste(edge((left, height), box=(0, 0, 0, height)), (0, 0))
         canvas.paste(edge((left, height), box=(width, 0, width, height)), (left + width, 0))
-
-
-def _label_size(labels: Sequence[str], font: Any) -> tuple[int, int]:
-    """Width and height that hold each of the labels."""
-    boxes = [font.getbbox(label, anchor="ld") for label in labels]
-    sizes = [(right - left, bottom - top) for left, top, right, bottom in boxes] or [(0, 0)]
-    return math.ceil(max(size[0] for size in sizes)), math.ceil(max(size[1] for size in sizes))
 
 
 def to_html(images: Sequence[Image.Image]) -> str:

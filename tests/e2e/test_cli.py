@@ -1,5 +1,6 @@
 """The command line, in this process where its end is not what is tested."""
 
+import io
 import os
 import re
 import signal
@@ -14,11 +15,17 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.cli import main
+from diffusax.cli.cache_latents import CacheLatents
 from diffusax.cli.console import COMMANDS
-from diffusax.cli.edit import fit
+from diffusax.cli.edit import Edit, fit
+from diffusax.cli.evaluate import command as evaluate
+from diffusax.cli.generate import Generate
+from diffusax.cli.generate_many import GenerateMany
+from diffusax.cli.train import TextToImage
 from diffusax.masks import blur
 from diffusax.pictures import resize
 from diffusax.runtime.program import PROGRAMS, forget_executables
+from diffusax.sheets import labelled_grid
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,85 @@ def test_several_pictures_make_a_contact_sheet(model, tmp_path, capsys):
     assert Image.open(output).size == (2 * 40 + 4, 2 * 32 + 4)
     assert Image.open(tmp_path / "sheet-2.png").size == (40, 32)
     assert re.search(r"sheet.png \(3 images, seed \d+\)", capsys.readouterr().out)
+
+
+def standard_input(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_no_file_is_overwritten_where_none_is_named(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "--model", str(model), "--steps", "1", "--seed", "3"]
+    first = tmp_path / "out.png"
+    first.write_bytes(b"mine")
+    main([*command, "a"])
+    assert capsys.readouterr().out == "out-1.png (1 image, seed 3)\n"
+    standard_input(monkeypatch, b"a\nb")
+    main([*command, "-"])
+    assert capsys.readouterr().out == "out-2.png (2 images, seed 3)\n"
+    names = ("out.png", "out-1.png", "out-2.png", "out-2-0.png", "out-2-1.png")
+    assert {file.name for file in tmp_path.iterdir()} == set(names)
+    assert first.read_bytes() == b"mine"
+    main([*command, "a", "--output", "out.png"])
+    assert capsys.readouterr().out == "out.png (1 image, seed 3; replaced)\n"
+    assert first.read_bytes() == (tmp_path / "out-1.png").read_bytes()
+
+
+def test_prompts_come_from_standard_input(model, tmp_path, monkeypatch):
+    output = tmp_path / "all.png"
+    command = ["generate", "--model", str(model), "--steps", "2", "--seed", "3"]
+    standard_input(monkeypatch, " a cat\n\n  \r\nzwei Äpfel".encode())
+    main([*command, "-", "--output", str(output)])
+    texts = []
+    for number, prompt in enumerate(("a cat", "zwei Äpfel")):
+        main([*command, prompt, "--output", str(tmp_path / "one.png")])
+        image = Image.open(tmp_path / f"all-{number}.png")
+        texts.append(image.text["parameters"].splitlines()[0])
+        np.testing.assert_array_equal(image, Image.open(tmp_path / "one.png"))
+    assert texts == ["a cat", "zwei Äpfel"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"\n \n", "standard input has no line with a prompt"), (b"\xff\xfe", "is not UTF-8 text")],
+)
+def test_standard_input_without_prompts_is_an_error(model, monkeypatch, capsys, data, message):
+    for more in (["-"], ["--prompts", "-", "--out", "/nowhere/out"]):
+        standard_input(monkeypatch, data)
+        code, shown = failure(capsys, ["generate", *more, "--model", model])
+        assert code == 2
+        assert message in shown
+
+
+def test_a_grid_is_drawn_over_two_options(model, tmp_path):
+    output = tmp_path / "grid.png"
+    command = ["generate", "a", "--model", str(model), "--seed", "3", "--output", str(output)]
+    main([*command, "--grid", "sampler=euler,dpm++2m", "steps=1,2,3"])
+    cells = [Image.open(tmp_path / f"grid-{i}.png") for i in range(6)]
+    settings = [cell.text["parameters"].splitlines()[-1] for cell in cells]
+    found = [re.match(r"Steps: (\d), Sampler: ([^,]+)", text).groups() for text in settings]
+    assert found == [(n, s) for n in "123" for s in ("euler", "dpm++2m")]
+    expected = labelled_grid(
+        [cells[:2], cells[2:4], cells[4:]],
+        ["steps 1", "steps 2", "steps 3"],
+        ["sampler euler", "sampler dpm++2m"],
+    )
+    np.testing.assert_array_equal(Image.open(output), expected)
+    main([*command, "--sampler", "dpm++2m", "--steps", "3"])
+    np.testing.assert_array_equal(Image.open(output), cells[5])
+
+
+def test_a_grid_over_one_option_is_a_row(model, photo, tmp_path):
+    output = tmp_path / "grid.png"
+    args = ["generate", "a", "--model", model, "--steps", 2, "--image", photo[0]]
+    args += ["--height", 32, "--width", 32, "--output", output]
+    main([*map(str, args), "--grid", "seed=1,2"])
+    cells = [Image.open(tmp_path / f"grid-{i}.png") for i in range(2)]
+    np.testing.assert_array_equal(
+        Image.open(output), labelled_grid([cells], [], ["seed 1", "seed 2"])
+    )
+    assert all(f"Seed: {i + 1}," in cell.text["parameters"] for i, cell in enumerate(cells))
+    assert np.asarray(cells[0]).tolist() != np.asarray(cells[1]).tolist()
 
 
 @pytest.mark.parametrize("size", [(), (48, 72)])
@@ -328,25 +414,69 @@ def test_help_lists_all_commands(capsys):
         assert f"{name} {text}" in shown
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
-        *("train instruct-pix2pix", "train controlnet", "train autoencoder"),
-        *("evaluate instruct-pix2pix", "evaluate text-to-image"),
-    ],
-)
-def test_help_of_a_command_is_whole_sentences_without_boxes(capsys, name):
+HELPS = [
+    *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
+    *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
+    *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),
+]
+
+
+def help_of(capsys, *args):
     with pytest.raises(SystemExit) as stop:
-        main([*name.split(), "--help"])
-    assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"usage: diffusax {name} " in shown
-    assert shown.isascii()
-    if name == "generate":
-        words = " ".join(shown.split())
-        assert "--seed INT Random seed, another one each time by default." in words
-        assert "(default: None)" not in words
+        main(list(args))
+    shown = capsys.readouterr()
+    assert (stop.value.code, shown.err) == (0, "")
+    assert shown.out.isascii()
+    return shown.out
+
+
+@pytest.mark.parametrize("name", ["", "train", "evaluate", *HELPS])
+@pytest.mark.parametrize("width", [60, 80])
+def test_help_is_short_and_fits_the_terminal(capsys, monkeypatch, name, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    short = help_of(capsys, *name.split(), "--help")
+    whole = help_of(capsys, *name.split(), "--help-all")
+    for shown in (short, whole):
+        assert shown.startswith(f"usage: diffusax {name.removesuffix(' --prompts')}".rstrip() + " ")
+        assert max(map(len, shown.splitlines())) <= width
+        assert not any(line != line.rstrip() for line in shown.splitlines())
+        assert "(default: None)" not in shown
+    assert len(short.splitlines()) <= (64 if width == 80 else 100)
+    options = [set(re.findall(r"^  (--[\w.-]+)", shown, re.M)) for shown in (short, whole)]
+    assert options[0] - {"--help-all"} <= options[1]
+
+
+def test_every_option_that_the_short_help_names_is_there(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    named, shown = set(), ""
+    for name in HELPS:
+        shown += help_of(capsys, *name.split(), "--help")
+    for kind in (Generate, GenerateMany, Edit, TextToImage, CacheLatents):
+        named |= set(kind.essentials)
+    for name in named:
+        assert re.search(rf"^  --{name.replace('_', '-')}[ ,]", shown, re.M), name
+
+
+def test_the_short_help_of_an_option_is_its_first_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    short = " ".join(help_of(capsys, "generate", "--help").split())
+    assert "--seed INT Random seed, another one each time by default. --negative" in short
+    assert "--model STR" in short
+    assert "Show all " in short
+    whole = help_of(capsys, "generate", "--help-all")
+    assert "Picture i of a seed is always the same." in " ".join(whole.split())
+    assert "(default: 16)" in help_of(capsys, "train", "text-to-image", "--help")
+
+
+def test_evaluate_takes_the_names_of_train_too():
+    one = ["instruct-pix2pix", "m", "--data", "d", "--output", "o", "--original-image-column", "c"]
+    other = ["instruct-pix2pix", "--output", "o", "--data.path=d", "--model", "m"]
+    other += ["--data.original-image-column", "c"]
+    assert evaluate(one) == evaluate(other)
+    one = ["text-to-image", "--images", "d", "--clip", "c", "--output", "o", "--image-column", "i"]
+    other = ["text-to-image", "--data.path", "d", "--clip", "c", "--output", "o"]
+    other += ["--data.image-column", "i"]
+    assert evaluate(one) == evaluate(other)
 
 
 def test_version(capsys):
@@ -360,6 +490,7 @@ def test_version(capsys):
         (["generate", "a", "--model", "/nowhere"], "/nowhere is no folder here"),
         (["generate", "a", "--height", "33"], "height must be divisible"),
         (["generate", "a", "--sampler", "eulr"], "unknown sampler 'eulr'"),
+        (["generate", "a", "--grid", "sampler=euler,eulr"], "unknown sampler 'eulr'"),
         (["generate", "a", "--variant", "fp8"], "variant='fp8'"),
         (["generate", "a", "--output", "x.jpg"], "must be a .png"),
         (["generate", "a", "--output", "x.png/"], "must be a file, not a folder (got x.png/)"),
@@ -412,6 +543,16 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["generate", "a", "--image", "a", "--mask-blur", "3"], "--mask-blur needs --mask"),
         (["generate", "a", "--control", "a.png"], "--control and --controlnet go together"),
         (["generate", "a", "--control-scale", "1"], "--control-scale needs --control"),
+        (["generate", "a", "--grid", "height=8,16"], "is one of sampler, steps, guidance, seed,"),
+        (["generate", "a", "--grid", "steps"], "--grid takes OPTION=VALUE,VALUE,... where"),
+        (["generate", "a", "--grid", "steps=1,x"], "steps must be a whole number from 1"),
+        (["generate", "a", "--grid", "steps=1,0"], "steps must be a whole number from 1"),
+        (["generate", "a", "--grid", "steps=1", "steps=2"], "two different options (got steps"),
+        (["generate", "a", "--grid", "steps=1", "seed=2", "guidance=3"], "one or two options"),
+        (["generate", "a", "--grid", "steps=1", "--steps", "3"], "leave --steps out"),
+        (["generate", "a", "--grid", "strength=0.1"], "--strength needs --image"),
+        (["generate", "a", "--grid", "steps=1", "--num-images", "2"], "--grid draws one picture"),
+        (["generate", "-", "--grid", "steps=1"], "--grid draws one picture of one prompt"),
         (["edit", "a.png"], "Required options were not provided: PROMPT"),
         (["edit", "a.png", "b", "--sweep", "--guidance", "3"], "--sweep takes --sweep-guidance"),
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
@@ -440,7 +581,7 @@ def test_training_without_its_packages_names_the_extra(capsys, monkeypatch):
     for name in ("train", "cache-latents"):
         code, shown = failure(capsys, [name, "--help"])
         assert code == 2
-        assert "pip install 'diffusax[train]'" in shown
+        assert "pip install -e '.[train]'" in shown
 
 
 def diffusax_process(*args, **options):
@@ -459,6 +600,34 @@ def test_python_dash_m(model):
     out, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (0, "")
     assert "StableDiffusionPipeline" in out
+
+
+@pytest.mark.parametrize(
+    "args", [["generate", "a", "--stepz", "3"], ["edit", "--help"], ["info", "--help-all"]]
+)
+def test_options_are_checked_before_jax_is_imported(args):
+    code = (
+        "import sys; from diffusax.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(sorted({'jax', 'flax', 'scipy', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert done.returncode == (0 if any("help" in arg for arg in args) else 2)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_are_there_before_they_are_imported():
+    code = (
+        "import sys, diffusax\n"
+        "assert 'jax' not in sys.modules\n"
+        "assert {'DDIMScheduler', 'load_image'} <= set(dir(diffusax))\n"
+        "assert not hasattr(diffusax, 'DDIMSchedule')\n"
+        "assert diffusax.offline.Settings\n"
+        "from diffusax import *\n"
+        "assert StableDiffusionPipeline is diffusax.StableDiffusionPipeline\n"
+        "assert diffusax.UNet2DConditionModel.__module__ == 'diffusax.checkpoints.named'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_drawing_does_not_import_training(model, tmp_path):

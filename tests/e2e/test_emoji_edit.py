@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.cli import main
+from diffusax.cli.edit import command as edit_command
 
 FOLDER = EMBEDDED["emoji-edit"]
 COLORS = {"red": (214, 40, 40), "green": (60, 160, 70), "blue": (50, 100, 210), "white": (255,) * 3}
@@ -136,3 +137,7 @@ def test_edit_on_the_command_line(tmp_path):
     assert edited.size == (64, 64)
     assert "Model: emoji-edit" in edited.text["parameters"]
     assert border(as_array(edited)).max() < 90
+
+
+def test_the_command_edits_with_it_where_no_model_is_named():
+    assert edit_command(["photo.png", "make the background blue"]).model == "emoji-edit"

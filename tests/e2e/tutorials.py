@@ -139,7 +139,7 @@ def callback_dynamic_cfg(pipe, step_index, timestep, callback_kwargs):
     if step_index == int(pipe.num_timesteps * 0.4):
         prompt_embeds = callback_kwargs["prompt_embeds"]
         pipe._guidance_scale = 0.0
-        callback_kwargs["prompt_embeds"] = prompt_embeds[len(prompt_embeds) // 2:]
+        callback_kwargs["prompt_embeds"] = prompt_embeds.chunk(2)[-1]
     return callback_kwargs
 
 dynamic = pipeline("a photo of an astronaut", generator=torch.manual_seed(1),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -42,7 +43,9 @@ def test_the_command_writes_what_python_writes(model, prompts, tmp_path, capsys)
     args = ["--model", model, "--out", out, "--steps", 2, "--guidance", 5, "--sampler", "euler_a"]
     args += ["--height", 32, "--width", 40, "--seed", 4, "--num-images", 2, "--batch-size", 3]
     args += ["--negative-prompt", "dog", "--dtype", "bfloat16", "--format", "webdataset"]
-    main(["generate", "--prompts", str(prompts), *map(str, args)])
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", "--prompts", str(prompts), *map(str, args)])
+    assert stop.value.code == 3
     said = f"{out} (4 drawn, 1 line left out: see errors.jsonl)\n"
     assert capsys.readouterr().out == said
     pipe = diffusax.DiffusionPipeline.from_pretrained(model, dtype="bfloat16")
@@ -69,13 +72,17 @@ def test_the_command_writes_what_python_writes(model, prompts, tmp_path, capsys)
     assert [error["line"] for error in errors(out)] == [3]
 
 
-def test_a_part_says_that_others_are_not_finished(model, prompts, tmp_path, capsys):
+def test_a_part_of_standard_input_says_that_others_are_not_finished(
+    model, tmp_path, capsys, monkeypatch
+):
     out = tmp_path / "out"
-    args = ["--prompts", prompts, "--out", out, "--model", model, "--steps", 1]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n\na dog\na fox\n")))
+    args = ["--prompts", "-", "--out", out, "--model", model, "--steps", 1]
     args += ["--images-per-shard", 1, "--batch-size", 1, "--shard", "1/2"]
     main(["generate", *map(str, args)])
     assert capsys.readouterr().out == f"{out} (1 drawn; other shards are not finished)\n"
     assert [shard.name for shard in shards(out)] == ["000001"]
+    assert [info["prompt"] for info, _ in pictures(out)] == ["a dog"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Disk and Hub <-> networks. Safetensors only."""
 
+from diffusax.checkpoints import named as named
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.model_index import (
     read_call_defaults,

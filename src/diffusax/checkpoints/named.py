@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from diffusax.checkpoints.networks import check_safe, load_network, save_network
+from diffusax.missing import NETWORK, hinting
 from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model
 
 
+@hinting({"from_single_file": NETWORK["from_single_file"]})
 class AutoModel:
     """Whatever network a config.json names. The networks themselves are in `diffusax.models`."""
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 from diffusax.cli.parsing import FromFiles, parse_with_files
 from diffusax.cli.train import plain
@@ -12,6 +13,12 @@ from diffusax.training import CacheConfig, cache_latents, read_config
 @dataclasses.dataclass(frozen=True)
 class CacheLatents(FromFiles, CacheConfig):
     """Encode the pictures of a data set, and their captions, once, to train from faster."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("recipe", "model", "data.path", "data.resolution", "data.image_column"),
+        *("data.caption_column", "output", "text_embeddings", "copies", "batch_size", "seed"),
+        *("config", "set"),
+    )
 
     def run(self) -> None:
         """Writes the cache."""

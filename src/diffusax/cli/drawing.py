@@ -1,24 +1,27 @@
-"""What the commands that draw share: options, the call, the files they write."""
+"""What the commands that draw share: options, the call, the files they write.
+
+What takes long to import, JAX above all, is imported once the options are known to be right.
+"""
 
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import secrets
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
-
-import jax
 
 from diffusax.cli.parsing import OWN
 from diffusax.options import Options, Seed
 from diffusax.parameters import parameters_text
-from diffusax.pictures import contact_sheet, png_parameters
-from diffusax.pipelines.arguments import Scale, Steps
 from diffusax.printable import escaped
-from diffusax.samplers import scheduler_from_name
+from diffusax.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Drawer = Callable[[Any, int], tuple[list[Any], str]]
+"""Draws the pictures of a command's options and a seed, and says what their files say."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ class Drawing(Options):
     def prepare(self, pipe: Any) -> Any:
         """The pipeline with the sampler and the tiling that were asked for."""
         if self.sampler is not None:
+            from diffusax.samplers import scheduler_from_name
+
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
         if self.vae_tiling:
             pipe.enable_vae_tiling()
@@ -71,6 +76,8 @@ class Drawing(Options):
         """The context that writes the trace, if one is wanted."""
         if self.profile is None:
             return contextlib.nullcontext()
+        import jax
+
         return jax.profiler.trace(str(self.profile))
 
 
@@ -82,17 +89,21 @@ class ToFile(Drawing):
     """Random seed, another one each time by default. Picture i of a seed is always the same."""
     noise: Literal["jax", "torch"] = "jax"
     """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
-    output: str = "out.png"
-    """Write the picture here; of several a contact sheet, and the pictures numbered beside it."""
+    output: Annotated[str | None, OWN] = None
+    """Write the picture to this .png file, in the place of what is there; by default to out.png or
+    the first of out-1.png, out-2.png, ... that is not there yet. Of several pictures this is a
+    contact sheet, and they are numbered beside it."""
 
 
-def output_file(text: str) -> Path:
-    """The PNG to write, whose folder exists from now on.
+def output_file(text: str | None) -> Path | None:
+    """The PNG to write, whose folder exists from now on; None where none is named.
 
     Raises:
         ValueError: it cannot be one.
         OSError: its folder cannot be made.
     """
+    if text is None:
+        return None
     path = Path(text)
     if not path.name or text.endswith(("/", "\\")) or path.is_dir():
         raise ValueError(f"--output must be a file, not a folder (got {text})")
@@ -146,32 +157,63 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
     return parameters_text(command.prompt, command.negative_prompt, {**shared, **settings})
 
 
+def lines_of_input() -> list[str]:
+    """The lines of standard input that are not blank, without spaces around them.
+
+    Raises:
+        ValueError: there is none, or they are not UTF-8 text.
+    """
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text ({error.reason})") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("standard input has no line with a prompt")
+    return lines
+
+
 def save(
-    output: Path,
+    output: Path | None,
     images: Sequence[Any],
     parameters: Sequence[str],
     seed: int,
     *,
-    rows: Sequence[str] = (),
-    columns: Sequence[str] = (),
+    sheet: Any = None,
 ) -> list[Path]:
-    """Writes the pictures, numbered below a contact sheet if there are several, and says so.
+    """Writes the pictures, numbered beside a sheet if there are several, and says so.
 
     Arguments:
-        output: the picture, or the sheet.
+        output: the picture, or the sheet; None for the first free name.
         images: PIL images of one size.
         parameters: the settings of each.
         seed: of the run.
-        rows: labels of the sheet's rows.
-        columns: labels of its columns.
+        sheet: of all of them, a PIL image; by default a contact sheet.
     """
-    files = [output]
-    if len(images) > 1:
-        files += [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
-        images = [contact_sheet(images, row_labels=rows, column_labels=columns), *images]
+    from diffusax.pictures import png_parameters
+    from diffusax.sheets import contact_sheet
+
+    count = len(images)
+    files = _free_files(count) if output is None else _files(output, count)
+    replaced = "; replaced" if any(file.exists() for file in files) else ""
+    if count > 1:
+        images = [contact_sheet(images) if sheet is None else sheet, *images]
         parameters = [parameters[0], *parameters]
     for file, image, text in zip(files, images, parameters):
         image.save(file, pnginfo=png_parameters(text))
-    count = len(images) - (len(images) > 1)
-    print(f"{escaped(output)} ({count} image{'' if count == 1 else 's'}, seed {seed})")
+    said = f"{count} image{'' if count == 1 else 's'}, seed {seed}{replaced}"
+    print(f"{escaped(files[0])} ({said})")
     return files
+
+
+def _files(output: Path, count: int) -> list[Path]:
+    """What is written of so many pictures: one, or a sheet and the pictures."""
+    numbered = [output.with_stem(f"{output.stem}-{i}") for i in range(count)]
+    return [output, *(numbered if count > 1 else ())]
+
+
+def _free_files(count: int) -> list[Path]:
+    """The files of the first name of which none is there."""
+    names = itertools.chain(["out.png"], (f"out-{i}.png" for i in itertools.count(1)))
+    candidates = (_files(Path(name), count) for name in names)
+    return next(files for files in candidates if not any(file.exists() for file in files))

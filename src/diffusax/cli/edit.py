@@ -4,20 +4,16 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
-from diffusax.checkpoints import read_model_index, resolve
+import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
-from diffusax.pictures import load_image
-from diffusax.pipelines.arguments import Count, Pixels, Scale
-from diffusax.pipelines.classes import (
-    StableDiffusionInstructPix2PixPipeline,
-    StableDiffusionXLInstructPix2PixPipeline,
-)
+from diffusax.ranges import Count, Pixels, Scale
+from diffusax.sheets import labelled_grid
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
 MULTIPLE = 64
@@ -28,12 +24,18 @@ MULTIPLE = 64
 class Edit(drawing.ToFile):
     """Change a picture as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
 
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "output", "steps", "guidance", "image_guidance", "sampler", "seed"),
+        *("negative_prompt", "resolution", "num_images", "sweep", "dtype"),
+    )
+
     image: Positional[Path]
     """The picture to change."""
     prompt: Positional[str]
     """The instruction, such as "make it snowy"."""
-    model: str = "timbrooks/instruct-pix2pix"
-    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id."""
+    model: str = "emoji-edit"
+    """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id; by
+    default the small model inside the package, which edits emoji."""
     image_guidance: Annotated[Scale | None, OWN] = None
     """How closely to keep to the picture, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None
@@ -61,6 +63,8 @@ class Edit(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Draws the versions and returns the files written, the sheet first."""
+        from diffusax.pictures import load_image
+
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
         picture = load_image(self.image)
@@ -89,20 +93,23 @@ class Edit(drawing.ToFile):
                 images += drawn
                 text = drawing.describe(pipe, self, drawn[0], seed, **settings)
                 texts += [text] * len(drawn)
-        return drawing.save(output, images, texts, seed, **self._labels())
+        return drawing.save(output, images, texts, seed, sheet=self._sheet(images))
 
     def _scales(self) -> list[tuple[float | None, float | None]]:
         if not self.sweep:
             return [(self.guidance, self.image_guidance)]
         return list(itertools.product(self.sweep_guidance, self.sweep_image_guidance))
 
-    def _labels(self) -> dict[str, list[str]]:
+    def _sheet(self, images: list[Image.Image]) -> Image.Image | None:
+        """The labelled grid of a sweep."""
         if not self.sweep:
-            return {}
-        return {
-            "rows": [f"guidance {scale:g}" for scale in self.sweep_guidance],
-            "columns": [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
-        }
+            return None
+        columns = len(self.sweep_image_guidance)
+        return labelled_grid(
+            [images[i : i + columns] for i in range(0, len(images), columns)],
+            [f"guidance {scale:g}" for scale in self.sweep_guidance],
+            [f"image guidance {scale:g}" for scale in self.sweep_image_guidance],
+        )
 
 
 def command(args: list[str]) -> Edit:
@@ -127,11 +134,13 @@ def load_editor(options: Any) -> Any:
 
     options: of a command that draws, with the checkpoint as `model`.
     """
+    from diffusax.checkpoints import read_model_index, resolve
+
     folder = resolve(options.model, variant=options.variant, revision=options.revision)
     class_name, _, _ = read_model_index(folder)
     kind = (
-        StableDiffusionXLInstructPix2PixPipeline
+        diffusax.StableDiffusionXLInstructPix2PixPipeline
         if "XL" in class_name
-        else StableDiffusionInstructPix2PixPipeline
+        else diffusax.StableDiffusionInstructPix2PixPipeline
     )
     return options.prepare(kind.from_pretrained(options.model, **options.loading()))

@@ -20,5 +20,35 @@ def command(args: list[str]) -> Any:
 
 
 def _load(name: str, args: list[str]) -> Any:
+    args = _as_train(args, "--data" if name == "instruct-pix2pix" else "--images")
+    if name == "instruct-pix2pix":
+        args = _model_first(args)
     module = importlib.import_module(f"diffusax.cli.evaluate_{name.replace('-', '_')}")
     return module.command(args)
+
+
+def _as_train(args: list[str], data: str) -> list[str]:
+    """The arguments with the data set's options under the names of these commands.
+
+    `diffusax train` has them as --data.path, --data.image-column and so on.
+    """
+    names = [
+        arg.replace("--data.path", data, 1) if _is(arg, "--data.path") else arg for arg in args
+    ]
+    return [
+        f"--{arg.removeprefix('--data.')}" if arg.startswith("--data.") else arg for arg in names
+    ]
+
+
+def _model_first(args: list[str]) -> list[str]:
+    """--model DIR is another way of giving it as the first argument."""
+    for i, arg in enumerate(args):
+        if _is(arg, "--model"):
+            _, equals, value = arg.partition("=")
+            rest = args[:i] + args[i + (1 if equals else 2) :]
+            return [*([value] if equals else args[i + 1 : i + 2]), *rest]
+    return args
+
+
+def _is(arg: str, name: str) -> bool:
+    return arg.split("=")[0] == name

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, configure
@@ -13,8 +13,9 @@ from diffusax.cli.edit import load_editor
 from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
-from diffusax.pictures import contact_sheet
+from diffusax.extras import install_command
 from diffusax.printable import escaped
+from diffusax.sheets import labelled_grid
 
 METRICS = {
     "image_similarity": "CLIP image similarity",
@@ -35,9 +36,14 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
     pictures, and plot.png where matplotlib is installed.
     """
 
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("data", "output", "clip", "samples", "image_guidance", "guidance", "steps", "sampler"),
+        *("resolution", "batch_size", "seed", "sheet", "dtype"),
+    )
+
     model: Positional[str]
     """An InstructPix2Pix checkpoint of Stable Diffusion or SDXL: a folder in diffusers' layout, or
-    a Hub repository id."""
+    a Hub repository id; --model DIR is the same."""
     clip: str = "openai/clip-vit-large-patch14"
     """The CLIP that measures: a folder with a whole CLIPModel, or a Hub repository id."""
     official_pixel_range: bool = False
@@ -96,16 +102,12 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
         shown = min(self.sheet, len(edits))
         if not shown:
             return
-        rows = [
-            picture
-            for i in range(shown)
-            for picture in (edits[i].image, *(scores.edited[i] for scores in found))
-        ]
+        rows = [[edits[i].image, *(scores.edited[i] for scores in found)] for i in range(shown)]
         labels = ["picture", *(f"{scores.image_guidance:g}" for scores in found)]
-        contact_sheet(rows, column_labels=labels).save(self.output / "edits.png")
+        labelled_grid(rows, column_labels=labels).save(self.output / "edits.png")
 
 
-NO_PLOT = "; for a plot install matplotlib: pip install 'diffusax[plot]'"
+NO_PLOT = f"; for a plot install matplotlib: {install_command('plot')}"
 
 
 def command(args: list[str]) -> EvaluateInstructPix2Pix:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tqdm.auto import tqdm
 from tyro.conf import FlagCreatePairsOff, configure
@@ -26,8 +26,8 @@ from diffusax.evaluation import (
 from diffusax.evaluation.features import batched
 from diffusax.evaluation.images import read_pictures
 from diffusax.options import Count, Seed
-from diffusax.pipelines.arguments import Pixels
 from diffusax.printable import escaped
+from diffusax.ranges import Pixels
 
 Pictures = Iterable[tuple[Any, str | None]]
 
@@ -43,6 +43,12 @@ class EvaluateTextToImage(Drawing):
     to the reference pictures is computed as pytorch-fid does. The output folder gets metrics.json,
     and statistics.npz, which can be a --reference.
     """
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "prompts", "images", "image_column", "caption_column", "clip", "inception"),
+        *("reference", "output", "samples", "steps", "guidance", "sampler", "height", "width"),
+        *("batch_size", "seed", "dtype"),
+    )
 
     model: Annotated[str | None, OWN] = None
     """The checkpoint that draws: a folder in diffusers' layout, or a Hub repository id."""

@@ -1,18 +1,17 @@
 """`diffusax generate`."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
-from diffusax.cli import drawing, torch_backend
+from diffusax.cli import drawing, grid, torch_backend
 from diffusax.cli.parsing import OWN, parse
-from diffusax.masks import blur
-from diffusax.pictures import load_image, open_upright, resize
-from diffusax.pipelines.arguments import Count, Fraction, Pixels, Scale
+from diffusax.ranges import Count, Fraction, Pixels, Scale
 
 
 @configure(FlagCreatePairsOff)
@@ -24,8 +23,14 @@ class Generate(drawing.ToFile):
     that with diffusax generate --prompts --help.
     """
 
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "output", "steps", "guidance", "sampler", "seed", "negative_prompt"),
+        *("num_images", "height", "width", "image", "strength", "mask", "control", "controlnet"),
+        *("grid", "dtype", "backend"),
+    )
+
     prompt: Positional[str]
-    """What to draw."""
+    """What to draw; with - each line of standard input is a prompt."""
     model: str = "emoji"
     """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
     model inside the package, which draws emoji."""
@@ -53,7 +58,10 @@ class Generate(drawing.ToFile):
     width: Annotated[Pixels | None, OWN] = None
     """Width in pixels; by default the picture's or the model's own."""
     num_images: Count = 1
-    """How many pictures to draw."""
+    """How many pictures to draw of each prompt."""
+    grid: Annotated[tuple[str, ...], OWN] = ()
+    """Draw a labelled grid over one or two of sampler, steps, guidance, seed, strength and
+    clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows."""
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
     """How many of the text encoder's last layers to leave out."""
     long_prompt: bool = False
@@ -73,6 +81,11 @@ class Generate(drawing.ToFile):
             given = getattr(self, name)
             if given != getattr(type(self), name) and not getattr(self, needs):
                 raise ValueError(f"--{name.replace('_', '-')} needs --{needs}")
+        if self.grid:
+            if self.num_images > 1 or self.prompt == "-":
+                raise ValueError("--grid draws one picture of one prompt for each of its cells")
+            # Each cell is checked as the options of one call are, before anything is loaded.
+            list(grid.cells(self, grid.read_axes(self.grid, self)))
         if self.backend == "torch":
             torch_backend.check(self)
         if len(self.control) != len(self.controlnet):
@@ -89,34 +102,23 @@ class Generate(drawing.ToFile):
     def run(self) -> list[Path]:
         """Draws the pictures and returns the files written, the contact sheet first."""
         output = drawing.output_file(self.output)
+        prompts = drawing.lines_of_input() if self.prompt == "-" else [self.prompt]
         seed = drawing.seed_or_random(self.seed)
         pictures = _pictures(self)
-        if self.backend == "torch":
-            size = {} if pictures else {"height": self.height, "width": self.width}
-            images, text = torch_backend.draw(self, pictures, size, seed)
-            return drawing.save(output, images, [text] * len(images), seed)
-        pipe = _load(self)
+        axes = grid.read_axes(self.grid, self)
+        runs = [dataclasses.replace(self, prompt=prompt) for prompt in prompts]
+        runs = list(grid.cells(self, axes)) if axes else runs
+        open_with = torch_backend.opened if self.backend == "torch" else _opened
+        draw = open_with(self, pictures, {run.sampler for run in runs})
+        images: list[Any] = []
+        texts: list[str] = []
         with self.profiled():
-            images = drawing.call(
-                pipe,
-                prompt=self.prompt,
-                negative_prompt=self.negative_prompt,
-                num_inference_steps=self.steps,
-                guidance_scale=self.guidance,
-                num_images_per_prompt=self.num_images,
-                strength=self.strength,
-                padding_mask_crop=self.mask_crop,
-                seed=seed,
-                noise=self.noise,
-                clip_skip=self.clip_skip,
-                long_prompt=self.long_prompt,
-                prompt_weighting=self.prompt_weighting,
-                **pictures,
-                **_size(self, pipe, pictures),
-                **_scales(self),
-            )
-        text = drawing.describe(pipe, self, images[0], seed, **_settings(self))
-        return drawing.save(output, images, [text] * len(images), seed)
+            for run in runs:
+                drawn, text = draw(run, seed if run.seed is None else run.seed)
+                images += drawn
+                texts += [text] * len(drawn)
+        sheet = grid.draw_sheet(images, axes) if axes else None
+        return drawing.save(output, images, texts, seed, sheet=sheet)
 
 
 def command(args: list[str]) -> Any:
@@ -126,6 +128,43 @@ def command(args: list[str]) -> Any:
 
         return generate_many.command(args)
     return parse(Generate, args, prog="diffusax generate")
+
+
+def _opened(
+    options: Generate, pictures: dict[str, Any], samplers: Collection[str | None]
+) -> drawing.Drawer:
+    """Loads the pipeline; what is given back draws with it, with any of these samplers."""
+    from diffusax.samplers import scheduler_from_name
+
+    pipe = _load(dataclasses.replace(options, sampler=None))
+    own = pipe.scheduler
+    schedulers = {
+        name: own if name is None else scheduler_from_name(name, own) for name in samplers
+    }
+
+    def draw(options: Generate, seed: int) -> tuple[list[Any], str]:
+        pipe.scheduler = schedulers[options.sampler]
+        images = drawing.call(
+            pipe,
+            prompt=options.prompt,
+            negative_prompt=options.negative_prompt,
+            num_inference_steps=options.steps,
+            guidance_scale=options.guidance,
+            num_images_per_prompt=options.num_images,
+            strength=options.strength,
+            padding_mask_crop=options.mask_crop,
+            seed=seed,
+            noise=options.noise,
+            clip_skip=options.clip_skip,
+            long_prompt=options.long_prompt,
+            prompt_weighting=options.prompt_weighting,
+            **pictures,
+            **_size(options, pipe, pictures),
+            **_scales(options),
+        )
+        return images, drawing.describe(pipe, options, images[0], seed, **_settings(options))
+
+    return draw
 
 
 def _load(options: Generate) -> Any:
@@ -147,6 +186,8 @@ def _load(options: Generate) -> Any:
 
 def _pictures(options: Generate) -> dict[str, Any]:
     """The picture arguments, read before anything large is loaded."""
+    from diffusax.pictures import load_image, open_upright, resize
+
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
     if controls:
@@ -158,6 +199,8 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
+        from diffusax.masks import blur
+
         mask = open_upright(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
     return given

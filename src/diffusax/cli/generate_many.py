@@ -5,18 +5,21 @@ import functools
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, configure
 
 import diffusax
 from diffusax import offline
-from diffusax.cli.drawing import Drawing
+from diffusax.cli.drawing import Drawing, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
-from diffusax.pipelines.arguments import Count, Pixels
 from diffusax.printable import escaped
+from diffusax.ranges import Count, Pixels
+
+LEFT_OUT = 3
+"""Exit code of a run that has drawn what can be drawn, and has left lines out."""
 
 
 @configure(FlagCreatePairsOff)
@@ -27,10 +30,16 @@ class GenerateMany(Drawing, offline.Settings):
     The same command again goes on where a run stopped, however it ended.
     """
 
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("prompts", "out", "model", "format", "batch_size", "images_per_shard", "num_images"),
+        *("steps", "guidance", "sampler", "seed", "height", "width", "dtype", "shard"),
+        *("distributed", "engine"),
+    )
+
     prompts: Path
     """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
     where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps and
-    guidance."""
+    guidance; or - for standard input, with one a line."""
     out: Path
     """The folder to write."""
     model: str = "emoji"
@@ -67,7 +76,7 @@ class GenerateMany(Drawing, offline.Settings):
             raise ValueError("--ray-resources needs --engine ray")
 
     def run(self) -> None:
-        """Draws the pictures and says how many."""
+        """Draws the pictures and says how many; exits with 3 where lines were left out."""
         part = jax_part() if self.distributed else parse_part("shard", self.shard)
         try:
             done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
@@ -78,6 +87,8 @@ class GenerateMany(Drawing, offline.Settings):
         left_out = f", {done.errors} {lines} left out: see errors.jsonl" if done.errors else ""
         rest = "" if done.finished else "; other shards are not finished"
         print(f"{escaped(self.out)} ({done.drawn} drawn{left_out}{rest})")
+        if done.errors:
+            sys.exit(LEFT_OUT)
 
     def settings(self) -> offline.Settings:
         """What decides the pictures."""
@@ -97,9 +108,12 @@ class GenerateMany(Drawing, offline.Settings):
             pipe.load_compiled(self.compiled)
         return pipe
 
+    def _prompts(self) -> Path | list[str]:
+        return lines_of_input() if str(self.prompts) == "-" else self.prompts
+
     def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
         # Before anything large is loaded.
-        prompts = offline.open_prompts(self.prompts)
+        prompts = offline.open_prompts(self._prompts())
         pipe = self.load()
         with self.profiled():
             return offline.generate(
@@ -114,7 +128,7 @@ class GenerateMany(Drawing, offline.Settings):
     def _draw_with_ray(self) -> offline.Summary:
         return offline.generate_with_ray(
             functools.partial(GenerateMany.load, self),
-            self.prompts,
+            self._prompts(),
             self.out,
             self.settings(),
             workers=self.ray_workers,
@@ -125,8 +139,6 @@ class GenerateMany(Drawing, offline.Settings):
 
 def command(args: list[str]) -> GenerateMany:
     """The options from the arguments."""
-    if "--help" in args or "-h" in args:
-        args = ["--help"]
     return parse(GenerateMany, args, prog="diffusax generate")
 
 

@@ -2,21 +2,15 @@
 
 import collections
 import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
-import numpy as np
 from tyro.conf import Positional
 
-from diffusax.checkpoints import read_model_index, resolve
-from diffusax.checkpoints.files import weight_files
-from diffusax.checkpoints.tensors import read_entries
 from diffusax.cli.parsing import OWN, parse
 from diffusax.files import load_json
 from diffusax.printable import escaped
-from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.samplers import SAMPLER_NAMES, fitting_samplers, scheduler_from_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +25,9 @@ class Info:
 
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
+        # They take seconds, and a wrong option is refused without them.
+        from diffusax.runtime.cache import enable_compilation_cache
+
         config = None if self.model is None else self._checkpoint(self.model)
         print(f"devices: {', '.join(device_kinds())}")
         print(f"compilation cache: {escaped(enable_compilation_cache() or 'off')}")
@@ -39,6 +36,8 @@ class Info:
 
     def _checkpoint(self, model: str) -> dict[str, Any] | None:
         """Prints the components; the scheduler's config, if there is one."""
+        from diffusax.checkpoints import read_model_index, resolve
+
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
         print(escaped(f"{class_name} in {folder}"))
@@ -53,6 +52,8 @@ class Info:
 
 def device_kinds() -> list[str]:
     """How many devices there are of each kind, in words."""
+    import jax
+
     kinds = collections.Counter((d.platform, d.device_kind) for d in jax.devices())
     return [f"{count} {platform} ({kind})" for (platform, kind), count in kinds.items()]
 
@@ -64,6 +65,8 @@ def command(args: list[str]) -> Info:
 
 def _samplers(config: dict[str, Any] | None) -> list[str]:
     """The names of the samplers; with a checkpoint's config those that fit, then the others."""
+    from diffusax.samplers import SAMPLER_NAMES, fitting_samplers, scheduler_from_config
+
     if config is None:
         return [f"samplers: {', '.join(SAMPLER_NAMES)}"]
     try:
@@ -75,13 +78,16 @@ def _samplers(config: dict[str, Any] | None) -> list[str]:
 
 
 def _size(folder: Path, variant: str | None) -> str:
+    from diffusax.checkpoints.files import weight_files
+    from diffusax.checkpoints.tensors import read_entries
+
     if not (folder / "config.json").is_file():
         return ""
     load_json(folder / "config.json")
     entries = [
         entry for file in weight_files(folder, variant) for entry in read_entries(file).values()
     ]
-    count = sum(int(np.prod(entry.shape)) for entry in entries)
+    count = sum(math.prod(entry.shape) for entry in entries)
     nbytes = sum(entry.nbytes for entry in entries)
     dtypes = "/".join(sorted({str(entry.dtype) for entry in entries}))
     return f"{count / 1e6:9.1f} M parameters  {nbytes / 2**20:9.1f} MiB  {dtypes}"

@@ -1,13 +1,16 @@
 """Command lines to dataclasses, by tyro."""
 
 import dataclasses
+import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
+import tyro.extras
 from tyro._backends import _argparse_formatter
 from tyro.conf import (
     DisallowNone,
@@ -17,6 +20,8 @@ from tyro.conf import (
     subcommand,
 )
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from diffusax.cli.help import FLAGS, command_help, commands_help
 
 # Without boxes and colours; with argparse, whose errors name the option that is wrong.
 tyro._experimental_options["backend"] = "argparse"
@@ -28,11 +33,18 @@ OWN = arg(help_behavior_hint="")
 
 T = TypeVar("T")
 
+_MARKERS = (DisallowNone, PositionalMetavarFromFieldName)
+
 _registry = ConstructorRegistry()
 
 
 def parse(kind: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """The arguments as an instance of a dataclass; tyro prints help and mistakes, and exits."""
+    """The arguments as an instance of a dataclass; prints help or mistakes, and exits.
+
+    The class may name, as `essentials`, the options that the short help shows.
+    """
+    if any(arg in FLAGS for arg in args):
+        _show_help(kind, prog, default, everything="--help-all" in args)
     return _tyro(kind, args, prog, **({} if default is None else {"default": default}))
 
 
@@ -46,7 +58,7 @@ def choose(
 ) -> T:
     """What `load` makes of the command that `args` begin with, given its name and the other args.
 
-    Without a command, tyro prints help or the mistake, and exits.
+    Without a command, prints help or the mistake, and exits.
 
     Arguments:
         commands: what each of them does, by name.
@@ -57,6 +69,9 @@ def choose(
     """
     if args and args[0] in commands:
         return load(args[0], list(args[1:]))
+    if args and args[0] in FLAGS:
+        print(commands_help(prog, description, commands))
+        sys.exit(0)
     kinds = [
         Annotated[_Unread, subcommand(name=name, description=text)]
         for name, text in commands.items()
@@ -88,6 +103,8 @@ def parse_with_files(
     Raises:
         ValueError: the file cannot be read, or an option in it is wrong.
     """
+    if any(arg in FLAGS for arg in args):
+        return parse(kind, args, prog=prog, default=kind(**vars(read(None, ()))))
     files, _ = _tyro(FromFiles, args, prog, add_help=False, return_unknown_args=True)
     return parse(kind, args, prog=prog, default=kind(**vars(read(files.config, files.set))))
 
@@ -95,8 +112,19 @@ def parse_with_files(
 def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
     # tyro forgets what it did not recognise the last time only where prog is one word.
     _argparse_formatter.global_unrecognized_arg_and_prog.clear()
-    markers = (DisallowNone, PositionalMetavarFromFieldName)
-    return tyro.cli(kind, args=args, prog=prog, config=markers, registry=_registry, **options)
+    return tyro.cli(kind, args=args, prog=prog, config=_MARKERS, registry=_registry, **options)
+
+
+def _show_help(kind: Any, prog: str, default: Any, *, everything: bool) -> NoReturn:
+    given = {} if default is None else {"default": default}
+    with warnings.catch_warnings():
+        # It says that it will go; nothing else tells what tyro made of the options.
+        warnings.simplefilter("ignore")
+        options: Any = {"config": _MARKERS, "registry": _registry, **given}
+        parser = tyro.extras.get_parser(kind, prog=prog, **options)
+    essentials = getattr(kind, "essentials", ())
+    print(command_help(prog, parser, essentials, everything=everything))
+    sys.exit(0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from diffusax.cli.drawing import Drawer
 from diffusax.extras import require_extra
 from diffusax.parameters import parameters_text
 
@@ -28,39 +29,41 @@ def check(options: Any) -> None:
             raise ValueError(f"--{flag} is nothing that --backend torch knows; leave it out")
 
 
-def draw(options: Any, pictures: dict[str, Any], size: dict[str, Any], seed: int) -> Any:
-    """The pictures of a checkpoint, whichever pipeline it is of, and the text that describes one.
+def opened(options: Any, pictures: dict[str, Any], samplers: Any = None) -> Drawer:
+    """Loads a checkpoint, whichever pipeline it is of; what is given back draws with it.
 
     Args:
         options: of `diffusax generate`.
         pictures: image and mask_image, as far as they are given.
-        size: height and width, as far as they are given.
-        seed: of PyTorch's generator.
+        samplers: of no meaning here, where a pipeline keeps its own.
 
     Raises:
-        ValueError: the pipeline does not take an option.
         ImportError: torch, torchax or diffusers is missing.
     """
     torch = require_extra("torch", "torch")
     pipe = _load(options, torch, pictures)
-    asked = {
-        "prompt": options.prompt,
-        "negative_prompt": options.negative_prompt,
-        "num_inference_steps": options.steps,
-        "guidance_scale": options.guidance,
-        "num_images_per_prompt": options.num_images if options.num_images > 1 else None,
-        "strength": options.strength,
-        **pictures,
-        **size,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
     known = inspect.signature(type(pipe).__call__).parameters
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
-    with options.profiled():
+
+    def draw(options: Any, seed: int) -> tuple[list[Any], str]:
+        asked = {
+            "prompt": options.prompt,
+            "negative_prompt": options.negative_prompt,
+            "num_inference_steps": options.steps,
+            "guidance_scale": options.guidance,
+            "num_images_per_prompt": options.num_images if options.num_images > 1 else None,
+            "strength": options.strength,
+            "height": None if pictures else options.height,
+            "width": None if pictures else options.width,
+            **pictures,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
         images = pipe(**given, generator=torch.Generator("cpu").manual_seed(seed)).images
-    return images, _describe(pipe, options, images[0], seed)
+        return images, _describe(pipe, options, images[0], seed)
+
+    return draw
 
 
 def _load(options: Any, torch: Any, pictures: dict[str, Any]) -> Any:

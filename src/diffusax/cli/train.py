@@ -5,7 +5,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
@@ -34,6 +34,15 @@ from diffusax.training.program import lower_step
 @dataclasses.dataclass(frozen=True)
 class Command(FromFiles):
     """What all recipes take besides their options."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("model", "controlnet", "data.path", "data.resolution", "data.image_column"),
+        *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
+        *("data.edited_image_column", "data.conditioning_image_column"),
+        *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
+        *("optimizer.name", "compute_dtype", "gradient_checkpointing", "mesh", "seed"),
+        *("config", "set"),
+    )
 
     topology: Annotated[str | None, OWN] = None
     """Train nothing: compile the step for TPUs that are not here, such as v5e:4x4, and say what it

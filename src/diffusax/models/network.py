@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.missing import NETWORK, hinting
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.rngs import ShapeRngs
 from diffusax.runtime.mesh import Rules
@@ -64,6 +65,7 @@ class Switches:
     """The numbers that a UNet runs with, if it does with FreeU."""
 
 
+@hinting(NETWORK)
 class Model:
     """A network with its parameters, as it is loaded, saved and put into a pipeline.
 

@@ -1,6 +1,7 @@
 """The arguments of all calls, declared once with type and range, and checked at the door."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -12,13 +13,9 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.pictures import as_numpy
+from diffusax.ranges import Count, Fraction, Pixels, Scale, Steps
 
 Texts = str | list[str] | None
-Count = Annotated[int, Meta(ge=1, le=4096)]
-Steps = Annotated[int, Meta(ge=1, le=100_000)]
-Pixels = Annotated[int, Meta(ge=1, le=32_768)]
-Scale = Annotated[float, Meta(ge=-10_000, le=10_000)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 Size = tuple[Coordinate, Coordinate]
 Seed = int
@@ -158,7 +155,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
         values |= _randomness(generator, values)
     callback, callback_steps = values.pop("callback", None), values.pop("callback_steps", 1)
     if callback is not None:
-        values["callback_on_step_end"] = _legacy_callback(callback, callback_steps)
+        values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
     values = {k: v if k in _ARRAYS else _plain(v) for k, v in values.items()}
     try:
         call = msgspec.convert(values, Call, strict=True)
@@ -174,7 +171,11 @@ def check_call(given: Mapping[str, Any]) -> Call:
 
 
 def documented(call: Any) -> Any:
-    """Adds what the arguments of a pipeline's call mean to its docstring."""
+    """A pipeline's call with what its arguments mean in its docstring.
+
+    It also takes callback and callback_steps, which diffusers' calls take without saying so in
+    their signatures.
+    """
     names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
     lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
     raises = [
@@ -183,7 +184,18 @@ def documented(call: Any) -> Any:
     ]
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)
-    return call
+    if "callback" in inspect.signature(call).parameters:
+        return call
+
+    @functools.wraps(call)
+    def called(
+        self: Any, *args: Any, callback: Any = None, callback_steps: Any = 1, **options: Any
+    ) -> Any:
+        if callback is not None:
+            options["callback_on_step_end"] = _legacy_callback(callback, callback_steps, options)
+        return call(self, *args, **options)
+
+    return called
 
 
 def as_list(value: Any) -> list[Any]:
@@ -258,8 +270,10 @@ def _seed_of(generator: Any) -> Any:
     return seed
 
 
-def _legacy_callback(callback: Any, steps: Any) -> Any:
+def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> Any:
     """diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
+    if values.get("callback_on_step_end") is not None:
+        raise ValueError("only one of callback and callback_on_step_end can be given")
     if not callable(callback):
         raise ValueError(f"callback must be callable (got {callback!r})")
     every = 1 if steps is None else steps
@@ -267,8 +281,10 @@ def _legacy_callback(callback: Any, steps: Any) -> Any:
         raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
 
     def on_step_end(pipe: Any, step: int, timestep: float, tensors: dict[str, Any]) -> None:
-        if step % every == 0:
-            callback(step, timestep, tensors["latents"])
+        order = pipe.scheduler.order
+        whole = (step + 1) % order == 0 or step + 1 == pipe.num_timesteps
+        if whole and step % every == 0:
+            callback(step // order, timestep, tensors["latents"])
 
     return on_step_end
 

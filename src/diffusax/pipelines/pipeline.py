@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Self
 import jax
 from jax.sharding import Mesh
 
+from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
+from diffusax.missing import hinting, missing_attribute
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines.ahead_of_time import AheadOfTime
@@ -45,6 +47,7 @@ class MultiControlNetModel:
         return f"MultiControlNetModel({self.nets})"
 
 
+@hinting(missing.PIPELINE)
 class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
 
@@ -131,7 +134,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.component_names:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise missing_attribute(type(self), name)
         if name == "scheduler":
             return self.parts.scheduler
         if name.startswith("tokenizer"):

@@ -161,8 +161,8 @@ def _tensor(name: str, job: Job, state: jax.Array) -> Any:
     if field := (_PROMPTS | _NEGATIVES).get(name):
         leaf = {"context": conditions.context, **(conditions.added or {})}.get(field)
         if leaf is None or name in _PROMPTS:
-            return None if leaf is None else _negative_first(leaf)
-        return leaf[:, 1] if job.weights else None
+            return None if leaf is None else _embeddings(_negative_first(leaf))
+        return _embeddings(leaf[:, 1]) if job.weights else None
     if name not in _PICTURES:
         names = ", ".join((*_PROMPTS, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
@@ -180,6 +180,19 @@ def _tensor(name: str, job: Job, state: jax.Array) -> Any:
             "masked_image_latents": conditions.channels[:, 0, ..., 1:],
         }[name]
     return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
+
+
+class Embeddings(np.ndarray):
+    """Embeddings as callbacks are handed them: read-only, with what diffusers' own examples use."""
+
+    def chunk(self, chunks: int, dim: int = 0) -> list[np.ndarray]:
+        """Parts of one size along an axis, the last one smaller if need be, as torch.chunk."""
+        size = -(-self.shape[dim] // chunks)
+        return np.split(self, range(size, self.shape[dim], size), axis=dim)
+
+
+def _embeddings(leaf: Any) -> Embeddings:
+    return np.asarray(leaf).view(Embeddings)
 
 
 def _take(name: str, value: Any, job: Job, state: jax.Array) -> jax.Array:

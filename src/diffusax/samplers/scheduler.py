@@ -11,6 +11,7 @@ import numpy as np
 
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json
+from diffusax.missing import SCHEDULER, hinting
 from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
 from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import Schedule
@@ -22,6 +23,7 @@ SCHEDULERS: dict[str, "type[Scheduler]"] = {}
 _FILE = "scheduler_config.json"
 
 
+@hinting(SCHEDULER)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """A sampler and its options, those of diffusers' class of the same name.

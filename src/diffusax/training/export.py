@@ -19,7 +19,7 @@ _CARD = """---
 
 # {title}
 
-Trained with [diffusax](https://pypi.org/project/diffusax/) {version}, recipe `{recipe}`{base}, for
+Trained with diffusax {version}, recipe `{recipe}`{base}, for
 {steps} steps of {batch_size} examples on `{data}`.{average}
 
 {usage}

@@ -1,0 +1,138 @@
+"""What --help and --help-all print, from what tyro knows of a command's options."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tyro._arguments import generate_argument_helptext
+
+FLAGS = ("-h", "--help", "--help-all")
+_COLUMN = 24
+"""Where the texts begin."""
+_WIDEST = 100
+"""Longer lines are hard to read."""
+
+
+class Option(NamedTuple):
+    """An option. name: as in a configuration file. flags: as they are typed."""
+
+    name: str
+    flags: str
+    text: str
+    positional: bool
+    required: bool
+
+
+class Group(NamedTuple):
+    """The options under one title; that of the command's own is empty."""
+
+    title: str
+    text: str
+    options: list[Option]
+
+
+def command_help(prog: str, parser: Any, essentials: Collection[str], *, everything: bool) -> str:
+    """The help of a command.
+
+    Args:
+        prog: what the command line begins with.
+        parser: what tyro's `get_parser` makes of the command.
+        essentials: the names of the options that the short help shows, each with its first
+            sentence; all where there are none.
+        everything: whether to show all options.
+    """
+    spec = parser._parser_specification
+    groups = list(_groups(spec))
+    count = sum(len(group.options) for group in groups)
+    places = [option for group in groups for option in group.options if option.positional]
+    blocks = [
+        _wrapped(" ".join([f"usage: {prog} [OPTIONS]", *(option.flags for option in places)])),
+        *map(_wrapped, spec.description.split("\n\n")),
+    ]
+    if places:
+        blocks.append(_table(places))
+    about = Option("help", "-h, --help", "Show this help.", False, False)
+    if essentials and not everything:
+        named = {o.name: o for g in groups for o in g.options if not o.positional}
+        shown = [named[name] for name in essentials if name in named]
+        shown += [o for o in named.values() if o.required and o not in shown]
+        shown = [option._replace(text=_first_sentence(option.text)) for option in shown]
+        more = about._replace(flags="--help-all", text=f"Show all {count} options.")
+        blocks.append("options:\n" + _table([*shown, about, more]))
+        return "\n\n".join(blocks)
+    for group in groups:
+        rows = [option for option in group.options if not option.positional]
+        if not group.title:
+            rows.append(about)
+        if rows:
+            title = f"{group.title} options:".strip()
+            head = _wrapped(f"{title} {group.text}".strip())
+            blocks.append(f"{head}\n{_table(rows)}")
+    return "\n\n".join(blocks)
+
+
+def commands_help(prog: str, description: str, commands: Mapping[str, str]) -> str:
+    """The help of a program whose commands do what the texts say."""
+    rows = [Option(name, name, text, True, False) for name, text in commands.items()]
+    about = Option("help", "-h, --help", "Show this help; after a command, its own.", False, False)
+    usage = f"usage: {prog} COMMAND [OPTIONS]"
+    return "\n\n".join(
+        [_wrapped(usage), _wrapped(description), f"commands:\n{_table(rows)}", _table([about])]
+    )
+
+
+def _groups(spec: Any, text: str = "") -> Iterator[Group]:
+    """The options of tyro's specification, and of the sets of options among them."""
+    yield Group(spec.extern_prefix, text, [_option(arg) for arg in spec.args if _shown(arg)])
+    for child in spec.child_from_prefix.values():
+        yield from _groups(child, _joined(child.description))
+
+
+def _shown(arg: Any) -> bool:
+    return not arg.is_suppressed()
+
+
+def _option(arg: Any) -> Option:
+    _, flags = arg.get_invocation_text()
+    positional = bool(arg.is_positional())
+    name = arg.field.intern_name if positional else arg.lowered.name_or_flags[0]
+    text = _joined(generate_argument_helptext(arg, arg.lowered).as_str_no_ansi())
+    for nothing in ("(default: None)", "(default: '')", "(default: )"):
+        text = text.replace(nothing, "").strip()
+    name = name.removeprefix("--").replace("-", "_")
+    return Option(name, flags.as_str_no_ansi(), text, positional, bool(arg.lowered.required))
+
+
+def _table(options: Sequence[Option]) -> str:
+    """Flags on the left and texts beside them, or below flags that are long."""
+    lines = []
+    for _, flags, text, *_ in options:
+        texts = textwrap.wrap(text, _width() - _COLUMN, break_on_hyphens=False) or [""]
+        if len(flags) <= _COLUMN - 4:
+            lines.append(f"  {flags:{_COLUMN - 2}}{texts.pop(0)}".rstrip())
+        else:
+            lines += textwrap.wrap(
+                flags, _width() - 2, initial_indent="  ", subsequent_indent=" " * 6
+            )
+        lines += [" " * _COLUMN + line for line in texts if line]
+    return "\n".join(lines)
+
+
+def _first_sentence(text: str) -> str:
+    """Of an option's text, and what it is by default."""
+    found = re.match(r"(.*?[^.]\.)(?: .*?)??( \(default: [^()]*\))?$", text)
+    return text if found is None else found[1] + (found[2] or "")
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(_joined(text), _width(), break_on_hyphens=False)
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _width() -> int:
+    return max(40, min(shutil.get_terminal_size().columns, _WIDEST))

@@ -1,0 +1,136 @@
+"""What diffusers' programs ask for and diffusax lacks: sentences that say what there is instead."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_SAVE = "save_pretrained(folder) in PyTorch diffusers, and open the folder with from_pretrained"
+_LORA = (
+    "diffusax has no LoRA adapters: merge the LoRA once with load_lora_weights(...), fuse_lora(), "
+    f"unload_lora_weights() and {_SAVE}"
+)
+_EMBEDDING = (
+    "diffusax loads no textual inversions: call load_textual_inversion(...) and "
+    f"{_SAVE}, whose tokenizer and text encoder then hold the new words"
+)
+_IP_ADAPTER = (
+    "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
+    "after diffusax.torch.compile(pipe), see docs/torch.md"
+)
+_SINGLE_FILE = (
+    f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
+)
+_PIECES = (
+    "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
+    "function, see docs/functional.md"
+)
+_STEPS = (
+    "a scheduler here is immutable and holds no run: scheduler.schedule(steps) gives the timesteps "
+    "and coefficients of one, and docs/functional.md shows a run as a pure function"
+)
+_MODULE = (
+    "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
+)
+_ATTENTION = (
+    "how attention is computed is chosen for the platform that is compiled for; leave it out"
+)
+
+
+def _hints(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {name: reason for reason, names in reasons.items() for name in names}
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+PIPELINE = _hints(
+    {
+        _LORA: _words(
+            "load_lora_weights unload_lora_weights save_lora_weights lora_state_dict fuse_lora "
+            "unfuse_lora fused_loras num_fused_loras lora_scale set_adapters get_active_adapters "
+            "get_list_adapters delete_adapters enable_lora disable_lora enable_lora_hotswap "
+            "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
+        ),
+        _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
+        _IP_ADAPTER: _words(
+            "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
+            "prepare_ip_adapter_image_embeds"
+        ),
+        _SINGLE_FILE: _words("from_single_file from_ckpt"),
+        _PIECES: _words(
+            "check_inputs prepare_latents prepare_extra_step_kwargs decode_latents get_timesteps "
+            "prepare_image prepare_control_image prepare_mask_latents prepare_image_latents "
+            "run_safety_checker"
+        ),
+    }
+)
+"""For pipelines, by name."""
+NETWORK = _hints(
+    {
+        _LORA: _words(
+            "load_attn_procs save_attn_procs load_lora_adapter save_lora_adapter add_adapter "
+            "set_adapter set_adapters delete_adapters active_adapters enable_adapters "
+            "disable_adapters enable_lora disable_lora enable_lora_hotswap fuse_lora unfuse_lora "
+            "unload_lora"
+        ),
+        _SINGLE_FILE: _words("from_single_file"),
+        _ATTENTION: _words(
+            "attn_processors set_attn_processor set_default_attn_processor set_attention_slice "
+            "set_attention_backend enable_xformers_memory_efficient_attention "
+            "disable_xformers_memory_efficient_attention"
+        ),
+        _MODULE: _words(
+            "state_dict load_state_dict parameters named_parameters modules named_modules train "
+            "encode decode"
+        ),
+    }
+)
+"""For networks, by name."""
+SCHEDULER = _hints(
+    {
+        _STEPS: _words(
+            "set_timesteps timesteps sigmas step scale_model_input add_noise get_velocity "
+            "init_noise_sigma set_begin_index begin_index step_index index_for_timestep "
+            "convert_model_output"
+        )
+    }
+)
+"""For schedulers, by name."""
+
+
+def hinting(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Lets a class, and what inherits from it, say what there is in the place of a missing name.
+
+    `hasattr` stays False, for the class and for its instances, and a name that the class has is
+    left alone.
+
+    Args:
+        hints: a sentence by name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name, hint in hints.items():
+            if not hasattr(cls, name):
+                setattr(cls, name, _Missing(name, hint))
+        return cls
+
+    return decorate
+
+
+def missing_attribute(cls: type, name: str) -> AttributeError:
+    """The error to raise where instances of a class are asked for a name that they lack."""
+    found = next((vars(kind)[name] for kind in cls.__mro__ if name in vars(kind)), None)
+    hint = f"; {found.hint}" if isinstance(found, _Missing) else ""
+    return AttributeError(f"{cls.__name__!r} has no attribute {name!r}{hint}")
+
+
+class _Missing:
+    """An attribute that is not there."""
+
+    def __init__(self, name: str, hint: str):
+        self.name, self.hint = name, hint
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise missing_attribute(owner, self.name)

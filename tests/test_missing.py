@@ -1,0 +1,90 @@
+"""Names of diffusers that are not here say what is."""
+
+import diffusers
+import pytest
+import torch
+
+import diffusax
+from diffusax.missing import NETWORK, PIPELINE, SCHEDULER
+from diffusax.models.network import Model
+from diffusax.samplers import SCHEDULERS
+
+PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLControlNetInpaintPipeline")
+LOADERS = ("lora", "adapter", "textual_inversion", "single_file")
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoints):
+    return diffusax.DiffusionPipeline.from_pretrained(tiny_checkpoints.pipeline("sd")[0])
+
+
+def test_hasattr_stays_false(pipe):
+    for owner, hints in (
+        (pipe, PIPELINE),
+        (type(pipe), PIPELINE),
+        (pipe.unet, NETWORK),
+        (Model, NETWORK),
+        (pipe.scheduler, SCHEDULER),
+        *((cls, SCHEDULER) for cls in SCHEDULERS.values()),
+    ):
+        assert [name for name in hints if hasattr(owner, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("load_lora_weights", "has no LoRA adapters: merge the LoRA once"),
+        ("load_textual_inversion", "loads no textual inversions"),
+        ("load_ip_adapter", "diffusax.torch.compile"),
+        ("prepare_latents", "docs/functional.md"),
+        ("from_single_file", "convert the file once"),
+    ],
+)
+def test_pipelines_name_what_there_is_instead(pipe, name, hint):
+    message = f"'StableDiffusionPipeline' has no attribute '{name}'; .*{hint}"
+    for owner in (pipe, type(pipe)):
+        with pytest.raises(AttributeError, match=message):
+            getattr(owner, name)
+
+
+def test_networks_and_schedulers_do_too(pipe):
+    with pytest.raises(AttributeError, match=r"'Model' has no attribute 'load_attn_procs'; .*LoRA"):
+        _ = pipe.unet.load_attn_procs
+    with pytest.raises(AttributeError, match=r"scheduler\.schedule\(steps\)"):
+        pipe.scheduler.set_timesteps(20)
+    with pytest.raises(AttributeError, match="convert the file once"):
+        diffusax.UNet2DConditionModel.from_single_file("unet.safetensors")
+
+
+def test_a_name_that_nobody_has_is_refused_as_ever(pipe):
+    for owner in (pipe, pipe.unet, pipe.scheduler):
+        with pytest.raises(AttributeError, match="no attribute 'unett'"):
+            _ = owner.unett
+
+
+def test_every_loader_of_diffusers_has_a_hint():
+    for name in PIPELINES:
+        theirs, ours = getattr(diffusers, name), getattr(diffusax, name)
+        names = {n for n in dir(theirs) if n[0] != "_" and any(part in n for part in LOADERS)}
+        assert {n for n in names if not hasattr(ours, n)} <= set(PIPELINE)
+    theirs = set(dir(diffusers.UNet2DConditionModel)) - set(dir(torch.nn.Module))
+    names = {n for n in theirs if n[0] != "_" and any(part in n for part in (*LOADERS, "attn"))}
+    assert {n for n in names if not hasattr(Model, n)} <= set(NETWORK)
+    for name in ("EulerDiscreteScheduler", "PNDMScheduler"):
+        names = {"set_timesteps", "step", "add_noise", "init_noise_sigma", "timesteps"}
+        assert names <= set(dir(getattr(diffusers, name)(num_train_timesteps=10))) & set(SCHEDULER)
+
+
+def test_words_that_diffusers_taught_are_known_here(tiny_checkpoints, tmp_path):
+    """What the hint for textual inversions says."""
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder)
+    torch.manual_seed(0)
+    embedding = torch.randn(theirs.text_encoder.config.hidden_size)
+    theirs.load_textual_inversion({"<toy>": embedding})
+    theirs.save_pretrained(tmp_path)
+    ours = diffusax.StableDiffusionPipeline.from_pretrained(tmp_path)
+    options = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    expected = theirs.encode_prompt("a <toy> here", **options)[0].detach().numpy()
+    assert abs(ours.encode_prompt("a <toy> here", **options)[0] - expected).max() < 1e-4
+    assert abs(ours.encode_prompt("a toy here", **options)[0] - expected).max() > 1e-2
