@@ -341,8 +341,8 @@ def test_info_lists_components_and_samplers(model, capsys):
 
 
 def test_a_sampler_for_other_networks_is_an_error(model, tmp_path, capsys):
+    arguments = "--model", str(model), "--output", str(tmp_path / "x.png")
     with pytest.raises(SystemExit):
-        arguments = "--model", str(model), "--output", str(tmp_path / "x.png")
         main(["generate", "a cat", "--sampler", "flow_euler", *arguments])
     error = capsys.readouterr().err
     assert "sampler 'flow_euler' is for networks trained with flow matching" in error

@@ -1,6 +1,5 @@
 """Runs that begin late (image to image) or end early (SDXL's base), and the levels of their x."""
 
-import jax.numpy as jnp
 import warnings
 
 import jax.numpy as jnp

@@ -4,7 +4,8 @@ A Brownian motion over an interval is drawn as a whole, then half by half as far
 for, each half with a seed of its own from NumPy's SeedSequence and torch.Generator's numbers. What
 it does between two times thus depends on the seed and the interval alone. Reproduces
 `torchsde.BrownianInterval(..., tol=1e-6, pool_size=24, halfway_tree=True)`, which
-`BatchedBrownianTree` of diffusers' scheduling_dpmsolver_sde.py makes. Checked against torchsde 0.2.6.
+`BatchedBrownianTree` of diffusers' scheduling_dpmsolver_sde.py makes. Checked against torchsde
+0.2.6.
 """
 
 import math
@@ -62,9 +63,9 @@ class BrownianNoise:
         if step is None:
             return np.zeros(self._shape, np.float32)
         b, h, w, c = self._shape
-        high, low = map(_f32, step)
+        high, low = step
         drawn = np.stack([tree.increment(low, high) for tree in self._trees]).reshape(b, c, h, w)
-        noise = -drawn / np.sqrt(high - low)
+        noise = -drawn / np.sqrt(_f32(high) - _f32(low))
         return np.ascontiguousarray(noise.transpose(0, 2, 3, 1))
 
 

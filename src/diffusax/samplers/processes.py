@@ -44,6 +44,6 @@ def check_process(name: str, scheduler: Any, trained: Process) -> None:
     if scheduler.process != trained:
         raise ValueError(
             f"{name} is for {samples(scheduler.process)}, and the scheduler that this checkpoint "
-            f"came with is for {samples(trained)}; use {_FITTING[trained]} or another for those, or give "
-            "scheduler= where the pipeline is made if its networks were trained otherwise"
+            f"came with is for {samples(trained)}; use {_FITTING[trained]} or another for those, "
+            "or give scheduler= where the pipeline is made if its networks were trained otherwise"
         )

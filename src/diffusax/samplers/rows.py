@@ -79,9 +79,9 @@ class Schedule:
 
     rows: those from begin to end of the run. init_noise_sigma: the standard deviation of the
     initial latents of a whole run. order: rows per step, 2 for Heun and KDPM2. last_level: the
-    (signal, noise) of x after the last row: that of the row that would follow, or where the run ends,
-    which for some options is not (1, 0). motion: the Brownian motion that the rows' noise is of in
-    diffusers, for those samplers that have one there.
+    (signal, noise) of x after the last row: that of the row that would follow, or where the run
+    ends, which for some options is not (1, 0). motion: the Brownian motion that the rows' noise is
+    of in diffusers, for those samplers that have one there.
     """
 
     rows: tuple[Row, ...]

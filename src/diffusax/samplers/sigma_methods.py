@@ -3,6 +3,7 @@
 `d` is k-diffusion's derivative (x - denoised) / sigma (Karras et al. 2022, equation 3).
 """
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -188,7 +189,7 @@ def brownian_steps(sigmas: np.ndarray) -> tuple[tuple[float, float] | None, ...]
     """
     times = -_log(sigmas[sigmas > 0])
     steps: list[tuple[float, float] | None] = []
-    for time, following in zip(times, times[1:]):
+    for time, following in itertools.pairwise(times):
         middle = time + (following - time) * np.float32(0.5)
         start, half, end = (float(_exp(-t)) for t in (time, middle, following))
         steps += [(start, half), (half, end)]
