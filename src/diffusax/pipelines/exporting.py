@@ -69,7 +69,7 @@ def write_example(
     inputs = flat_arguments(denoise, ({}, np.zeros(0, np.float32), job.plan, *rows))
     computed = ("state", "plan.conditions.context", "plan.conditions.added.text_embeds")
     tensors = {name: np.asarray(x) for name, x in inputs.items() if name not in computed}
-    tensors["init_noise_sigma"] = np.float32(job.schedule.init_noise_sigma)
+    tensors["init_noise_sigma"] = np.array(job.schedule.init_noise_sigma, np.float32)
     write_tensors(folder / "inputs.safetensors", tensors)
     files = [folder / "inputs.safetensors"]
     for number, (tokenizer, _, _) in enumerate(c.text):
