@@ -48,6 +48,8 @@ def run(tmp_path_factory, checkpoint, pictures):
     args += ["--batch-size", 4, "--validation.every", 2, "--validation.steps", 2, "--log-every", 2]
     done = diffusax_command(*args)
     assert done.returncode == 0, done.stderr
+    assert f"{folder / 'out'} holds the result of step 4" in done.stdout
+    (folder / "said").write_text(done.stderr)
     return folder / "out", args
 
 
@@ -79,7 +81,18 @@ def test_logs_in_every_form(run):
     assert [e.value for e in events.Scalars("loss")] == pytest.approx([x["loss"] for x in lines])
     assert [e.step for e in events.Images("validation")] == [2, 4]
     sheet = Image.open(output / "validation" / "validation-0000004.png")
-    assert sheet.size == (64, 64)
+    assert sheet.width == 64
+    pixels = np.asarray(sheet)
+    # Beneath the picture stands its prompt.
+    assert (pixels[64:] < 128).any()
+    assert (pixels[64:] == 255).any()
+
+
+def test_a_run_says_everything_once(run):
+    output, _ = run
+    said = (output.parent / "said").read_text()
+    assert said.count("batch_size=4: 1 processes") == 1
+    assert "compiling" in said
 
 
 def test_the_resolved_options_stand_beside_the_result(run):
@@ -122,10 +135,16 @@ def test_another_average_is_made_after_the_run(run, capsys):
 
 def test_a_finished_run_has_nothing_left_to_do(run):
     output, args = run
-    before = (output / "metrics.jsonl").read_text()
-    done = diffusax_command(*args)
+
+    def contents():
+        return {file: file.read_bytes() for file in output.rglob("*") if file.is_file()}
+
+    before = contents()
+    done = diffusax_command(*args, "--steps", 2, "--batch-size", 8)
     assert done.returncode == 0, done.stderr
-    assert (output / "metrics.jsonl").read_text() == before
+    assert f"diffusax: the run in {output} is finished at step 4, and stays as it is" in done.stderr
+    assert f"{output} holds the result of step 4" in done.stdout
+    assert contents() == before
 
 
 def test_mistakes_are_one_line(checkpoint, pictures, tmp_path, capsys):

@@ -99,3 +99,21 @@ def test_a_row_that_cannot_be_prepared_is_broken_too():
     run = Batches(Numbered(200), fussy, batch_size=10, seed=0)
     assert 5 not in take(run, 20)
     assert run.tally.broken == 1
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_example_is_known_before_the_batches_are_read(workers):
+    source = Numbered(400, broken=(3, 5, 7))
+    expected = next(batches(source))
+    looked_at = batches(source, workers=workers)
+    position = looked_at.get_state()
+    example = looked_at.example()
+    assert (example["x"], *example["noise"]) == (expected["x"][0], *expected["noise"][0])
+    assert looked_at.get_state() == position
+    np.testing.assert_array_equal(next(looked_at)["x"], expected["x"])
+    looked_at.close()
+
+
+def test_where_all_rows_are_broken_there_is_no_example():
+    with pytest.raises(ValueError, match=r"11 of 11 rows are broken.*cannot be read"):
+        batches(Numbered(400, broken=tuple(range(400)))).example()

@@ -140,5 +140,6 @@ def test_a_card_says_where_the_model_is_and_how_long_it_was_trained(tmp_path, ad
     assert f'from_pretrained("{address or folder}")' in card
     assert "40 steps of 16 examples on `pictures`" in " ".join(card.split())
     assert "averaged (ramp)" in card
+    assert "pypi" not in card
     _, front, _ = card.split("---\n", 2)
     assert yaml.safe_load(front)["base_model"] == "someone/base"

@@ -1,12 +1,16 @@
 """What a run says of itself."""
 
 import json
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+import toy_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.training import TrainConfig, train
@@ -51,6 +55,36 @@ def test_without_a_login_weights_and_biases_is_one_sentence(tmp_path, wandb):
     with pytest.raises(ValueError, match=r"does not start .*no-tty.*; run `wandb login`") as caught:
         Reports(config, name="toy", start=0)
     assert "\n" not in str(caught.value)
+
+
+def test_the_bar_says_that_the_step_compiles_and_its_clock_stands_still(tmp_path, capsys):
+    reports = Reports(TrainConfig(output=str(tmp_path), report_to=()), name="toy", start=0)
+    with reports.compiling() as show:
+        time.sleep(0.4)
+        show()
+        assert "compiling" in capsys.readouterr().err
+    assert reports._bar.format_dict["elapsed"] < 0.2
+    reports.advance(1)
+    assert "compiling" not in capsys.readouterr().err
+    reports.close()
+
+
+def test_tensorboard_has_what_a_killed_run_wrote(tmp_path):
+    options = ["report_to=[tensorboard]", "hang_at=5", "steps=100"]
+    run = subprocess.Popen(
+        [sys.executable, toy_run.__file__, str(tmp_path), *options], stderr=subprocess.DEVNULL
+    )
+    file, limit = tmp_path / "metrics.jsonl", time.monotonic() + 60
+    while not file.is_file() or len(file.read_text().splitlines()) < 5:
+        assert run.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    time.sleep(3)
+    run.kill()
+    run.wait()
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5]
 
 
 class Sometimes(Toy):

@@ -125,6 +125,37 @@ def test_ctrl_c_saves_too_and_workers_wait_for_it(tmp_path):
     assert [path for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_the_step_compiles_ends_the_run(tmp_path, number, code):
+    file = tmp_path / "said"
+    script = "import sys, toy_run\nfrom diffusax.training import Preempted\n"
+    script += "try: toy_run.main(*sys.argv[1:])\n"
+    script += "except Preempted as stopped: print(stopped); sys.exit(stopped.exit_code)\n"
+    with file.open("w") as said:
+        run = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "run"), "slow_compile=true"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TOY.parent), *sys.path])},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+    limit = time.monotonic() + 60
+    while "compiling" not in file.read_text():
+        assert time.monotonic() < limit
+        assert run.poll() is None, file.read_text()
+        time.sleep(0.05)
+    # Until after the tracing.
+    time.sleep(1.5)
+    began = time.monotonic()
+    run.send_signal(number)
+    assert run.wait(timeout=30) == code, file.read_text()
+    assert time.monotonic() - began < 10
+    text = file.read_text()
+    assert "the run ends; once more stops at once" in text
+    assert "before the first step, with nothing to save" in text
+    assert "Traceback" not in text
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     stopped = start(tmp_path, "hang_at=3")
     wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 3)

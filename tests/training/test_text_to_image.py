@@ -10,6 +10,7 @@ import pytest
 from pictures import row, write_parquet
 
 import diffusax
+from diffusax.runtime.mesh import make_mesh
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -21,8 +22,10 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.cached import is_cache
+from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.data import Batches
 from diffusax.training.loop import _Run
+from diffusax.training.signals import TrainingStop
 
 
 def prepared(path, kind=CaptionedDataConfig, **options) -> CaptionedDataConfig:
@@ -315,7 +318,8 @@ def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, p
     )
     recipe = text_to_image(config)
     before = {id(x) for x in jax.live_arrays()}
-    run = _Run.start(recipe, config)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    run = _Run.start(recipe, config, make_mesh(), TrainingStop(), checkpoints, None)
     run.advance()
     ours = jax.tree.leaves((run.state, run.frozen))
     known = {id(x) for x in ours} | before

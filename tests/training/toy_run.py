@@ -39,9 +39,9 @@ class Toy:
 
     name = "toy"
 
-    def __init__(self, source=None, *, slow: bool = False):
-        """slow: takes its time to save."""
-        self.source, self.slow = source or Rows(), slow
+    def __init__(self, source=None, *, slow: bool = False, slow_compile: bool = False):
+        """slow: takes its time to save. slow_compile: takes the compiler minutes."""
+        self.source, self.slow, self.slow_compile = source or Rows(), slow, slow_compile
 
     def shapes(self):
         return {"w": {"kernel": jax.ShapeDtypeStruct((INPUTS, OUTPUTS), np.float32)}}
@@ -59,6 +59,12 @@ class Toy:
     def loss(self, trained, frozen, batch, keys):
         noise = jax.vmap(lambda key: jax.random.normal(key, (OUTPUTS,)))(keys)
         y = jnp.tanh(batch["x"] @ trained["w"]["kernel"]) + 0.1 * noise
+        if self.slow_compile:
+            # XLA computes sums over constants itself, one by one.
+            constants = np.random.default_rng(0).random((512, 512), np.float32)
+            zero, window = np.float32(0), (32, 32)
+            sums = jax.lax.reduce_window(constants, zero, jax.lax.add, window, (1, 1), "VALID")
+            y += sums[0, 0]
         return ((y - frozen["target"]) ** 2).mean(-1)
 
     def validate(self, trained, frozen):
@@ -91,14 +97,15 @@ class HangingRows(Rows):
 
 def main(output: str, *pairs: str) -> None:
     options = ["steps=24", "batch_size=8", "checkpoint_every=4", "log_every=1", "report_to=[]"]
-    # Two of the test's own: "hang_at=3" (no more data from that step on) and "slow_save=true".
-    own = dict(pair.split("=") for pair in pairs if pair.startswith(("hang_at", "slow_save")))
+    # The test's own: "hang_at=3" (no more data from that step on), "slow_save=true" and
+    # "slow_compile=true".
+    own = dict(pair.split("=") for pair in pairs if pair.startswith(("hang_at", "slow_")))
     pairs = [pair for pair in pairs if pair.split("=")[0] not in own]
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
         initialize()
     source = HangingRows(int(own["hang_at"]) * config.batch_size) if "hang_at" in own else None
-    train(Toy(source, slow="slow_save" in own), config)
+    train(Toy(source, slow="slow_save" in own, slow_compile="slow_compile" in own), config)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
+from tqdm.auto import tqdm
+
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
@@ -116,10 +118,23 @@ def _show_messages() -> None:
     """What a run says of itself, on stderr, besides warnings."""
     logger = logging.getLogger("diffusax.training")
     logger.setLevel(logging.INFO)
+    # Libraries that a run imports set up the root logger, which would say everything again.
+    logger.propagate = False
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _AboveTheBar()
         handler.setFormatter(logging.Formatter("diffusax: %(message)s"))
         logger.addHandler(handler)
+
+
+class _AboveTheBar(logging.Handler):
+    """Writes lines to stderr, above a progress bar if one is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one."""
+        try:
+            tqdm.write(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
 
 
 def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
@@ -132,11 +147,11 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
     if config.distributed:
         initialize()
     try:
-        train(make(config), config)
+        state = train(make(config), config)
     except Preempted as stopped:
         print(f"diffusax: {stopped}; start the same command again to go on", file=sys.stderr)
         sys.exit(stopped.exit_code)
-    print(f"wrote {escaped(config.output)}")
+    print(f"{escaped(config.output)} holds the result of step {int(state.step)}")
 
 
 def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:

@@ -1,13 +1,12 @@
 """How many pictures a call draws, of which size, and what the networks make of that."""
 
-import os
-
 import jax
 import numpy as np
 
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
+from diffusax.runtime.memory import host_memory
 
 
 def count_images(call: Call) -> int:
@@ -36,14 +35,12 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
 
 def _check_memory(c: Components, b: int, height: int, width: int) -> None:
     """Refuses what no machine of this kind could hold, before it is killed for it."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
+    if jax.default_backend() != "cpu" or (total := host_memory()) is None:
         return
     # The decoder's last level, its input and output in float32: a lower bound.
     channels = getattr(c.vae_config, "block_out_channels", (64,))[0]
     needed = b * height * width * channels * 8
-    if jax.default_backend() == "cpu" and needed > total:
+    if needed > total:
         raise ValueError(
             f"{b} pictures of {height}x{width} need more than {needed / 1e9:.0f} GB of memory at "
             f"once, and this machine has {total / 1e9:.0f} GB; draw fewer or smaller ones at a time"

@@ -72,19 +72,21 @@ class DoesNotFitError(ValueError):
     """A program takes more memory than a device has; the message says how much."""
 
 
-def compile_there(lowered: jax.stages.Lowered, *, effort: float = -1.0) -> jax.stages.Compiled:
-    """Compiles a program for devices of a topology.
+def compile_there(
+    lowered: jax.stages.Lowered, *, effort: float | None = -1.0
+) -> jax.stages.Compiled:
+    """Compiles a program for devices of a topology, or for those that are here.
 
     Args:
         lowered: the program.
-        effort: XLA's for a short execution time, from -1 to 1. The least takes a small part of the
-            time that 0, which real runs have, takes, and gives the same operations and about the
-            same memory.
+        effort: XLA's for a short execution time, from -1 to 1; None is that of real runs. The
+            least takes a small part of the time, and gives the same operations and about the same
+            memory.
 
     Raises:
         DoesNotFitError: their memory does not hold it.
     """
-    options: Any = {"exec_time_optimization_effort": effort}
+    options: Any = None if effort is None else {"exec_time_optimization_effort": effort}
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:

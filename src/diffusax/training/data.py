@@ -174,7 +174,8 @@ class Batches:
         rows = grain.MapDataset.source(_Rows(source, order)).seed(seed)
         if order is None:
             rows = rows.shuffle()[process_index::process_count].repeat()
-        dataset = rows.random_map(_Prepared(source, prepare)).to_iter_dataset(
+        self._by_index = rows.random_map(_Prepared(source, prepare))
+        dataset = self._by_index.to_iter_dataset(
             grain.ReadOptions(
                 num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
             )
@@ -206,6 +207,26 @@ class Batches:
             if not isinstance(element, Broken):
                 elements.append(element)
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+    def example(self) -> Element:
+        """An example of those that come next; only its row is read, and it is read again.
+
+        Raises:
+            ValueError: too many rows are broken.
+        """
+        # Worker processes keep no single index; any example looks like theirs.
+        index = self._elements.get_state().get("next_index", 0)
+        tries = int(MAX_BROKEN * BROKEN_WINDOW) + 1
+        for i in range(tries):
+            element = self._by_index[index + i]
+            if not isinstance(element, Broken):
+                return element
+            if element.fatal:
+                raise ValueError(element.reason)
+        raise ValueError(
+            f"{tries} of {tries} rows are broken, more than {MAX_BROKEN:.0%}; the last is "
+            f"{element.name}: {element.reason}"
+        )
 
     def close(self) -> None:
         """Ends the worker processes."""

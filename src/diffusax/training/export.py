@@ -55,11 +55,9 @@ def export(
     """
     if jax.process_index():
         return []
-    folders = [Path(config.output) / "model"]
-    recipe.save(params, folders[0])
-    if ema is not None:
-        folders.append(Path(config.output) / "model_ema")
-        recipe.save(ema, folders[1])
+    folders = result_folders(config, averaged=ema is not None)
+    for folder, saved in zip(folders, [params, ema]):
+        recipe.save(saved, folder)
     for folder in folders:
         address = config.push_to_hub if folder == folders[-1] else None
         average = config.ema.rule if folder != folders[0] else None
@@ -67,6 +65,12 @@ def export(
     if config.push_to_hub:
         push_to_hub(folders[-1], config.push_to_hub)
     return folders
+
+
+def result_folders(config: TrainConfig, *, averaged: bool) -> list[Path]:
+    """Where the model goes, and its average if there is one."""
+    names = ("model", "model_ema") if averaged else ("model",)
+    return [Path(config.output) / name for name in names]
 
 
 def write_model_card(

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-import optax
 
 from diffusax.files import locked
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
+from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.mesh import (
     batch_size,
@@ -27,18 +26,23 @@ from diffusax.runtime.mesh import (
     to_host,
     tree_sharding,
 )
+from diffusax.runtime.topology import DoesNotFitError
 from diffusax.training.checkpoints import Checkpoints
+from diffusax.training.compiling import compile_in_background
 from diffusax.training.config import TrainConfig
 from diffusax.training.data import Batches
 from diffusax.training.ema import copy_as_average, short_window
 from diffusax.training.export import create_on_hub, export
+from diffusax.training.finished import CONFIG, leave_finished, results
+from diffusax.training.memory import bytes_on_device, check_arguments, check_step, does_not_fit
+from diffusax.training.meter import Meter
 from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
-from diffusax.training.program import abstract_state, step_program
+from diffusax.training.program import abstract_batch, abstract_state, step_program
 from diffusax.training.recipe import Recipe
-from diffusax.training.reports import Reports, batch_arithmetic, peak_flops
-from diffusax.training.signals import Preempted, stop_signals
+from diffusax.training.reports import Reports, batch_arithmetic
+from diffusax.training.signals import Interrupted, Preempted, TrainingStop, stop_signals
 from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.step import TrainState, initial_state
 
@@ -49,21 +53,34 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
     """Trains until `config.steps`, from the last checkpoint in the output folder if there is one.
 
     A run that was killed and started again gives the same parameters, bit for bit, as one that was
-    not. At the end the output folder holds `model`, and `model_ema` where there is an average.
+    not. At the end the output folder holds `model`, and `model_ema` where there is an average. A
+    run that has reached its steps already is left as it is; only a missing result is written.
 
     Raises:
-        ValueError: the batch cannot be split over the devices; too many rows are broken; another
-            run writes to the same folder, or the one there cannot be continued.
+        ValueError: the batch cannot be split over the devices, or the step does not fit into their
+            memory; too many rows are broken; another run writes to the same folder, or the one
+            there cannot be continued.
         OSError: the disk is full.
         Preempted: after SIGTERM or Ctrl-C, once the state is saved; the second one ends the
             process.
     """
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
+    enable_compilation_cache()
     with _alone_in(folder), stop_signals() as stop:
         if config.push_to_hub and jax.process_index() == 0:
             create_on_hub(config.push_to_hub)
-        run = _Run.start(recipe, config)
+        mesh = make_mesh(config.mesh)
+        _check_options(config, mesh)
+        create = _creation(config)
+        checkpoints = _open_checkpoints(config)
+        restored = checkpoints.restore(
+            functools.partial(abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
+        )
+        if restored is not None and restored[0] >= config.steps:
+            checkpoints.finish()
+            return leave_finished(recipe, config, *restored[:2])
+        run = _Run.start(recipe, config, mesh, stop, checkpoints, restored)
         try:
             while run.step < config.steps:
                 run.advance()
@@ -72,7 +89,15 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
                     raise Preempted(stop.number or signal.SIGTERM, run.step)
             run.save()
             stop.answer = "the result is written, then the run ends"
-            export(recipe, config, steps=run.step, **run.results())
+            export(recipe, config, steps=run.step, **results(run.state))
+        except Interrupted:
+            if run.step:
+                run.save()
+            raise Preempted(stop.number or signal.SIGTERM, run.step) from None
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise does_not_fit(config, error) from None
         finally:
             run.close()
     return run.state
@@ -83,55 +108,61 @@ class _Run:
     recipe: Recipe
     config: TrainConfig
     mesh: jax.sharding.Mesh
+    stop: TrainingStop
     state: TrainState
     frozen: Params
     batches: Batches
     checkpoints: Checkpoints
     reports: Reports
-    meter: "_Meter"
-    optimizer: optax.GradientTransformation
+    meter: Meter
     step: int
     saved: int | None
+    compiled: jax.stages.Compiled | None = None
+    """The step, for a state with an average or without, as the run's is."""
 
     @classmethod
-    def start(cls, recipe: Recipe, config: TrainConfig) -> "_Run":
-        mesh = make_mesh(config.mesh)
-        _check_options(config, mesh)
+    def start(
+        cls,
+        recipe: Recipe,
+        config: TrainConfig,
+        mesh: jax.sharding.Mesh,
+        stop: TrainingStop,
+        checkpoints: Checkpoints,
+        restored: tuple[int, TrainState, dict[str, Any]] | None,
+    ) -> "_Run":
         output = Path(config.output)
-        optimizer = make_optimizer(config.optimizer, config.steps)
-        checkpoints = Checkpoints(output / "checkpoints", keep=config.keep, average=config.ema.kind)
-        found = bool(checkpoints.steps())
-        if found and not config.resume:
-            raise ValueError(
-                f"{output} holds a run already, and resume is off; use another output folder"
-            )
         batches = _open_batches(recipe, config)
-        create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
-        restored = checkpoints.restore(
-            functools.partial(abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
-        )
-        if restored is None:
-            step, state = 0, _first_state(create, recipe, mesh)
-        else:
+        create = _creation(config)
+        if restored is not None:
             step, state, position = restored
             batches.set_state(position)
             log.info("continuing from step %d", step)
+        else:
+            step = 0
+            state = abstract_state(create, recipe.shapes(), mesh, config.ema.averages, False)
+        try:
+            check_arguments(config, mesh, state, abstract_batch(batches.example(), config, mesh))
+        except BaseException:
+            batches.close()
+            raise
+        if restored is None:
+            state = _first_state(create, recipe, mesh)
         if jax.process_index() == 0:
             remove_snapshots_after(output / AVERAGES, step)
             _say_what_is_done(config, mesh)
-            _note_changes(config, output / "config.yaml", resumed=found)
-            (output / "config.yaml").write_text(to_yaml(config), "utf-8")
+            _note_changes(config, output / CONFIG, resumed=restored is not None)
+            (output / CONFIG).write_text(to_yaml(config), "utf-8")
         return cls(
             recipe,
             config,
             mesh,
+            stop,
             state,
             _spread(mesh, recipe.frozen(mesh)),
             batches,
             checkpoints,
             Reports(config, name=recipe.name, start=step),
-            _Meter(config, step),
-            optimizer,
+            Meter(config, step),
             step,
             None if restored is None else step,
         )
@@ -141,15 +172,13 @@ class _Run:
         config = self.config
         start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
-            copy = functools.partial(copy_as_average, averages=config.ema.averages)
-            ema = jax.jit(copy)(self.state.params)
-            self.state = self.state._replace(ema=ema)
+            self.state = _with_average(self.state, config, self.mesh)
+            self.compiled = None
+        if self.compiled is None:
+            self.compiled = self._compile()
         batch = put_batch(self.mesh, next(self.batches))
-        if self.meter.flops is None:
-            self.meter.flops = self._count_flops(batch)
-        annotation = jax.profiler.StepTraceAnnotation("train", step_num=self.step)
-        with jax.set_mesh(self.mesh), annotation:
-            self.state, metrics = self._train_step(self.state, self.frozen, batch)
+        with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
+            self.state, metrics = self.compiled(self.state, self.frozen, batch)
         self.step += 1
         self.meter.add(metrics)
         self.reports.advance(self.step)
@@ -199,23 +228,44 @@ class _Run:
                 recipe=self.recipe.name,
             )
 
-    def results(self) -> dict[str, Params | None]:
-        """The parameters and their average, on the host."""
-        ema = self.state.ema
-        return {
-            "params": to_host(self.state.params),
-            "ema": None if ema is None else to_host(ema.params),
-        }
-
     def close(self) -> None:
         """Waits for the checkpoint being written."""
         self.batches.close()
         self.reports.close()
         self.checkpoints.finish()
 
-    @functools.cached_property
-    def _train_step(self) -> Callable[..., Any]:
-        return step_program(self.recipe, self.config, self.optimizer, self.mesh)
+    def _compile(self) -> jax.stages.Compiled:
+        """The step for the state as it is.
+
+        Raises:
+            DoesNotFitError: the devices' memory does not hold it.
+            Interrupted: a signal came.
+        """
+        config, mesh, began = self.config, self.mesh, time.perf_counter()
+        batch = abstract_batch(self.batches.example(), config, mesh)
+        program = step_program(
+            self.recipe, config, make_optimizer(config.optimizer, config.steps), mesh
+        )
+        with self.reports.compiling() as show, self.stop.at_once():
+
+            def tick() -> None:
+                self.stop.check()
+                show()
+
+            if self.meter.flops is None:
+                self.meter.flops = self._count_flops(batch)
+            with jax.set_mesh(mesh):
+                lowered = program.lower(self.state, self.frozen, batch)
+            try:
+                compiled = compile_in_background(lowered, tick)
+            except DoesNotFitError as error:
+                raise does_not_fit(config, error) from None
+        later = 0
+        if config.ema.start_step(config.steps) is not None and self.state.ema is None:
+            later = config.ema.averages * bytes_on_device(self.state.params)
+        check_step(config, mesh, compiled, later)
+        self.meter.pause(time.perf_counter() - began)
+        return compiled
 
     def _count_flops(self, batch: Any) -> int:
         """The operations of a step, without those that are done again to save memory."""
@@ -227,48 +277,28 @@ class _Run:
         return count_training_flops(self.recipe.loss, trained, frozen, batch, keys)
 
 
-class _Meter:
-    """Losses and speed since the last reading."""
+def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
+    """What makes the first state of parameters."""
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
-    def __init__(self, config: TrainConfig, step: int):
-        self.config = config
-        self.flops: int | None = None
-        self.peak = peak_flops(config)
-        self.skipped = 0
-        self.restart(step)
 
-    def restart(self, step: int) -> None:
-        self.metrics: list[dict[str, jax.Array]] = []
-        self.step, self.time = step, time.perf_counter()
+def _open_checkpoints(config: TrainConfig) -> Checkpoints:
+    """Those of the run in the output folder, if there is one and it is to go on."""
+    folder = Path(config.output)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep, average=config.ema.kind)
+    if checkpoints.steps() and not config.resume:
+        raise ValueError(
+            f"{folder} holds a run already, and resume is off; use another output folder"
+        )
+    return checkpoints
 
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        self.metrics.append(metrics)
 
-    def read(self, step: int) -> dict[str, float]:
-        """Means over the steps since the last reading; waits for the last of them."""
-        metrics = jax.device_get(self.metrics)
-        losses = [float(m["loss"]) for m in metrics if np.isfinite(m["loss"])]
-        skipped = int(metrics[-1]["skipped"])
-        if skipped > self.skipped:
-            log.warning(
-                "%d steps were skipped so far, whose loss, gradients or update were not finite",
-                skipped,
-            )
-        self.skipped = skipped
-        values: dict[str, float] = {"skipped": skipped}
-        if losses:
-            values["loss"] = sum(losses) / len(losses)
-            values["grad_norm"] = float(metrics[-1]["grad_norm"])
-        steps = step - self.step
-        seconds = time.perf_counter() - self.time
-        values["images_per_s"] = steps * self.config.batch_size / seconds
-        if self.flops:
-            rate = self.flops * steps / seconds
-            values["tflops"] = rate / 1e12
-            if self.peak:
-                values["mfu"] = rate / self.peak
-        self.restart(step)
-        return values
+def _with_average(state: TrainState, config: TrainConfig, mesh: jax.sharding.Mesh) -> TrainState:
+    """The state with an average that begins as a copy of the parameters."""
+    copy = functools.partial(copy_as_average, averages=config.ema.averages)
+    shardings = tree_sharding(mesh, jax.eval_shape(copy, state.params), TENSOR_RULES)
+    return state._replace(ema=jax.jit(copy, out_shardings=shardings)(state.params))
 
 
 def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:

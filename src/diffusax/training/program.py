@@ -13,6 +13,7 @@ from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import batch_sharding, tree_sharding
 from diffusax.training.config import TrainConfig
+from diffusax.training.data import Element
 from diffusax.training.ema import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipe import Recipe
@@ -65,15 +66,20 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
     state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
     frozen = recipe.frozen_shapes()
     example = recipe.example(recipe.source[0], np.random.default_rng(0))
+    return (
+        state,
+        _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
+        abstract_batch(example, config, mesh),
+    )
+
+
+def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
+    """Shapes and shardings of a batch of examples that look like this one."""
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), _dtype(x))
         for name, x in example.items()
     }
-    return (
-        state,
-        _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
-        _placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch)),
-    )
+    return _placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
 
 
 def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:

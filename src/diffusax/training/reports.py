@@ -1,8 +1,10 @@
 """What a run says of itself: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
 
+import contextlib
 import json
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +76,30 @@ class Reports:
         self._lines = _truncated(self._folder / "metrics.jsonl", start)
         if "tensorboard" in config.report_to:
             writer = require_extra("tensorboardX", "train").SummaryWriter
-            self._tensorboard = writer(str(self._folder / "logs"), purge_step=start + 1)
+            # A run that is killed writes nothing more; by default two minutes would be lost.
+            self._tensorboard = writer(
+                str(self._folder / "logs"), purge_step=start + 1, flush_secs=1
+            )
         if "wandb" in config.report_to:
             self._wandb = _start_wandb(config, name, resumed=start > 0)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""
         self._bar.update(step - self._bar.n)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[Callable[[], None]]:
+        """Inside, the bar says that the run compiles, and its clock stands still.
+
+        Yields:
+            A function that shows the time, to be called now and then.
+        """
+        self._bar.set_postfix_str("compiling")
+        try:
+            yield self._show_time
+        finally:
+            self._bar.set_postfix_str("", refresh=False)
+            self._bar.unpause()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """A line of metrics.jsonl, and the same numbers everywhere else."""
@@ -118,6 +137,11 @@ class Reports:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+    def _show_time(self) -> None:
+        """Draws the bar anew, on a terminal; in a file it would fill the page."""
+        if self._main and sys.stderr.isatty():
+            self._bar.refresh()
 
 
 def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:

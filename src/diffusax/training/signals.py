@@ -14,13 +14,25 @@ from diffusax.runtime.signals import STOP_SIGNALS, StopRequest, receiving, signa
 
 
 class Preempted(Exception):
-    """A signal asked the run to stop; the state has been saved."""
+    """A signal asked the run to stop; the state has been saved, if there was one."""
 
     def __init__(self, number: int, step: int):
-        """number: of the signal. step: that the saved state has reached."""
+        """number: of the signal. step: that the saved state has reached; at 0 there is none."""
         self.exit_code = 128 + number
         """As of a process that the signal ended."""
-        super().__init__(f"stopped by {signal_name(number)}; saved at step {step}")
+        saved = (
+            f"; saved at step {step}" if step else " before the first step, with nothing to save"
+        )
+        super().__init__(f"stopped by {signal_name(number)}{saved}")
+
+
+class Interrupted(Exception):
+    """A signal asked to stop where no step is under way."""
+
+    def __init__(self, number: int):
+        """number: of the signal."""
+        self.exit_code = 128 + number
+        super().__init__(signal_name(number))
 
 
 class TrainingStop(StopRequest):
@@ -28,6 +40,33 @@ class TrainingStop(StopRequest):
 
     def __init__(self) -> None:
         super().__init__("the run is saved after this step")
+        self._at_once = False
+
+    def receive(self, number: int, frame: object) -> None:
+        """Notes a signal; the second one ends the process."""
+        super().receive(number, frame)
+        if self._at_once:
+            self.check()
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, between two steps, a signal interrupts what goes on; one before it already has.
+
+        Raises:
+            Interrupted: there was a signal.
+        """
+        answer, self.answer, self._at_once = self.answer, "the run ends", True
+        try:
+            self.check()
+            yield
+            self.check()
+        finally:
+            self.answer, self._at_once = answer, False
+
+    def check(self) -> None:
+        """Raises Interrupted if there was a signal."""
+        if self.number is not None:
+            raise Interrupted(self.number)
 
     def reached(self, step: int) -> bool:
         """Whether to stop after this step.

@@ -96,12 +96,12 @@ class ControlNet(Denoiser):
         return control_example(self.config.data, self.base, self.size, row, rng)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """The validation prompts' pictures, steered, from the seed of the run."""
+        """The validation prompts' pictures, steered, with the prompts, from the seed of the run."""
         size = (self.size, self.size)
         pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in self.pictures]
         count = len(self.config.validation.prompts)
         pictures *= count // len(pictures)
-        return self.draw(trained, frozen, control_text_to_image, image=pictures)
+        return self.captioned(self.draw(trained, frozen, control_text_to_image, image=pictures))
 
     def save(self, trained: Params, folder: Path) -> None:
         """The ControlNet alone, float32."""

@@ -17,6 +17,7 @@ from diffusax.pipelines import DiffusionPipeline, programs, run
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.tasks import Job
+from diffusax.sheets import captioned
 from diffusax.training.base_model import BaseModel
 from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig
@@ -252,6 +253,10 @@ class Denoiser:
             np.int32(len(job.schedule)),
         )
         return run.output(components, state[0], "pil", tiled=False)
+
+    def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
+        """The pictures with the validation prompts beneath."""
+        return captioned(images, self.config.validation.prompts)
 
     def _frozen_names(self) -> list[str]:
         drawn = bool(self.config.validation.every)

@@ -14,6 +14,7 @@ from PIL import Image
 from diffusax.models.network import Params
 from diffusax.pictures import load_image
 from diffusax.pipelines import tasks
+from diffusax.sheets import make_image_grid
 from diffusax.training.converting import instruct_class
 from diffusax.training.data import Element
 from diffusax.training.examples import EditDataConfig, prepare_images
@@ -93,7 +94,7 @@ class InstructPix2Pix(Denoiser):
         )
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Each validation picture beside what becomes of it, from the seed of the run."""
+        """Each validation picture beside what becomes of it, above the prompt."""
         count = len(self.config.validation.prompts)
         before = self.pictures * (count // len(self.pictures))
         after = self.draw(
@@ -103,7 +104,9 @@ class InstructPix2Pix(Denoiser):
             image=before,
             image_guidance_scale=self.config.validation.image_guidance,
         )
-        return [_beside(*pair) for pair in zip(before, after, strict=True)]
+        return self.captioned(
+            [make_image_grid(pair, rows=1, cols=2) for pair in zip(before, after, strict=True)]
+        )
 
     def result_options(self) -> dict[str, Any]:
         """A missing negative prompt is the empty text, as in training, and not zeros."""
@@ -121,10 +124,3 @@ class InstructPix2Pix(Denoiser):
             [load_image(path)], rng, resolution=self.size, center_crop=True, random_flip=False
         )
         return Image.fromarray(pixels)
-
-
-def _beside(before: Image.Image, after: Image.Image) -> Image.Image:
-    both = Image.new("RGB", (before.width + after.width, before.height))
-    both.paste(before, (0, 0))
-    both.paste(after, (before.width, 0))
-    return both

@@ -56,8 +56,8 @@ class TextToImage(Denoiser):
         )
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """The validation prompts' pictures, from the seed of the run."""
-        return self.draw(trained, frozen, tasks.text_to_image)
+        """The validation prompts' pictures, with the prompts, from the seed of the run."""
+        return self.captioned(self.draw(trained, frozen, tasks.text_to_image))
 
     def card(self) -> dict[str, Any]:
         """The model that this one was trained from."""

@@ -1,0 +1,90 @@
+"""Whether a step fits into the devices' memory, known before it runs."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from diffusax.runtime.memory import device_memory, host_memory
+from diffusax.runtime.topology import DoesNotFitError, cost_of
+from diffusax.training.config import TrainConfig
+
+_MEND = "use a smaller batch_size or a larger accumulate"
+
+
+def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, batch: Any) -> None:
+    """Refuses what the step's arguments alone make impossible, before any of them is read.
+
+    Args:
+        config: of the run.
+        mesh: of the devices.
+        state: shapes with shardings, the training state's.
+        batch: the same of a batch.
+
+    Raises:
+        DoesNotFitError: a device cannot hold its part of both, or this machine its part of a batch;
+            names the batch size.
+    """
+    states, examples = bytes_on_device(state), bytes_on_device(batch)
+    available = device_memory(mesh.local_devices[0])
+    own = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch))
+    own //= jax.process_count()
+    host = host_memory()
+    if available is not None and states + examples > available:
+        mend = "more devices on the mesh's axis fsdp" if states > available else _MEND
+        raise DoesNotFitError(
+            f"{_what(config)} cannot fit: parameters and optimizer take {_gb(states)} and the "
+            f"examples of a batch {_gb(examples)} of each device's {_gb(available)}; use "
+            f"{mend.removeprefix('use ')}"
+        )
+    if host is not None and own > host:
+        raise DoesNotFitError(
+            f"{_what(config)} cannot fit: the examples of a batch take {_gb(own)} of this "
+            f"machine's {_gb(host)}; use a smaller batch_size"
+        )
+
+
+def check_step(
+    config: TrainConfig, mesh: Mesh, compiled: jax.stages.Compiled, later: int = 0
+) -> None:
+    """Refuses a compiled step that the devices' memory does not hold.
+
+    Args:
+        config: of the run.
+        mesh: of the devices.
+        compiled: the step.
+        later: bytes on each device that join the state during the run.
+
+    Raises:
+        DoesNotFitError: says what the compiler says, and names the batch size.
+    """
+    needed, available = cost_of(compiled).peak * 1e9 + later, device_memory(mesh.local_devices[0])
+    if available is None or needed <= available:
+        return
+    averages = f", {_gb(later)} of them for the averages that begin later" if later else ""
+    raise DoesNotFitError(
+        f"{_what(config)} cannot fit: the compiler says that the step needs {_gb(needed)} on each "
+        f"device{averages}, and there are {_gb(available)}; {_MEND}"
+    )
+
+
+def does_not_fit(config: TrainConfig, error: Exception) -> DoesNotFitError:
+    """The sentence for an error of the compiler, or of a device that had no memory left."""
+    reason = " ".join(str(error).split())[:200]
+    return DoesNotFitError(f"{_what(config)} cannot fit: {reason}; {_MEND}")
+
+
+def bytes_on_device(tree: Any) -> int:
+    """Bytes that each device holds of a tree of shapes with shardings, or of arrays."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _what(config: TrainConfig) -> str:
+    return f"batch_size={config.batch_size} with accumulate={config.accumulate}"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"
