@@ -81,7 +81,7 @@ class MultiPipelineCallbacks:
 class SDCFGCutoffCallback(PipelineCallback):
     """Turns guidance off after a step, for pipelines of Stable Diffusion."""
 
-    tensor_inputs = ("prompt_embeds",)
+    tensor_inputs: ClassVar[Sequence[str]] = ("prompt_embeds",)
 
     def callback_fn(
         self, pipeline: Any, step_index: int, timestep: Any, callback_kwargs: dict[str, Any]
