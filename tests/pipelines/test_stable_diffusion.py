@@ -246,6 +246,10 @@ def test_generate_fn_is_pure_and_differentiable(pipe):
     inputs = pipe.prepare_inputs(PROMPT, num_inference_steps=2, seed=4)
     images = jax.jit(pipe.generate_fn)(pipe.params, inputs)
     np.testing.assert_allclose(images, draw(pipe, seed=4), atol=1e-5)
+    np.testing.assert_allclose(pipe.generate_fn(pipe.params, inputs), images, atol=1e-5)
+    with count_compilations() as compiled:
+        pipe.generate_fn(pipe.params, inputs)
+    assert not compiled
 
     def brightness(noise):
         changed = inputs._replace(plan=inputs.plan._replace(latents=noise))

@@ -18,6 +18,7 @@ from diffusax.pipelines.families.family import Encoded, Family
 from diffusax.pipelines.programs import Kept, Plan
 from diffusax.pipelines.prompts import arrange_embeds, given_embeds, token_groups
 from diffusax.pipelines.tasks import Task
+from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
 from diffusax.samplers import init_state
 
 _EMBEDS = ("prompt_embeds", "pooled_prompt_embeds")
@@ -53,6 +54,8 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
         raise ValueError("generate_fn takes no callback_on_step_end; change its inputs instead")
     if call.noise != "jax" or call.prompt_weighting or call.clip_skip:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
+    # Whoever jits generate_fn compiles next, out of our sight.
+    make_room()
     job = task(c, call)
     n, guided = len(job.schedule), bool(job.weights)
     cut = jax.tree.map(lambda column: jnp.asarray(column[:n]), (job.plan.table, job.plan.knobs))
@@ -69,7 +72,12 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
     """The function (params, inputs) -> pictures b H W 3 in [0, 1], float32."""
     encoders = tuple((name, c.networks[name]) for _, name in c.family.text if name in c.networks)
-    return functools.partial(_generate, c.family, encoders, c.denoiser, c.networks["vae"])
+    return functools.partial(_run, c.family, encoders, c.denoiser, c.networks["vae"])
+
+
+def _run(*args: Any) -> jax.Array:
+    """As `_generate`, compiled unless whoever calls it traces."""
+    return _generate(*args) if is_traced(args) else _compiled(*args)
 
 
 def _generate(
@@ -96,6 +104,9 @@ def _generate(
     options = dataclasses.asdict(inputs.decoding)
     images = programs.decode_pixels(vae, params["vae"], state[0], inputs.kept, **options)
     return to_unit(images)
+
+
+_compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
 
 
 def _embed(
