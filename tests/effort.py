@@ -1,8 +1,11 @@
 """How much a run of the tests does: what everybody runs, or all of it (DIFFUSAX_TESTS=all)."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ALL = os.environ.get("DIFFUSAX_TESTS") == "all"
 
@@ -31,3 +34,20 @@ def files_of_shard(sizes: dict[Path, int], shard: str) -> Sequence[Path]:
         shards[lightest].append(file)
         weights[lightest] += size
     return shards[index - 1]
+
+
+def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Cases of a test, of which everybody runs those kept; the others are slow.
+
+    Raises:
+        ValueError: one to keep is none of the cases.
+    """
+    cases = list(cases)
+    if missing := [case for case in kept if case not in cases]:
+        raise ValueError(f"{missing} are none of the cases {cases}")
+    return [case if case in kept else _slow(case) for case in cases]
+
+
+def _slow(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return case if hasattr(case, "marks") else pytest.param(*values, marks=pytest.mark.slow)

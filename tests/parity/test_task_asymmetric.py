@@ -102,7 +102,7 @@ def test_the_whole_call_as_a_function_tiles_and_programs_made_ahead(pipe, monkey
     found = {r.program.name: r for r in ahead.requests(pipe.parts, pipe.task, call)}
     try:
         compile_all([found["decode"]], None)
-        monkeypatch.setattr(PROGRAMS["decode"], "jitted", None)
+        monkeypatch.setattr(PROGRAMS["decode"], "bounded", None)
         np.testing.assert_allclose(pipe(**CALL).images, expected, atol=1e-4)
     finally:
         monkeypatch.undo()

@@ -7,6 +7,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from effort import few
 from pairs import NEGATIVES, PROMPTS, Pair, generators, slow
 
 import diffusax
@@ -42,7 +43,11 @@ CASES = [("a", name) for name in OPTIONS] + [
 ]
 
 
-@pytest.mark.parametrize(("variation", "option"), CASES)
+KEPT = ("as-is", "a-generator-per-image", "no-guidance", "rescaled-guidance", "clip-skip")
+KEPT = [("a", name) for name in (*KEPT, "stochastic-ddim", "own-sigmas")]
+
+
+@pytest.mark.parametrize(("variation", "option"), few(CASES, ("b", "as-is"), ("c", "as-is"), *KEPT))
 def test_text_to_image(pairs, variation, option):
     pair = pairs("StableDiffusionPipeline", "sd", variation)
     pair.check(**OPTIONS[option])
@@ -133,12 +138,18 @@ LCM_OPTIONS = {
 
 @pytest.mark.parametrize(
     ("variation", "option"),
-    [("a", name) for name in LCM_OPTIONS] + [("b", "as-is"), ("b", "eight-steps"), ("c", "as-is")],
+    few(
+        [("a", name) for name in LCM_OPTIONS]
+        + [("b", "as-is"), ("b", "eight-steps"), ("c", "as-is")],
+        ("a", "as-is"),
+        ("a", "original-steps"),
+    ),
 )
 def test_latent_consistency(pairs, variation, option):
     pairs("LatentConsistencyModelPipeline", "lcm", variation).check(**LCM_OPTIONS[option])
 
 
+@pytest.mark.slow
 def test_an_ordinary_checkpoint_with_the_consistency_sampler(pairs):
     """LCM-LoRA's way: a merged checkpoint, LCMScheduler, little or no guidance."""
     pair = pairs("StableDiffusionPipeline", "sd", "c")

@@ -54,7 +54,7 @@ def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
         "decode": 2,
     }
     for program in PROGRAMS.values():
-        monkeypatch.setattr(program, "jitted", None)
+        monkeypatch.setattr(program, "bounded", None)
     again = pipe("a frog", num_images_per_prompt=2, **CALL).images
     np.testing.assert_allclose(again, expected, atol=1e-5)
     pipe("a boat", **CALL, guidance_scale=3.0)

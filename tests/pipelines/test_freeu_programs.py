@@ -69,7 +69,7 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
     found = {r.program.name: r for r in ahead.requests(c, pipe.task, call)}
     try:
         compile_all([found["denoise"]], None)
-        monkeypatch.setattr(PROGRAMS["denoise"], "jitted", None)
+        monkeypatch.setattr(PROGRAMS["denoise"], "bounded", None)
         np.testing.assert_allclose(pipe("a cat", seed=1, **CALL).images, expected, atol=1e-4)
     finally:
         monkeypatch.undo()
