@@ -104,7 +104,9 @@ def main(output: str, *pairs: str) -> None:
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
         initialize()
-    source = HangingRows(int(own["hang_at"]) * config.batch_size) if "hang_at" in own else None
+    # One row more is read, for the shapes of a batch.
+    rows = int(own.get("hang_at", 0)) * config.batch_size + 1
+    source = HangingRows(rows) if "hang_at" in own else None
     train(Toy(source, slow="slow_save" in own, slow_compile="slow_compile" in own), config)
 
 

@@ -112,6 +112,8 @@ class _Run:
     state: TrainState
     frozen: Params
     batches: Batches
+    shapes: Any
+    """Of a batch, with shardings."""
     checkpoints: Checkpoints
     reports: Reports
     meter: Meter
@@ -141,7 +143,8 @@ class _Run:
             step = 0
             state = abstract_state(create, recipe.shapes(), mesh, config.ema.averages, False)
         try:
-            check_arguments(config, mesh, state, abstract_batch(batches.example(), config, mesh))
+            shapes = abstract_batch(batches.example(), config, mesh)
+            check_arguments(config, mesh, state, shapes)
         except BaseException:
             batches.close()
             raise
@@ -160,6 +163,7 @@ class _Run:
             state,
             _spread(mesh, recipe.frozen(mesh)),
             batches,
+            shapes,
             checkpoints,
             Reports(config, name=recipe.name, start=step),
             Meter(config, step),
@@ -242,7 +246,6 @@ class _Run:
             Interrupted: a signal came.
         """
         config, mesh, began = self.config, self.mesh, time.perf_counter()
-        batch = abstract_batch(self.batches.example(), config, mesh)
         program = step_program(
             self.recipe, config, make_optimizer(config.optimizer, config.steps), mesh
         )
@@ -253,9 +256,9 @@ class _Run:
                 show()
 
             if self.meter.flops is None:
-                self.meter.flops = self._count_flops(batch)
+                self.meter.flops = self._count_flops()
             with jax.set_mesh(mesh):
-                lowered = program.lower(self.state, self.frozen, batch)
+                lowered = program.lower(self.state, self.frozen, self.shapes)
             try:
                 compiled = compile_in_background(lowered, tick)
             except DoesNotFitError as error:
@@ -267,12 +270,12 @@ class _Run:
         self.meter.pause(time.perf_counter() - began)
         return compiled
 
-    def _count_flops(self, batch: Any) -> int:
+    def _count_flops(self) -> int:
         """The operations of a step, without those that are done again to save memory."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            (self.state.params, self.frozen, batch),
+            (self.state.params, self.frozen, self.shapes),
         )
         return count_training_flops(self.recipe.loss, trained, frozen, batch, keys)
 

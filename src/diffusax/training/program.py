@@ -32,12 +32,12 @@ def step_program(
         ema_start=config.ema.start_step(config.steps) or 0,
     )
 
-    def sharded(state: TrainState, frozen: Params, batch: Any) -> Any:
+    def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
         state, metrics = step(state, frozen, batch)
         shardings = tree_sharding(mesh, state, TENSOR_RULES)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
-    return jax.jit(sharded, donate_argnums=0)
+    return jax.jit(train_step, donate_argnums=0)
 
 
 def abstract_state(

@@ -43,7 +43,10 @@ class Recipe(Protocol):
         """The loss of each example, b; each has a random key."""
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Pictures that show what parameters do; always from the same random numbers."""
+        """Pictures that show what parameters do, with captions where they have some.
+
+        They are always from the same random numbers.
+        """
 
     def save(self, trained: Params, folder: Path) -> None:
         """Writes trained parameters as a folder that diffusers opens."""
