@@ -51,3 +51,9 @@ def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
 def _slow(case: Any) -> Any:
     values = case if isinstance(case, tuple) else (case,)
     return case if hasattr(case, "marks") else pytest.param(*values, marks=pytest.mark.slow)
+
+
+def first(cases: Iterable[Any], kept: int = 1) -> list[Any]:
+    """Cases of a test, of which everybody runs the first; the others are slow."""
+    cases = list(cases)
+    return [*cases[:kept], *map(_slow, cases[kept:])]

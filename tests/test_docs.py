@@ -15,6 +15,7 @@ import diffusers
 import jax
 import pytest
 import yaml
+from effort import few
 from evaluation.rows import build_clip
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
@@ -163,11 +164,16 @@ def run(codes, source, repositories):
         exec(compile(smaller(code), f"{source}, block {number}", "exec"), names)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
+CODE = [page for page in PAGES if blocks(page, "python")]
+QUICK = [page for page in CODE if name(page) in ("README.md", "docs/guides/text_to_image.md")]
+
+
+@pytest.mark.parametrize("page", few(CODE, *QUICK), ids=name)
 def test_python_code_runs(page, place, repositories):
     run(blocks(page, "python"), name(page), repositories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
 def test_notebooks_run(notebook, place, repositories):
     cells = json.loads(notebook.read_text("utf-8"))["cells"]

@@ -357,6 +357,7 @@ def test_info_without_a_model_tells_of_the_machine(capsys):
     assert "dpm++2m" in shown
 
 
+@pytest.mark.slow
 def test_what_compile_writes_generate_uses(model, tmp_path, capsys):
     main(["compile", str(model), "--sizes", "32x40", "--output", str(tmp_path / "programs")])
     assert "(3 programs)" in capsys.readouterr().out
@@ -661,6 +662,7 @@ def test_ctrl_c_ends_with_one_line_and_130(model, tmp_path):
     assert not (tmp_path / "a.png").exists()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_silently(model):
     process = diffusax_process("info", model)
     process.stdout.close()

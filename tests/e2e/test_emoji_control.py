@@ -51,6 +51,7 @@ def test_is_small_half_precision_and_says_what_it_is_made_of():
         assert words in card
 
 
+@pytest.mark.slow
 def test_emoji_go_where_the_edges_are(emoji, steered, pages):
     wanted = np.stack([np.asarray(page, np.float32) / 255 for page in pages])
     drawn = steered(PROMPTS, image=[edges(page) for page in pages], seed=1, **OPTIONS).images
@@ -62,6 +63,7 @@ def test_emoji_go_where_the_edges_are(emoji, steered, pages):
     assert (error(drawn) < 0.6 * error(alone)).mean() > 0.8
 
 
+@pytest.mark.slow
 def test_pytorch_diffusers_draws_the_same(steered, pages):
     reference = diffusers.StableDiffusionControlNetPipeline.from_pretrained(
         EMBEDDED["emoji"],

@@ -4,6 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from effort import first
 from pairs import TOLERANCE, mask, picture
 from tutorials import PROGRAMS
 
@@ -37,7 +38,7 @@ def run(program, module, places, saved):
     return [np.asarray(image) for image in names["images"]], names.get("numbers")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", first(PROGRAMS, 3))
 def test_only_the_import_changes(name, places, tmp_path):
     expected, numbers = run(PROGRAMS[name], diffusers, places, tmp_path / "diffusers")
     actual, own_numbers = run(PROGRAMS[name], diffusax, places, tmp_path / "diffusax")
@@ -52,6 +53,7 @@ def test_only_the_import_changes(name, places, tmp_path):
         assert np.abs(ours.astype(float) - theirs.astype(float)).max() <= limit
 
 
+@pytest.mark.slow
 def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
     pipe = diffusax.DiffusionPipeline.from_pretrained(places["SD"], torch_dtype=torch.float16)
     assert pipe.to("cuda") is pipe

@@ -51,6 +51,7 @@ np.save(sys.argv[2], clip.images([picture(seed) for seed in range(7)]))
 """
 
 
+@pytest.mark.slow
 def test_features_over_four_devices_are_the_same(tiny_clip, tmp_path):
     folder, _ = tiny_clip
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"

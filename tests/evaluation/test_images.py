@@ -50,6 +50,7 @@ def test_pictures_are_resized_as_torch_does(size):
     np.testing.assert_allclose(inception_pixels(image), expected, atol=3e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_features_of_inception_are_those_of_pytorch(inception):
     file, theirs = inception

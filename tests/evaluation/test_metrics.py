@@ -23,6 +23,7 @@ def features(seed, n=5, d=16):
     return np.random.default_rng(seed).standard_normal((n, d), np.float32) * (seed + 1)
 
 
+@pytest.mark.slow
 def test_similarities_are_those_of_the_official_metrics():
     """The lines of metrics/clip_similarity.py in InstructPix2Pix, on the same features."""
     arrays = [features(seed) for seed in range(4)]

@@ -160,6 +160,7 @@ def test_a_server_that_knows_no_ranges_sends_the_file_anew(get, state, tmp_path)
         assert files_in(tmp_path / "out") == {name: data}
 
 
+@pytest.mark.slow
 def test_a_killed_download_goes_on_inside_the_file(tmp_path):
     big = content(5, 25 * MIB)
     files = {"a.parquet": content(1), "b.parquet": big}

@@ -10,6 +10,7 @@ import pytest
 RUN = Path(__file__).with_name("flax_guides_run.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sd", pytest.param("xl", marks=pytest.mark.slow)])
 def test_the_guide_runs(kind, tiny_checkpoints):
     folder, _ = tiny_checkpoints.pipeline(kind)

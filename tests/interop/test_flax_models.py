@@ -40,6 +40,7 @@ def unet(sd):
     return flax.FlaxUNet2DConditionModel.from_pretrained(sd[0], subfolder="unet")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_unet_with_a_controlnet_is_that_of_pytorch(tiny_checkpoints, sd, unet):
     folder, reference = tiny_checkpoints.controlnet("sd")
@@ -132,6 +133,7 @@ def test_text_encoders_are_those_of_pytorch(tiny_checkpoints):
         second(ids)
 
 
+@pytest.mark.slow
 def test_training_computes_in_the_models_dtype_and_keeps_its_parameters(sd):
     unet, params = flax.FlaxUNet2DConditionModel.from_pretrained(
         sd[0], subfolder="unet", dtype=jnp.bfloat16
@@ -262,6 +264,7 @@ _, state = flax.FlaxPNDMScheduler.from_pretrained("someone/torch", subfolder="sc
 """
 
 
+@pytest.mark.slow
 def test_repositories_give_flax_weights_or_safetensors(sd, flax_folder, tmp_path):
     def files(folder):
         found = (path for path in folder.rglob("*") if path.is_file())

@@ -97,6 +97,7 @@ def test_noise_and_scale_are_the_callers(tiny_checkpoints):
         ours(ids, params, key, 3, height=60, width=64)
 
 
+@pytest.mark.slow
 def test_extra_large_is_that_of_pytorch(tiny_checkpoints):
     reference, ours, params = pair(tiny_checkpoints, "StableDiffusionXLPipeline", "xl")
     for output, negative, jit in (("np", None, True), ("latent", NEGATIVES, False)):
@@ -188,6 +189,7 @@ def test_inpainting_wants_a_unet_for_it(tiny_checkpoints):
         ours(ids, mask, masked, params, jax.random.PRNGKey(0), 4)
 
 
+@pytest.mark.slow
 def test_controlnet_is_that_of_pytorch(tiny_checkpoints):
     folder, controlnet = tiny_checkpoints.controlnet("sd")
     ours_net, net_params = flax.FlaxControlNetModel.from_pretrained(folder, from_pt=True)
@@ -224,6 +226,7 @@ def test_controlnet_is_that_of_pytorch(tiny_checkpoints):
     check(expected, actual)
 
 
+@pytest.mark.slow
 def test_instruct_pix2pix_is_that_of_pytorch(tiny_checkpoints):
     name = "StableDiffusionInstructPix2PixPipeline"
     reference, ours, params = pair(tiny_checkpoints, name, "sd-instruct")
@@ -267,6 +270,7 @@ def test_pictures_are_cut_to_whole_blocks(tiny_checkpoints):
         ours.prepare_inputs(("a",), wide)
 
 
+@pytest.mark.slow
 def test_pndm_runs_as_many_evaluations_as_steps(tiny_checkpoints):
     """PNDM has one evaluation more, which the Flax pipelines left out."""
     _, ours, params = pair(tiny_checkpoints, "StableDiffusionPipeline", "sd")

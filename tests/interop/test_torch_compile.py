@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from effort import first
 from pairs import picture
 from peft import LoraConfig
 from tiny import build_stable_diffusion
@@ -102,7 +103,7 @@ def check_family(name):
     np.testing.assert_allclose(draw(pipe, inputs), expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", first(QUICK, 2))
 def test_families(name):
     check_family(name)
 
@@ -131,6 +132,7 @@ def test_schedulers_callbacks_and_slicing_go_on(blog, call):
     assert len(steps) == 4
 
 
+@pytest.mark.slow
 def test_tiles_are_drawn_after_compiling(blog, call, monkeypatch):
     diffusax.torch.compile(blog)
     whole = call()
@@ -146,6 +148,7 @@ def test_tiles_are_drawn_after_compiling(blog, call, monkeypatch):
     assert np.abs(tiled - whole).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_adapters_and_casts_are_noticed(blog, call):
     before = call()
     blog.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))
@@ -168,6 +171,7 @@ def test_adapters_and_casts_are_noticed(blog, call):
             part.to(torch.float32)
 
 
+@pytest.mark.slow
 def test_weights_of_adapters_are_noticed(blog, call):
     blog.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False))
     try:
@@ -184,6 +188,7 @@ def test_weights_of_adapters_are_noticed(blog, call):
         blog.unet.delete_adapters("default")
 
 
+@pytest.mark.slow
 def test_attention_processors_are_noticed(blog):
     class Halved(diffusers.models.attention_processor.AttnProcessor2_0):
         """Gives half of what attention gives."""
@@ -221,6 +226,7 @@ def test_pictures_to_encode(blog, call):
     np.testing.assert_allclose(*drawn, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dtype_is_that_of_the_computation(blog, call):
     expected = call()
     diffusax.torch.compile(blog, dtype="bfloat16")
@@ -310,6 +316,7 @@ def test_switches_of_parts_are_noticed():
     assert programs_of(module) == 7
 
 
+@pytest.mark.slow
 def test_freeu_after_the_first_call(blog, call):
     plain = call()
     diffusax.torch.compile(blog)
@@ -446,6 +453,7 @@ def test_gradients_stay_with_torch():
     assert x.grad is not None
 
 
+@pytest.mark.slow
 def test_four_devices():
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     script = Path(__file__).with_name("torch_mesh_run.py")

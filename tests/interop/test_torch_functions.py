@@ -163,6 +163,7 @@ def test_torchax_is_helped_only_where_it_must_be():
         torch.ops.aten.prod.dim_Dimname  # noqa: B018
 
 
+@pytest.mark.slow
 def test_without_torchax_one_line_names_the_extra():
     code = (
         "import sys; sys.modules['torchax'] = None\n"

@@ -4,6 +4,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from effort import first
 from torch_families import REGISTRY
 from torch_families.check import arrays
 
@@ -58,7 +59,7 @@ def check_fused(name, caplog):
     return pipe, inputs
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", first(FUSED))
 def test_loops(name, caplog):
     check_fused(name, caplog)
 
@@ -77,6 +78,7 @@ def fused():
     return diffusax.torch.compile(pipe, fuse_loop=True), plain, inputs
 
 
+@pytest.mark.slow
 def test_knobs_compile_nothing(fused, caplog):
     pipe, plain, inputs = fused
     scheduler = pipe.scheduler.config

@@ -137,6 +137,7 @@ def test_another_task_takes_the_same_program(pair, pairs):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_a_controlnet_of_ours_works_beside_it(pairs, unet):
     reference = pairs("StableDiffusionControlNetPipeline", "sd", controls=2).reference
     reference = with_parts(reference, unet=unet)
@@ -146,6 +147,7 @@ def test_a_controlnet_of_ours_works_beside_it(pairs, unet):
     Pair(reference, ours).check(**CALL, image=images, controlnet_conditioning_scale=[0.7, 0.4])
 
 
+@pytest.mark.slow
 def test_sdxl(pairs):
     reference = pairs("StableDiffusionXLPipeline", "xl").reference
     reference = with_parts(reference, unet=remade(Squashed, reference.unet))
@@ -156,6 +158,7 @@ def test_sdxl(pairs):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_autoencoders_and_text_encoders_of_the_user(pairs, unet):
     reference = pairs("StableDiffusionImg2ImgPipeline", "sd").reference
     own = {"vae": Tinted, "text_encoder": Louder}
@@ -204,6 +207,7 @@ def predicted(module):
         return module(x.permute(0, 3, 1, 2), t, context)[0].permute(0, 2, 3, 1).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STRANGE)
 def test_configs_that_diffusax_does_not_have(case):
     module = randomize(diffusers.UNet2DConditionModel(**SMALL | STRANGE[case]))
@@ -269,6 +273,7 @@ def test_gradients_reach_its_parameters():
     np.testing.assert_allclose(rise, 2 * (gradient * step).sum(), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2", "fsdp=2"])
 def test_meshes(mesh, meshes):
     assert f"{mesh} ok" in meshes

@@ -83,6 +83,7 @@ def check(both, monkeypatch, caplog):
     return compare
 
 
+@pytest.mark.slow
 def test_a_loop_is_recorded_once(check, caplog):
     check()
     assert check() == 0

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from effort import first
 from tiny import randomize
 
 from diffusax.checkpoints import load_network, named, save_network
@@ -56,12 +57,14 @@ def assert_close(actual, expected, tolerance=1e-5):
 @torch.no_grad()
 @pytest.mark.parametrize(
     "config",
-    [
-        {},
-        PUBLISHED,
-        # Both maps of the picture's size have one width here: the second counts.
-        levels((8,), (16,), latent_channels=6),
-    ],
+    first(
+        [
+            {},
+            PUBLISHED,
+            # Both maps of the picture's size have one width here: the second counts.
+            levels((8,), (16,), latent_channels=6),
+        ]
+    ),
     ids=["three", "four", "one"],
 )
 def test_encode_and_decode_equal_diffusers(tmp_path, config):

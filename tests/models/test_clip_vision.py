@@ -96,6 +96,7 @@ def test_every_output_equals_transformers(tmp_path, model_class, config):
         assert_close(actual.image_embeds, expected.image_embeds)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_both_towers_equal_transformers(tmp_path):
     model = save_whole(tmp_path)

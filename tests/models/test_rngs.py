@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from effort import first
 from flax import nnx
 from tiny import TEXT, UNET, VAE
 
@@ -15,7 +16,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first(MODELS, 4))
 def test_shape_rngs_gives_the_graph_and_the_shapes_of_eval_shape(name):
     module_class = MODELS[name]
     config = module_class.config_class(**CONFIGS.get(name, {}))

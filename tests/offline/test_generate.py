@@ -159,6 +159,7 @@ def test_several_pictures_of_a_line_are_those_of_its_seed(pipe, tmp_path):
     assert np.abs(found["000000001-0"].astype(int) - found["000000001-1"]).max() > 10
 
 
+@pytest.mark.slow
 def test_sdxl_and_lcm_lines_keep_their_guidance(tiny_checkpoints, tmp_path):
     rows = [{"prompt": "a", "guidance": 3.0, "seed": 1}, {"prompt": "b", "guidance": 6, "seed": 2}]
     rows.append({"prompt": "c", "negative_prompt": "d", "seed": 3})

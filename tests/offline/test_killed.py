@@ -98,6 +98,7 @@ def check_each_once(out, expected, count, rounding=0):
     assert not list((out / "work").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kills"), [("images", 2), pytest.param("webdataset", 1, marks=pytest.mark.slow)]
 )
@@ -142,6 +143,7 @@ def test_a_signal_finishes_what_was_begun(tmp_path, model, prompts, undisturbed,
     check_each_once(tmp_path, undisturbed("images"), 60)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path, model, prompts):
     first = start(prompts, tmp_path, *OPTIONS, *model)
     until(first, lambda: settled(tmp_path) >= 1)
@@ -154,6 +156,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path, model, prompts):
         assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_processes_draw_their_parts_at_the_same_time(tmp_path, model, prompts, undisturbed):
     parts = [start(prompts, tmp_path, *OPTIONS, *model, "--shard", f"{i}/2") for i in range(2)]
     for process in parts:
@@ -182,6 +185,7 @@ def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, und
     check_each_once(tmp_path, undisturbed("images"), 60, rounding=1)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, model, prompts, undisturbed):
     first = start(prompts, tmp_path, *OPTIONS, *model, "--shard", "1/2")
     until(first, lambda: settled(tmp_path) > 1000)

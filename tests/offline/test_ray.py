@@ -70,6 +70,7 @@ def loader(model, workers):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_workers_are_replaced_and_each_picture_is_drawn_once(
     cluster, model, prompts, expected, tmp_path, victims

@@ -7,6 +7,7 @@ import os
 import jax
 import numpy as np
 import pytest
+from effort import first
 from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
@@ -63,6 +64,7 @@ def test_what_was_compiled_ahead_is_used(pipe, monkeypatch):
         pipe.compile(sharpness=3)
 
 
+@pytest.mark.slow
 def test_every_task_knows_its_programs(tiny_checkpoints):
     path, _ = tiny_checkpoints.pipeline("sd")
     net, _ = tiny_checkpoints.controlnet("sd")
@@ -138,6 +140,7 @@ def test_memory(pipe):
     assert denoise["temporaries"] > 0
 
 
+@pytest.mark.slow
 def test_exported_programs_draw_the_same_for_any_number_of_images(pipe, tmp_path):
     found = {r.program.name: r for r in requests(pipe, b=2, guidance_scale=3.0)}
     platforms = ("cpu", "tpu", "cuda")
@@ -183,7 +186,7 @@ def test_programs_for_accelerators_call_their_attention(shapes, platform, call):
         assert "stablehlo.convolution" in text
 
 
-@pytest.mark.parametrize("d", [40, 64, 160])
+@pytest.mark.parametrize("d", first([40, 64, 160]))
 def test_the_compiler_for_tpus_takes_attention_on_a_mesh(d):
     pytest.importorskip("libtpu")
     from diffusax.runtime.topology import topology_mesh

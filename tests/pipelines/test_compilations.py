@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from effort import first
 from pairs import mask, picture
 
 import diffusax
@@ -45,6 +46,7 @@ def assert_compiles_nothing(pipe, base, changes):
 IMAGE = {"image": picture(1), "num_inference_steps": 6}
 
 
+@pytest.mark.slow
 def test_strength_and_guidance_interval(load):
     pipe = load("StableDiffusionImg2ImgPipeline", "sd")
     changes = [{"strength": s} for s in (0.5, 0.9, 1.0)]
@@ -65,6 +67,7 @@ def test_a_new_number_of_steps(load):
     assert compiled == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sd", "sd-inpaint"])
 def test_mask(load, kind):
     pipe = load("StableDiffusionInpaintPipeline", kind)
@@ -79,6 +82,7 @@ def steered(load, tiny_checkpoints):
     return load("StableDiffusionControlNetPipeline", "sd", controlnet=controlnet)
 
 
+@pytest.mark.slow
 def test_control(steered):
     changes = [
         {"controlnet_conditioning_scale": 0.3},
@@ -139,6 +143,7 @@ def test_the_whole_call_is_a_differentiable_function_of_the_control_picture(stee
     assert np.abs(gradient).max() > 0
 
 
+@pytest.mark.slow
 def test_given_embeddings_of_another_dtype(load):
     pipe = load("StableDiffusionPipeline", "sd", dtype="bfloat16")
     positive, negative = pipe.encode_prompt("a cat")
@@ -153,12 +158,14 @@ def test_given_embeddings_of_another_dtype(load):
     np.testing.assert_array_equal(images, expected)
 
 
+@pytest.mark.slow
 def test_pictures_guidance(load):
     pipe = load("StableDiffusionInstructPix2PixPipeline", "sd-instruct")
     changes = [{"image_guidance_scale": 2.0}, {"guidance_scale": 3.0}, {"guidance_start": 0.5}]
     assert_compiles_nothing(pipe, {"image": picture(3)}, changes)
 
 
+@pytest.mark.slow
 def test_sizes_and_aesthetic_scores(load):
     pipe = load("StableDiffusionXLImg2ImgPipeline", "xl-refiner")
     changes = [
@@ -179,7 +186,7 @@ def test_sizes_and_aesthetic_scores(load):
     assert_compiles_nothing(base, {"negative_prompt": "blue"}, changes)
 
 
-@pytest.mark.parametrize("kind", ["sd", "xl"])
+@pytest.mark.parametrize("kind", first(["sd", "xl"]))
 def test_another_checkpoint_of_the_architecture(load, kind):
     name = "StableDiffusionXLPipeline" if kind == "xl" else "StableDiffusionPipeline"
     first = draw(load(name, kind, "a"))

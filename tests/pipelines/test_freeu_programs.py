@@ -31,6 +31,7 @@ def pipe(tiny_checkpoints):
     return pipe
 
 
+@pytest.mark.slow
 def test_a_batch_of_samplers(pipe):
     own, pictures, alone = pipe.scheduler, [], []
     for seed, name in enumerate(("euler_a", "heun")):
@@ -62,6 +63,7 @@ def test_each_image_of_a_plan_may_have_numbers_of_its_own(pipe):
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
     expected = pipe("a cat", seed=1, **CALL).images
     c = pipe.parts

@@ -81,6 +81,7 @@ def start(root: Path, folder: Path, mesh: str, *more: str) -> list[subprocess.Po
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_draw_their_own_images_and_neither_outlives_the_other(root, tmp_path):
     for i in range(2):
         script = [str(HERE / "processes_run.py"), str(root / "sd")]
@@ -124,6 +125,7 @@ def test_meshes_that_cannot_be(shape, message):
         make_mesh(shape, devices=jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_processes_cannot_share_images():
     class Device:
         def __init__(self, i):

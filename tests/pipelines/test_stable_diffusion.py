@@ -270,6 +270,7 @@ def test_custom_timesteps_and_sigmas(pipe, reference):
     assert np.abs(by_sigmas - by_timesteps).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_tiled_decoding_is_that_of_diffusers(pipe, reference):
     latents = np.random.default_rng(0).normal(size=(1, 4, 40, 24)).astype(np.float32)
     pipe.enable_vae_tiling()

@@ -83,6 +83,7 @@ def test_every_term_counts(config):
         assert (without < total).all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant_conv", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_decoder_alone_is_trained_and_the_latents_stay(config, tmp_path, quant_conv):
     network = dataclasses.replace(TINY, use_quant_conv=quant_conv)

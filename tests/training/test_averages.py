@@ -122,6 +122,7 @@ def test_half_precision_takes_half_the_room(run, tmp_path):
     np.testing.assert_allclose(kernel(tmp_path / "again"), expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_averages_cannot_be_gone_on_with(run, tmp_path):
     config = dataclasses.replace(run[0], output=str(tmp_path), steps=4)
     train(Toy(), config)
@@ -131,6 +132,7 @@ def test_other_averages_cannot_be_gone_on_with(run, tmp_path):
             train(Toy(), changed)
 
 
+@pytest.mark.slow
 def test_killed_runs_store_the_same_bits(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(whole, *POWER))

@@ -91,6 +91,7 @@ def run(tmp_path_factory, checkpoint, start, steered):
     return output
 
 
+@pytest.mark.slow
 def test_diffusers_opens_the_result_and_draws_the_same(run, checkpoint, start):
     reference = diffusers.StableDiffusionControlNetPipeline.from_pretrained(
         checkpoint,

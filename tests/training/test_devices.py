@@ -44,6 +44,7 @@ def alone(tmp_path_factory, checkpoint, pictures):
     return output, train(output, checkpoint, pictures, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pairs",
     [
@@ -135,6 +136,7 @@ def test_two_processes_train_an_editing_model_as_one_does(tmp_path, checkpoint):
     assert abs(expected[-1] - expected[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
     processes = start_two_processes(tmp_path, "steps=100000", "checkpoint_every=100000")
     limit = time.monotonic() + 90

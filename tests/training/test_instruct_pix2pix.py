@@ -172,6 +172,7 @@ def test_dropped_conditions_are_the_empty_text_and_no_picture(recipe):
     assert abs(same[1] - dropped[1]) > 1e-6
 
 
+@pytest.mark.slow
 def test_validation_shows_each_picture_before_and_after(recipe, photo):
     images = recipe.validate(recipe.trained(), recipe.frozen())
     pixels = [np.asarray(image)[:32] for image in images]
@@ -244,6 +245,7 @@ def load(output, name):
     return pipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "model_ema"])
 def test_pytorch_diffusers_opens_the_result_and_edits_the_same(run, photo, name):
     reference = load(run, name)
@@ -268,6 +270,7 @@ def test_pytorch_diffusers_opens_the_result_and_edits_the_same(run, photo, name)
     assert 'pipe("make it snowy", image="photo.png")' in card
 
 
+@pytest.mark.slow
 def test_validation_sheets_stand_beside_the_logs(run):
     for step in (4, 8):
         sheet = Image.open(run / "validation" / f"validation-{step:07}.png")

@@ -114,6 +114,7 @@ def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
         np.testing.assert_array_equal(array, uninterrupted[name])
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_too_and_workers_wait_for_it(tmp_path):
     stopped = start(tmp_path, "steps=100000", "data.workers=2", own_session=True)
     wait_for(stopped, lambda: steps_logged(tmp_path))
@@ -156,6 +157,7 @@ def test_a_signal_while_the_step_compiles_ends_the_run(tmp_path, number, code):
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     stopped = start(tmp_path, "hang_at=3")
     wait_for(stopped, lambda: max(steps_logged(tmp_path), default=0) >= 3)
@@ -169,6 +171,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_export_is_answered_and_the_result_is_whole(tmp_path, uninterrupted):
     stopped = start(tmp_path, "slow_save=true")
     wait_for(stopped, lambda: (tmp_path / "saving").is_file())
@@ -179,6 +182,7 @@ def test_a_signal_during_the_export_is_answered_and_the_result_is_whole(tmp_path
         np.testing.assert_array_equal(array, uninterrupted[name])
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_run(tmp_path):
     killed = start(tmp_path, "steps=100000", "data.workers=2")
     wait_for(killed, lambda: steps_logged(tmp_path))
@@ -192,6 +196,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, uninterrupted):
     finish(start(tmp_path, "steps=12"))
     newest = [file for file in (tmp_path / "checkpoints" / "12").rglob("*") if file.is_file()]
@@ -205,6 +210,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, uni
         np.testing.assert_array_equal(array, uninterrupted[name])
 
 
+@pytest.mark.slow
 def test_another_optimizer_on_resume_is_one_sentence(tmp_path):
     finish(start(tmp_path, "steps=8"))
     again = start(tmp_path, "optimizer.name=lion")
@@ -213,6 +219,7 @@ def test_another_optimizer_on_resume_is_one_sentence(tmp_path):
     assert "holds a run with another optimizer, which cannot be continued" in text
 
 
+@pytest.mark.slow
 def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path, uninterrupted):
     finish(start(tmp_path, "steps=8"))
     whole = tmp_path / "checkpoints" / "8"
@@ -225,6 +232,7 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path, uninterrupted):
         np.testing.assert_array_equal(array, uninterrupted[name])
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     first = start(tmp_path)
     wait_for(first, lambda: steps_logged(tmp_path))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from effort import first
 from pictures import picture
 from test_devices import train, weights
 
@@ -69,6 +70,7 @@ def test_an_example_has_tokens_for_both_encoders_and_sizes(xl, pictures):
         np.testing.assert_array_equal(batch[name], expected)
 
 
+@pytest.mark.slow
 def test_both_text_encoders_are_trained_and_saved(xl, pictures, tmp_path):
     recipe = make_recipe("text-to-image", xl, pictures, SIZE, train_text_encoder=True)
     trained, frozen = recipe.trained(), recipe.frozen()
@@ -100,12 +102,14 @@ def test_both_text_encoders_are_trained_and_saved(xl, pictures, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "family", "embedded"),
-    [
-        ("instruct-pix2pix", "xl", True),
-        ("instruct-pix2pix", "sd", False),
-        pytest.param("text-to-image", "xl", True, marks=pytest.mark.slow),
-        pytest.param("text-to-image", "xl", False, marks=pytest.mark.slow),
-    ],
+    first(
+        [
+            ("instruct-pix2pix", "xl", True),
+            ("instruct-pix2pix", "sd", False),
+            pytest.param("text-to-image", "xl", True, marks=pytest.mark.slow),
+            pytest.param("text-to-image", "xl", False, marks=pytest.mark.slow),
+        ]
+    ),
 )
 def test_cached_rows_give_the_same_losses(
     tiny_checkpoints, pictures, edits, tmp_path, name, family, embedded

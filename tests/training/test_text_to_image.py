@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from effort import first
 from pictures import row, write_parquet
 
 import diffusax
@@ -98,6 +99,7 @@ def test_gradient_checkpointing_changes_memory_and_not_gradients(recipe, batch):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropped_captions_are_the_empty_one(recipe, batch):
     ids = parameters(recipe)[1]["empty"]["input_ids"]
     empty = {**batch, "input_ids": np.broadcast_to(ids, (4, 77))}
@@ -107,6 +109,7 @@ def test_dropped_captions_are_the_empty_one(recipe, batch):
     np.testing.assert_allclose(dropped, losses(recipe, empty), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_share_of_dropped_captions_and_the_timesteps_are_drawn_evenly(recipe):
     loss = dataclasses.replace(recipe.denoising, caption_dropout=0.25)
     many = {"moments": jnp.zeros((4000, 2, 2, 8))}
@@ -140,6 +143,7 @@ def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     assert {x.dtype for x in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embedded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_path, embedded):
     cache = CacheConfig(
@@ -173,11 +177,13 @@ def test_cached_latents_give_the_same_losses(recipe, checkpoint, pictures, tmp_p
 
 @pytest.mark.parametrize(
     ("name", "embedded", "message"),
-    [
-        ("vae", False, "latents in .* are of another autoencoder"),
-        ("text_encoder", True, "text embeddings in .* are of another text encoder"),
-        ("text_encoder", False, None),
-    ],
+    first(
+        [
+            ("vae", False, "latents in .* are of another autoencoder"),
+            ("text_encoder", True, "text embeddings in .* are of another text encoder"),
+            ("text_encoder", False, None),
+        ]
+    ),
 )
 def test_a_cache_of_another_network_is_refused(
     checkpoint, pictures, tmp_path, name, embedded, message
@@ -202,6 +208,7 @@ def test_a_cache_of_another_network_is_refused(
         text_to_image(config)
 
 
+@pytest.mark.slow
 def test_a_cache_leaves_out_a_broken_row_and_is_not_made_of_many(checkpoint, tmp_path, caplog):
     rows = [row(i) for i in range(250)]
     for i, broken in enumerate((7, 70, 170)):
@@ -304,6 +311,7 @@ def test_options_of_pictures_are_refused_with_a_cache(checkpoint, pictures, tmp_
         cache_latents(CacheConfig(model=str(checkpoint)))
 
 
+@pytest.mark.slow
 def test_a_run_holds_its_parameters_once_and_moves_nothing_unasked(checkpoint, pictures, tmp_path):
     config = TextToImageConfig(
         model=str(checkpoint),
