@@ -96,6 +96,18 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, uninterrupted):
     assert steps_logged(tmp_path) == list(range(1, 25))
 
 
+def test_the_compiled_step_is_kept_between_processes(tmp_path):
+    environment = {n: v for n, v in os.environ.items() if n != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {
+        "DIFFUSAX_COMPILATION_CACHE": str(tmp_path / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    subprocess.run(
+        [sys.executable, str(TOY), str(tmp_path / "run"), "steps=1"], env=environment, check=True
+    )
+    assert list((tmp_path / "programs").glob("jit_train_step-*"))
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_saves_the_step_it_came_in(tmp_path, uninterrupted, workers):
     stopped = start(tmp_path, "checkpoint_every=1000", f"data.workers={workers}")
