@@ -8,8 +8,10 @@ A checkpoint has a kind (what it is for) and a variation:
        file leaves out what it does not change, as files on the Hub do.
 """
 
+import contextlib
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +279,16 @@ def build_asymmetric(folder: Path) -> Any:
     return vae
 
 
+@contextlib.contextmanager
+def own_numbers() -> Iterator[None]:
+    """What is drawn inside changes nothing outside. (torchax breaks torch.random.fork_rng.)"""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
 class TinyCheckpoints:
     """Checkpoints that are built once, when they are first asked for, in folders of `root`."""
 
@@ -288,12 +300,12 @@ class TinyCheckpoints:
     def _pipeline(self, kind: str, variation: str = "a") -> tuple[Path, Any]:
         folder = self.root / f"{kind}-{variation}"
         # A test goes on with the same numbers, whether it is the first to ask or not.
-        with torch.random.fork_rng():
+        with own_numbers():
             return folder, build_checkpoint(folder, kind, variation)
 
     def _controlnet(self, family: str, variation: str = "a", seed: int = 0) -> tuple[Path, Any]:
         folder = self.root / f"controlnet-{family}-{variation}-{seed}"
-        with torch.random.fork_rng():
+        with own_numbers():
             return folder, build_controlnet(folder, family, variation, seed)
 
 

@@ -249,6 +249,7 @@ def test_broken_folders_are_one_clear_sentence(folder, what, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("stored", "loaded"),

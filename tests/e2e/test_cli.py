@@ -631,6 +631,7 @@ def test_public_names_are_there_before_they_are_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_drawing_does_not_import_training(model, tmp_path):
     code = (
         "import sys; from diffusax.cli import main; main(sys.argv[1:]);"

@@ -54,6 +54,7 @@ def test_pytorch_diffusers_opens_it_and_draws_without_arguments():
     assert np.isfinite(image).all()
 
 
+@pytest.mark.slow
 def test_backgrounds_have_the_colour_that_the_prompt_names(pipe):
     prompts = [f"a rocket on a {color} background" for color in COLORS]
     images = pipe(prompts, num_inference_steps=12, guidance_scale=3.0, seed=0, output_type="np")

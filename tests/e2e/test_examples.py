@@ -15,6 +15,7 @@ def run(*args: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_demo_draws_a_sheet_of_eight(tmp_path):
     output = tmp_path / "demo.png"
     assert "8 pictures in" in run(EXAMPLES / "demo.py", "--output", output, "--steps", 2)

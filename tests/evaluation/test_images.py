@@ -95,6 +95,7 @@ def clip_scores(clip, pictures, texts):
     return 100 * cosines.clip(min=0).numpy()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_folder_is_measured_as_pytorch_does(inception, tiny_clip, tmp_path, capsys, caplog):
     file, network = inception

@@ -107,6 +107,7 @@ def test_knobs_compile_nothing(fused, caplog):
     assert sorted(len(p) for p in loop_of(pipe).programs.values()) == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):
     pipe, plain, inputs = fused
     for one in (pipe, plain):

@@ -103,6 +103,7 @@ def test_a_loop_is_recorded_once(check, caplog):
     assert "step by step" not in caplog.text
 
 
+@pytest.mark.slow
 def test_what_does_something_else_is_recorded_again(both, check):
     check()
     for mood in (0.5, 1.0):

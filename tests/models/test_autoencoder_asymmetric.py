@@ -90,6 +90,7 @@ def test_encode_and_decode_equal_diffusers(tmp_path, config):
     np.testing.assert_array_equal(network(nhwc(z), image=nhwc(x), method="decode"), alone)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_reconstruction_equals_diffusers(tmp_path):
     vae = save(tmp_path)
@@ -99,6 +100,7 @@ def test_reconstruction_equals_diffusers(tmp_path):
     assert_close(network(nhwc(x), nhwc(mask)), vae(torch.tensor(x), torch.tensor(mask)).sample)
 
 
+@pytest.mark.slow
 def test_network_runs_in_the_dtype_of_its_parameters(tmp_path):
     save(tmp_path)
     x, z, mask = uniform(1, 8, 12, 3), uniform(1, 2, 3, 4), np.ones((1, 8, 12, 1), np.float32)

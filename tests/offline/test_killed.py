@@ -118,6 +118,7 @@ def test_500_prompts_killed_twenty_times(tmp_path, name):
     check_each_once(tmp_path / "killed", tmp_path / "undisturbed", 500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "said"),
     [
@@ -164,6 +165,7 @@ def test_processes_draw_their_parts_at_the_same_time(tmp_path, model, prompts, u
     check_each_once(tmp_path, undisturbed("images"), 60)
 
 
+@pytest.mark.slow
 def test_jax_processes_do_not_end_with_one_of_them(tmp_path, model, prompts, undisturbed):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

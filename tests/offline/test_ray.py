@@ -99,6 +99,7 @@ def test_killed_workers_are_replaced_and_each_picture_is_drawn_once(
     assert [error["line"] for error in errors(out)] == [6]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_the_drivers_error(cluster, model, prompts, expected, tmp_path):
     load = loader(model, tmp_path / "workers")
     with pytest.raises(ValueError, match="height must be divisible by") as raised:

@@ -104,6 +104,7 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("sd1-epsilon", marks=pytest.mark.slow), "sd2-v-min-snr-text-encoder"]
 )

@@ -61,6 +61,9 @@ CASES = {
     "xl-control-epsilon": Case("xl", "epsilon", False, control=True),
 }
 REPETITIONS = (
+    "sd1-control-v",
+    "sd2-edit-v",
+    "xl-edit-v",
     "xl-control-epsilon",
     "xl-edit-epsilon",
     "xl-edit-epsilon-pooled-dropped",

@@ -84,6 +84,7 @@ def test_every_task_knows_its_programs(tiny_checkpoints):
         assert names == {"encode_texts", "denoise", "decode", *more}
 
 
+@pytest.mark.slow
 def test_saved_programs_are_loaded_where_they_fit_and_only_there(pipe, tmp_path, caplog):
     expected = pipe("a frog", **CALL).images
     with pytest.raises(ValueError, match="no program was compiled ahead"):

@@ -21,6 +21,7 @@ runpy.run_path("draw.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [build_stable_diffusion_xl, slow(build_stable_diffusion)])
 def test_the_script_beside_the_programs_draws_the_same_picture(build, tmp_path):
     build(tmp_path / "model", unet=SMALLEST_UNET, vae=SMALLEST_VAE)

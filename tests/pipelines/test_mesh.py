@@ -17,8 +17,9 @@ from diffusax.runtime.mesh import AXES, check_processes, make_mesh, param_shardi
 
 HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"
-CASES = [f"text {MIXED}", "text default EulerAncestralDiscreteScheduler", f"control {MIXED}"]
+CASES = [f"control {MIXED}"]
 MORE = [
+    *(f"text {MIXED}", "text default EulerAncestralDiscreteScheduler"),
     *(f"text {mesh}" for mesh in ("default", "data=8", "fsdp=8", "data=4,tensor=2")),
     *(
         f"{task} {MIXED}"

@@ -242,6 +242,7 @@ def test_callback_sees_every_step_and_may_change_latents_and_stop(pipe):
     assert steps == [0, 1]
 
 
+@pytest.mark.slow
 def test_generate_fn_is_pure_and_differentiable(pipe):
     inputs = pipe.prepare_inputs(PROMPT, num_inference_steps=2, seed=4)
     images = jax.jit(pipe.generate_fn)(pipe.params, inputs)

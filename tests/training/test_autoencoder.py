@@ -45,6 +45,7 @@ def config(tmp_path_factory, pictures):
     )
 
 
+@pytest.mark.slow
 def test_learns_and_writes_a_network_that_diffusers_opens(config):
     recipe = autoencoder(config)
     state = train(recipe, config)

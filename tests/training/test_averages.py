@@ -46,6 +46,7 @@ def run(tmp_path_factory):
     return config, np.stack([*seen, last]).astype(np.float64)
 
 
+@pytest.mark.slow
 def test_the_averages_of_all_steps_are_kept_and_one_checkpoint(run, tmp_path):
     config, _ = run
     folder = tmp_path.joinpath(config.output)

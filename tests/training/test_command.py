@@ -53,6 +53,7 @@ def run(tmp_path_factory, checkpoint, pictures):
     return folder / "out", args
 
 
+@pytest.mark.slow
 def test_pytorch_diffusers_opens_both_results(run, checkpoint):
     output, _ = run
     before = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)

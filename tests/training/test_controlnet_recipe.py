@@ -120,6 +120,7 @@ def draw(pipe):
     ).images
 
 
+@pytest.mark.slow
 def test_the_network_that_is_steered_stays_as_it_is(run):
     assert {file.name for file in (run / "model").iterdir()} >= {"config.json", "README.md"}
     assert not (run / "model" / "unet").exists()
@@ -152,6 +153,7 @@ def test_what_cannot_be(checkpoint, start, steered):
         make(checkpoint, steered, controlnet=str(checkpoint / "unet"))
 
 
+@pytest.mark.slow
 def test_a_closed_copy_changes_nothing_at_first(checkpoint, start, steered):
     recipe = make(checkpoint, steered, controlnet=str(start))
     frozen, trained = recipe.frozen(), recipe.trained()

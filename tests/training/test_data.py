@@ -50,6 +50,7 @@ def test_the_seed_decides_the_order_and_the_random_numbers():
     assert not np.array_equal(a["x"], c["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_continues_from_a_saved_position(workers):
     run = batches(Numbered(40), workers=workers)

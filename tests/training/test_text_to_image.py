@@ -134,6 +134,7 @@ def test_offset_noise_has_a_mean_of_its_own_per_picture_and_channel(recipe):
     assert abs(means[0.5].std() - 0.5) < 0.05
 
 
+@pytest.mark.slow
 def test_bfloat16_computation_is_close_and_gradients_are_float32(recipe, batch):
     half = losses(recipe, batch, compute_dtype=jnp.bfloat16)
     np.testing.assert_allclose(half, losses(recipe, batch), rtol=0.1)
