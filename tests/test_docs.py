@@ -165,7 +165,7 @@ def run(codes, source, repositories):
 
 
 CODE = [page for page in PAGES if blocks(page, "python")]
-QUICK = [page for page in CODE if name(page) in ("README.md", "docs/guides/text_to_image.md")]
+QUICK = [page for page in CODE if page.name == "README.md"]
 
 
 @pytest.mark.parametrize("page", few(CODE, *QUICK), ids=name)

@@ -71,6 +71,7 @@ def test_prompts_decide_the_picture(pipe):
     assert heart[2] - heart[0] > 0.3
 
 
+@pytest.mark.slow
 def test_parts_never_seen_together_are_put_together(pipe):
     """Held out of its training, see examples/emoji_styles."""
     prompts = ["a red coconut", "a green dodo", "a blue skull", "a green pizza"]

@@ -58,8 +58,10 @@ def test_is_small_half_precision_and_says_what_it_is_made_of(pipe):
         assert words in card
 
 
-@pytest.mark.parametrize("scales", first([(2.0, 1.5), (3.0, 1.2), (1.0, 1.0)]))
-def test_pytorch_diffusers_edits_to_the_same_picture(pipe, emoji, scales):
+@pytest.mark.parametrize(
+    ("guidance", "image_guidance"), first([(2.0, 1.5), (3.0, 1.2), (1.0, 1.0)])
+)
+def test_pytorch_diffusers_edits_to_the_same_picture(pipe, emoji, guidance, image_guidance):
     theirs = diffusers.StableDiffusionInstructPix2PixPipeline.from_pretrained(
         FOLDER, dtype=torch.float32
     )
@@ -69,7 +71,7 @@ def test_pytorch_diffusers_edits_to_the_same_picture(pipe, emoji, scales):
     shape = (2, config.out_channels, config.sample_size, config.sample_size)
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     options = {"num_inference_steps": 8, "output_type": "np"}
-    options |= dict(zip(("guidance_scale", "image_guidance_scale"), scales, strict=True))
+    options |= {"guidance_scale": guidance, "image_guidance_scale": image_guidance}
     expected = theirs(prompts, image=emoji, latents=latents, **options).images
     ours = pipe(prompts, image=emoji, latents=latents.numpy(), **options).images
     assert ours.shape == (2, 64, 64, 3)

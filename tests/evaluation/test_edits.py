@@ -88,6 +88,7 @@ def chosen_rows(rows, size):
     return texts, pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "size"), first([("sd-instruct", 64), ("xl-instruct", 64)]))
 def test_scores_are_those_of_pictures_drawn_in_python(
     tiny_checkpoints, tiny_clip, data, tmp_path, capsys, kind, size

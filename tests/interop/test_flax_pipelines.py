@@ -79,6 +79,7 @@ def test_text_to_image_is_that_of_pytorch(tiny_checkpoints):
         check(expected, actual)
 
 
+@pytest.mark.slow
 def test_noise_and_scale_are_the_callers(tiny_checkpoints):
     _, ours, params = pair(tiny_checkpoints, "StableDiffusionPipeline", "sd")
     ids, key = ours.prepare_inputs(PROMPTS), jax.random.PRNGKey(5)
@@ -137,6 +138,7 @@ def test_pipelines_of_one_architecture_share_programs(tiny_checkpoints):
     np.testing.assert_array_equal(one, same)
 
 
+@pytest.mark.slow
 def test_image_to_image_is_that_of_pytorch(tiny_checkpoints):
     reference, ours, params = pair(tiny_checkpoints, "StableDiffusionImg2ImgPipeline", "sd")
     ids, pixels = ours.prepare_inputs(PROMPTS, [picture(0), picture(1)])
@@ -158,6 +160,7 @@ def test_image_to_image_is_that_of_pytorch(tiny_checkpoints):
         ours(ids, pixels, params, key, height=32, width=64)
 
 
+@pytest.mark.slow
 def test_inpainting_is_that_of_pytorch(tiny_checkpoints):
     name = "StableDiffusionInpaintPipeline"
     reference, ours, params = pair(tiny_checkpoints, name, "sd-inpaint")

@@ -134,7 +134,7 @@ def test_guess_mode_equals_diffusers(tmp_path, pool):
     assert_close(*both(tmp_path, config, guess_mode=True))
 
 
-@pytest.mark.parametrize("size", first([(8, 8), (9, 6)]))
+@pytest.mark.parametrize("size", [(8, 8), pytest.param((9, 6), marks=pytest.mark.slow)])
 def test_controlnet_of_sdxl_equals_diffusers(tmp_path, size):
     added = {"text_embeds": normal(2, 5), "time_ids": 100 * np.abs(normal(2, 6, seed=2))}
     assert_close(*both(tmp_path, SDXL, size=size, conditions={"added_cond": added}))

@@ -46,6 +46,7 @@ def whole(pipe, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_each_line_is_the_picture_that_the_pipeline_draws(pipe, whole):
     found = {info["line"]: (info, pixels(data)) for info, data in pictures(whole)}
     assert sorted(found) == list(range(1, 8))

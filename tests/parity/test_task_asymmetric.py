@@ -91,6 +91,7 @@ def pipe(tiny_checkpoints, vaes):
 CALL = {**INPAINT, "output_type": "np", "seed": 3}
 
 
+@pytest.mark.slow
 def test_the_whole_call_as_a_function_tiles_and_programs_made_ahead(pipe, monkeypatch):
     expected = pipe(**CALL).images
     given = {k: v for k, v in CALL.items() if k != "output_type"}

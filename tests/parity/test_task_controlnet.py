@@ -69,6 +69,7 @@ def test_every_sampler(pairs, task, sampler):
     pair.check(**{**call, "num_inference_steps": 8}, sampler=sampler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", few(TASKS, "text"))
 @pytest.mark.parametrize("kind", ["sd", slow("xl")])
 def test_two_controlnets(pairs, kind, task):

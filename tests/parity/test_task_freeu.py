@@ -38,7 +38,7 @@ def freeu(pair, numbers):
             pipe.disable_freeu()
 
 
-@pytest.mark.parametrize(("name", "kind", "call"), few(CASES, CASES[0], CASES[3]))
+@pytest.mark.parametrize(("name", "kind", "call"), few(CASES, CASES[0]))
 def test_pictures_with_freeu(pairs, name, kind, call):
     pair = pairs(name, kind)
     plain = pair.check(**call)

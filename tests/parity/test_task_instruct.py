@@ -35,7 +35,7 @@ CASES += [slow(kind, "b", "ancestral") for kind in KINDS]
 
 KEPT = [("sd-instruct", "a", name) for name in ("as-is", "off-by-text", "off-by-picture")]
 KEPT += [("sd-instruct", "a", "strong-on-picture"), ("sd-instruct", "a", "ancestral")]
-KEPT += [("xl-instruct", "a", "as-is"), ("xl-cosxl", "a", "as-is")]
+KEPT += [("xl-cosxl", "a", "as-is")]
 
 
 @pytest.mark.parametrize(("kind", "variation", "option"), few(CASES, *KEPT))

@@ -61,6 +61,7 @@ CASES = {
     "xl-control-epsilon": Case("xl", "epsilon", False, control=True),
 }
 REPETITIONS = (
+    "sd1-edit-epsilon",
     "sd1-control-v",
     "sd2-edit-v",
     "xl-edit-v",

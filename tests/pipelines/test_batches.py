@@ -48,6 +48,7 @@ def test_four_images_with_four_samplers_equal_each_alone(pipe):
     assert min(spread) > 0.1
 
 
+@pytest.mark.slow
 def test_a_batch_of_plans_keeps_what_inpainting_knows(pipe):
     mask = np.zeros((64, 64), np.float32)
     mask[:, :32] = 1

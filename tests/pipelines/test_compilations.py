@@ -196,6 +196,7 @@ def test_another_checkpoint_of_the_architecture(load, kind):
     assert np.abs(first - second).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_session_of_three_tasks_with_every_sampler(load):
     text = load("StableDiffusionPipeline", "sd")
     image = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(text)

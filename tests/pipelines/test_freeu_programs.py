@@ -46,6 +46,7 @@ def test_a_batch_of_samplers(pipe):
     np.testing.assert_allclose(images, alone, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_image_of_a_plan_may_have_numbers_of_its_own(pipe):
     other = (0.6, 0.4, 1.1, 1.2)
     alone = []

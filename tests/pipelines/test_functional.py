@@ -69,6 +69,7 @@ def test_sdxl_decodes_as_the_call_does(xl):
     np.testing.assert_allclose(images, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_embeddings_stand_for_prompts(sd):
     call = {**CALL, "num_images_per_prompt": 2}
     positive, negative = sd.encode_prompt("a cat", negative_prompt="a hat")
@@ -93,6 +94,7 @@ def test_pooled_embeddings_stand_for_prompts(xl):
     np.testing.assert_allclose(images, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_gradient_to_embeddings(sd):
     positive, _ = sd.encode_prompt("a cat")
     inputs = sd.prepare_inputs(prompt_embeds=positive, **CALL)

@@ -115,6 +115,7 @@ def shown(call):
     return {k: repr(v)[:80] for k, v in call.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", first(range(CASES // CHUNK)))
 @pytest.mark.filterwarnings("ignore")
 def test_random_calls_give_pictures_or_clear_errors(pipes, chunk):

@@ -12,6 +12,7 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax import samplers
+from diffusax.models.network import Model
 from diffusax.runtime.compilations import count_compilations
 
 PROMPT = "a photo of a cat"
@@ -242,6 +243,18 @@ def test_callback_sees_every_step_and_may_change_latents_and_stop(pipe):
     assert steps == [0, 1]
 
 
+def test_a_component_that_was_replaced_can_be_put_back(pipe):
+    before, own = pipe.params["vae"], pipe.vae
+    other = jax.tree.map(lambda x: x + 1, before)
+    try:
+        pipe.vae = Model(own.network, other)
+        assert pipe.params["vae"] is other
+        assert own.params is before
+    finally:
+        pipe.vae = own
+    assert pipe.params["vae"] is before
+
+
 @pytest.mark.slow
 def test_generate_fn_is_pure_and_differentiable(pipe):
     inputs = pipe.prepare_inputs(PROMPT, num_inference_steps=2, seed=4)
@@ -367,6 +380,7 @@ def test_generation_imports_no_torch(checkpoint):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_bfloat16_pipeline_draws_nearly_the_same(checkpoint, pipe):
     rounded = diffusax.DiffusionPipeline.from_pretrained(checkpoint[0], dtype="bfloat16")
     difference = draw(rounded, seed=0) - draw(pipe, seed=0)

@@ -15,6 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import diffusax
 from diffusax.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def diffusax_command(*args: object) -> subprocess.CompletedProcess:
     return subprocess.run(
@@ -53,7 +55,6 @@ def run(tmp_path_factory, checkpoint, pictures):
     return folder / "out", args
 
 
-@pytest.mark.slow
 def test_pytorch_diffusers_opens_both_results(run, checkpoint):
     output, _ = run
     before = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)

@@ -76,6 +76,7 @@ def test_the_decay_follows_the_learning_rate(name):
         np.testing.assert_allclose(updates["linear"]["kernel"], -decay, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_muon_moves_kernels_by_orthogonal_matrices_and_all_else_as_adamw():
     """Against torch.optim.Muon, which takes 2-D parameters, with the kernels as in PyTorch."""
     rng = np.random.default_rng(0)

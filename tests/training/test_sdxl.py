@@ -100,6 +100,7 @@ def test_both_text_encoders_are_trained_and_saved(xl, pictures, tmp_path):
             np.testing.assert_allclose(tensors[key], tensor * 1.01, rtol=1e-6, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "family", "embedded"),
     first(

@@ -91,6 +91,10 @@ class Model:
         model._store, model._name = store, name
         return model
 
+    def keep_params(self) -> None:
+        """Keeps its parameters itself from now on, whatever becomes of the store that had them."""
+        self._store, self._name = {"params": self.params}, "params"
+
     @property
     def params(self) -> Params:
         """The parameters, a nested dict of arrays."""

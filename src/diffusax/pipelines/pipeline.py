@@ -371,6 +371,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             self._remove_model(name)
             return
         model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
+        if name in self._models:
+            self._models[name].keep_params()
         self.parts.networks[name] = model.network
         self._models[name] = model.bound_to(self.parts.params, name)
         self.parts.switches[name] = self._models[name].switches
@@ -379,6 +381,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     def _remove_model(self, name: str) -> None:
         parts = self.parts
+        if name in self._models:
+            self._models[name].keep_params()
         for held in (self._models, parts.networks, parts.params, parts.switches):
             held.pop(name, None)
 
