@@ -94,6 +94,7 @@ def test_what_is_not_given_is_the_pipelines_own(model, tmp_path):
     assert "Steps: 50, Sampler: PNDMScheduler, CFG scale: 7.5" in settings
 
 
+@pytest.mark.slow
 def test_distilled_models_keep_their_few_steps(tiny_checkpoints, tmp_path):
     folder, _ = tiny_checkpoints.pipeline("lcm")
     image, settings = draw(tmp_path, "generate", "a", "--model", folder)
@@ -113,6 +114,7 @@ def test_options_reach_the_call(model, tmp_path):
     assert "Size: 40x32, Model: tiny, RNG: torch, Clip skip: 1, Version" in settings
 
 
+@pytest.mark.slow
 def test_several_pictures_make_a_contact_sheet(model, tmp_path, capsys):
     output = tmp_path / "sheet.png"
     main(

@@ -87,6 +87,7 @@ def test_parts_never_seen_together_are_put_together(pipe):
         assert max(found, key=found.get) == prompt.split()[1], (prompt, found)
 
 
+@pytest.mark.slow
 def test_styles_differ_and_stay_on_other_backgrounds(pipe):
     styles = [
         f"a frog{where}, {style} style"

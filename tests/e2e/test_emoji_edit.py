@@ -78,6 +78,7 @@ def test_pytorch_diffusers_edits_to_the_same_picture(pipe, emoji, guidance, imag
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_backgrounds_become_the_colour_that_the_instruction_names(pipe, emoji):
     prompts = [f"make the background {color}" for color in COLORS]
     images = edit(pipe, prompts, [emoji[1]] * len(COLORS))
@@ -124,6 +125,7 @@ def test_turns_mirrorings_and_sizes_have_the_known_result(pipe):
         assert all(nearer(image, wanted, other) for other in others), prompt
 
 
+@pytest.mark.slow
 def test_a_border_has_the_colour_that_the_instruction_names(pipe, emoji):
     image = edit(pipe, ["add a blue border"], [emoji[0]])[0]
     assert np.abs(border(image) - COLORS["blue"]).max() < 50

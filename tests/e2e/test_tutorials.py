@@ -38,7 +38,7 @@ def run(program, module, places, saved):
     return [np.asarray(image) for image in names["images"]], names.get("numbers")
 
 
-@pytest.mark.parametrize("name", first(PROGRAMS, 2))
+@pytest.mark.parametrize("name", first(PROGRAMS))
 def test_only_the_import_changes(name, places, tmp_path):
     expected, numbers = run(PROGRAMS[name], diffusers, places, tmp_path / "diffusers")
     actual, own_numbers = run(PROGRAMS[name], diffusax, places, tmp_path / "diffusax")

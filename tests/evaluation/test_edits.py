@@ -131,6 +131,7 @@ def test_scores_are_those_of_pictures_drawn_in_python(
         assert sheet.height > 4 * size
 
 
+@pytest.mark.slow
 def test_official_pixel_range_is_that_of_the_authors_script(
     tiny_checkpoints, tiny_clip, data, tmp_path
 ):

@@ -103,7 +103,7 @@ def check_family(name):
     np.testing.assert_allclose(draw(pipe, inputs), expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", first(QUICK, 2))
+@pytest.mark.parametrize("name", first(QUICK))
 def test_families(name):
     check_family(name)
 

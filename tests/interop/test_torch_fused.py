@@ -132,6 +132,7 @@ def test_what_cannot_be_one_program_runs_step_by_step(fused, caplog):
     assert "runs step by step: scheduler 'Other' is not supported" in caplog.text
 
 
+@pytest.mark.slow
 def test_latents_that_change_between_steps(caplog):
     parts = REGISTRY["StableDiffusionPipeline"]()[0].components
     pipe = diffusers.StableDiffusionInpaintPipeline(**parts, requires_safety_checker=False)

@@ -89,6 +89,7 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
     np.testing.assert_allclose(np.asarray(after[0]).transpose(0, 3, 1, 2), latents, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_whole_call_as_a_function_of_the_numbers(pipe):
     expected = pipe("a cat", seed=1, **CALL).images
     inputs = pipe.prepare_inputs("a cat", seed=1, num_inference_steps=3, guidance_scale=3.0)

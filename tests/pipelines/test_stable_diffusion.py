@@ -197,6 +197,7 @@ def test_embeddings_stand_for_prompts(pipe):
         np.testing.assert_allclose(images, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_long_and_weighted_prompts_change_the_picture(pipe, caplog):
     long = " ".join(["word"] * 90) + " castle"
     cut = draw(pipe, long, seed=0)

@@ -47,12 +47,12 @@ def test_any_number_of_shapes_in_one_process_stays_within_the_bound(little_room,
 
 def test_what_was_used_last_stays_and_what_was_not_used_for_longest_goes(little_room):
     function = BoundedJit(double, uncounted=[1])
-    for n in range(1, 101):
+    for n in range(1, 41):
         function(x_of(n), PARAMS)
         function(x_of(1), PARAMS)
     with count_compilations() as compiled:
         function(x_of(1), PARAMS)
-        function(x_of(100), PARAMS)
+        function(x_of(40), PARAMS)
     assert not compiled
     first, is_new = function.call((x_of(2), PARAMS))
     assert is_new

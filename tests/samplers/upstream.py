@@ -22,7 +22,7 @@ SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"
 TOLERANCE = 3e-6
 # The state is float32: where one step takes a large x to a small one, what the large one was
 # rounded to stays, and some steps magnify it.
-ROUNDING = 3e-6
+ROUNDING = 1e-6
 
 
 def build(name, steps=None, *, timesteps=None, sigmas=None, more=None, **config):

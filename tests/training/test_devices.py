@@ -98,6 +98,7 @@ def wait_for(processes: list[subprocess.Popen], timeout: int = 120) -> None:
         assert process.returncode == 0, text[-3000:]
 
 
+@pytest.mark.slow
 def test_two_processes_stop_and_go_on_as_one_run(tmp_path):
     train_in_two_processes(tmp_path / "whole", "mesh=fsdp=2")
     train_in_two_processes(tmp_path / "parts", "mesh=fsdp=2", "steps=10")

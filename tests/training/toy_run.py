@@ -101,6 +101,9 @@ def main(output: str, *pairs: str) -> None:
     # "slow_compile=true".
     own = dict(pair.split("=") for pair in pairs if pair.startswith(("hang_at", "slow_")))
     pairs = [pair for pair in pairs if pair.split("=")[0] not in own]
+    if "hang_at" in own:
+        # Several threads would not read the rows in their order, and hang in an earlier batch.
+        options.append("data.threads=1")
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
         initialize()
