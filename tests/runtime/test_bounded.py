@@ -96,6 +96,21 @@ def test_programs_of_other_functions_go_where_letting_go_of_shapes_is_not_enough
     assert compiled
 
 
+def test_where_code_takes_a_devices_memory_its_bytes_are_counted(monkeypatch):
+    forget_shapes()
+    monkeypatch.setattr(bounded, "_counts_bytes", lambda: True)
+    monkeypatch.setattr(bounded, "_code_bytes", lambda compiled: 10)
+    monkeypatch.setattr(bounded, "_byte_limit", lambda: 45)
+    function = BoundedJit(double, uncounted=[1], donate_argnums=[0])
+    with count_compilations() as compiled:
+        for n in range(1, 13):
+            function(jax.device_put(x_of(n)), PARAMS)
+            assert len(function) * 10 <= 45 + 10
+    assert len(compiled) == 12
+    assert not function.call((jax.device_put(x_of(12)), PARAMS))[1]
+    assert function.call((jax.device_put(x_of(1)), PARAMS))[1]
+
+
 def test_a_programs_shapes_are_within_the_bound_too(little_room):
     program = Program(double, shape_of="x")
     try:

@@ -86,12 +86,12 @@ class BoundedJit:
             return shape.jitted(*args), False
         make_room()
         shape = _Shape(self._jit())
-        result = shape.jitted(*args)
         if is_traced(args):
-            return result, False
-        if jax.default_backend() != "cpu":
-            memory: Any = shape.jitted.lower(*args).compile().memory_analysis()
-            shape.bytes = getattr(memory, "generated_code_size_in_bytes", 0)
+            return shape.jitted(*args), False
+        if _counts_bytes():
+            # The call finds what this compiles.
+            shape.bytes = _code_bytes(shape.jitted.lower(*args).compile())
+        result = shape.jitted(*args)
         with _LOCK:
             self._shapes[key] = shape
         return result, True
@@ -171,10 +171,20 @@ def _drop_oldest() -> int:
 
 def _fullness() -> float:
     """What programs take, as a part of what they may take."""
-    if jax.default_backend() == "cpu":
+    if not _counts_bytes():
         return memory_maps() / _map_limit()
     taken = sum(s.bytes for f in list(_FUNCTIONS) for s in list(f._shapes.values()))
     return taken / _byte_limit()
+
+
+def _counts_bytes() -> bool:
+    """Whether programs take a device's memory, and not this process's memory maps."""
+    return jax.default_backend() != "cpu"
+
+
+def _code_bytes(compiled: jax.stages.Compiled) -> int:
+    memory: Any = compiled.memory_analysis()
+    return getattr(memory, "generated_code_size_in_bytes", 0)
 
 
 def memory_maps() -> int:

@@ -97,7 +97,9 @@ class FusedLoop:
         table = device_table(schedule)
         height = len(table.timestep)
         given = [_padded(x, height) if v else x for x, v in zip(run.columns, varies)]
-        program = self.programs.get(key) or _program(pipe, run.tape, varies, invoke, seeds)
+        program = self.programs.get(key)
+        if program is None:
+            program = _program(pipe, run.tape, varies, invoke, seeds)
         _keep(self.programs, key, program)
         after = seeds.now()
         place = next(iter(run.components.values())).component.placement
