@@ -110,12 +110,12 @@ def test_a_killed_run_makes_each_picture_once(tmp_path, model, prompts, undistur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "webdataset", "parquet"])
-def test_500_prompts_killed_twenty_times(tmp_path, name):
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 500)
+def test_160_prompts_killed_six_times(tmp_path, name):
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 160)
     options = ["--steps", 2, "--batch-size", 8, "--images-per-shard", 32, "--format", name]
     finish(start(prompts, tmp_path / "undisturbed", *options))
-    assert run_killed(prompts, tmp_path / "killed", 20, name, *options) == 20
-    check_each_once(tmp_path / "killed", tmp_path / "undisturbed", 500)
+    assert run_killed(prompts, tmp_path / "killed", 6, name, *options) == 6
+    check_each_once(tmp_path / "killed", tmp_path / "undisturbed", 160)
 
 
 @pytest.mark.slow
