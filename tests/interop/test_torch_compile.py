@@ -91,7 +91,8 @@ def test_the_blogs_program_with_one_call(blog, call):
     assert programs(blog) == count
     assert diffusax.torch.restore(blog) is blog
     assert programs(blog) == 0
-    np.testing.assert_array_equal(call(), expected)
+    # PyTorch itself may round otherwise in a later call.
+    np.testing.assert_allclose(call(), expected, atol=1e-5)
 
 
 def check_family(name):
