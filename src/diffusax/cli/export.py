@@ -12,9 +12,9 @@ from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
-from diffusax.pipelines.arguments import Steps
 from diffusax.pipelines.exporting import parameter_files, write_example, write_parameters
 from diffusax.printable import escaped
+from diffusax.ranges import Steps
 from diffusax.runtime.exporting import export_requests
 
 

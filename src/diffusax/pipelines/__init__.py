@@ -8,7 +8,8 @@ from diffusax.pipelines.auto import (
     AutoPipelineForText2Image,
 )
 from diffusax.pipelines.classes import *  # noqa: F403
-from diffusax.pipelines.pipeline import DiffusionPipeline, MultiControlNetModel
+from diffusax.pipelines.components import MultiControlNetModel
+from diffusax.pipelines.pipeline import DiffusionPipeline
 
 __all__ = [
     "AutoPipelineForImage2Image",

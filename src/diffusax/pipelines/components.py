@@ -132,3 +132,13 @@ class Components:
     def decoding(self, *, normalized: bool) -> Decoding:
         """How the autoencoder decodes. normalized: see `Job`."""
         return Decoding(self.upcasts, normalized and self.family.normalizes_latents)
+
+
+class MultiControlNetModel:
+    """Several ControlNets, whose residuals are added up."""
+
+    def __init__(self, nets: Any):
+        self.nets = list(nets)
+
+    def __repr__(self) -> str:
+        return f"MultiControlNetModel({self.nets})"

@@ -17,7 +17,7 @@ from diffusax.models.network import Model, Params, cast_params, floating_dtype
 from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import as_list, check_call
-from diffusax.pipelines.components import Components
+from diffusax.pipelines.components import Components, MultiControlNetModel
 from diffusax.pipelines.denoisers import control_names
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.families import Family
@@ -35,16 +35,6 @@ from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 from diffusax.samplers import Scheduler
 from diffusax.text.tokenizer import CLIPTokenizer
-
-
-class MultiControlNetModel:
-    """Several ControlNets, whose residuals are added up."""
-
-    def __init__(self, nets: Any):
-        self.nets = list(nets)
-
-    def __repr__(self) -> str:
-        return f"MultiControlNetModel({self.nets})"
 
 
 @hinting(missing.PIPELINE)
@@ -371,8 +361,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             self._remove_model(name)
             return
         model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
-        if name in self._models:
-            self._models[name].keep_params()
+        self._remove_model(name)
         self.parts.networks[name] = model.network
         self._models[name] = model.bound_to(self.parts.params, name)
         self.parts.switches[name] = self._models[name].switches
@@ -382,6 +371,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     def _remove_model(self, name: str) -> None:
         parts = self.parts
         if name in self._models:
+            # Whoever holds it can put it back.
             self._models[name].keep_params()
         for held in (self._models, parts.networks, parts.params, parts.switches):
             held.pop(name, None)

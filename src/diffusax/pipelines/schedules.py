@@ -32,10 +32,13 @@ def make_schedule(
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
     }
+    last = call.denoising_end or 0.0
+    if not from_image and not 0 < last < 1:
+        return cached_schedule(c.scheduler, **options)
     whole = cached_schedule(c.scheduler, uncut=True, **options)
     begin, end = begin_row(c, call, whole) if from_image else 0, len(whole)
-    if call.denoising_end is not None and 0 < call.denoising_end < 1:
-        cutoff = _cutoff(c, call.denoising_end)
+    if 0 < last < 1:
+        cutoff = _cutoff(c, last)
         end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
     if begin >= end:
         raise ValueError(

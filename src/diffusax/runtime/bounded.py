@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 
+from diffusax.runtime.memory import device_memory
+
 log = logging.getLogger(__name__)
 
 _MAPS = 1 / 2
@@ -70,6 +72,8 @@ class BoundedJit:
         self._static = frozenset(static_argnums)
         self._uncounted = frozenset(uncounted)
         self._options = {**options, "static_argnums": tuple(static_argnums)}
+        self.jitted: Any = jax.jit(function, **self._options)
+        """All shapes together: for other functions' traces, and to be compiled ahead of time."""
         self._shapes: dict[Any, _Shape] = {}
         _FUNCTIONS.add(self)
 
@@ -84,10 +88,10 @@ class BoundedJit:
         if shape is not None:
             shape.used = next(_CLOCK)
             return shape.jitted(*args), False
+        if is_traced(args):
+            return self.jitted(*args), False
         make_room()
         shape = _Shape(self._jit())
-        if is_traced(args):
-            return shape.jitted(*args), False
         if _counts_bytes():
             # The call finds what this compiles.
             shape.bytes = _code_bytes(shape.jitted.lower(*args).compile())
@@ -95,11 +99,6 @@ class BoundedJit:
         with _LOCK:
             self._shapes[key] = shape
         return result, True
-
-    def forget(self) -> None:
-        """Lets go of all its programs."""
-        with _LOCK:
-            self._shapes.clear()
 
     def __len__(self) -> int:
         """How many shapes have a program."""
@@ -150,8 +149,9 @@ def make_room() -> None:
 
 def forget_shapes() -> None:
     """Lets go of the programs of all shapes."""
-    for function in list(_FUNCTIONS):
-        function.forget()
+    with _LOCK:
+        for function in list(_FUNCTIONS):
+            function._shapes.clear()
 
 
 def _drop_oldest() -> int:
@@ -208,8 +208,8 @@ def _map_limit() -> float:
 @functools.cache
 def _byte_limit() -> float:
     """How many bytes of a device's memory the code of programs may take."""
-    stats: dict[str, int] = jax.local_devices()[0].memory_stats() or {}
-    return stats["bytes_limit"] * _MEMORY if "bytes_limit" in stats else _BYTES
+    memory = device_memory(jax.local_devices()[0])
+    return _BYTES if memory is None else memory * _MEMORY
 
 
 def _aval(leaf: Any) -> Any:

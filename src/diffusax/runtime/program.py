@@ -86,8 +86,6 @@ class Program:
 
         call.__name__ = call.__qualname__ = self.name
         donated = [1 + self.dynamic.index(name) for name in donate]
-        self.jitted: Any = jax.jit(call, static_argnums=0, donate_argnums=donated)
-        """For other functions' traces, and to be compiled ahead of time."""
         parameters = [1 + i for i, name in enumerate(self.dynamic) if name == "params"]
         self.bounded = BoundedJit(
             call, static_argnums=[0], uncounted=parameters, donate_argnums=donated
@@ -101,9 +99,7 @@ class Program:
         if found is not None:
             found.append(request)
             return self._unrecorded(request)
-        if is_traced(request.dynamic):
-            return self.jitted(request.static, *request.dynamic)
-        if self.executables:
+        if self.executables and not is_traced(request.dynamic):
             compiled = self.executables.get(key(request))
             if compiled is not None:
                 return compiled(*request.dynamic)
@@ -118,7 +114,7 @@ class Program:
         """The result; programs that this one calls are parts of it."""
         token = _REQUESTS.set(None)
         try:
-            return self.jitted(request.static, *request.dynamic)
+            return self.bounded.jitted(request.static, *request.dynamic)
         finally:
             _REQUESTS.reset(token)
 
@@ -133,7 +129,7 @@ class Program:
 
 def lower(request: Request, **options: Any) -> jax.stages.Lowered:
     """The request's program as StableHLO; options are `jax.stages.Traced.lower`'s."""
-    traced = request.program.jitted.trace(request.static, *request.dynamic)
+    traced = request.program.bounded.jitted.trace(request.static, *request.dynamic)
     return traced.lower(**options)
 
 
