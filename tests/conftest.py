@@ -12,12 +12,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-# Tiny networks are compiled often and run shortly, so compiling quickly is worth more.
-quick = "--xla_backend_optimization_level=0"
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # These halve it once more. XLA aborts a process at a flag that its version does not know.
-    quick += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ.setdefault("XLA_FLAGS", quick)
+if "XLA_FLAGS" not in os.environ:
+    # Tiny networks are compiled often and run shortly, so compiling quickly is worth more.
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        # These halve it once more. XLA aborts a process at a flag that its version does not know.
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 # Where libtpu is installed, JAX would look for a TPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
