@@ -18,14 +18,12 @@ from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.placement import put_plan
-from diffusax.pipelines.programs import Knobs, Plan
+from diffusax.pipelines.plan import Plan, StepInputs
 from diffusax.pipelines.prompts import tokenize
-from diffusax.pipelines.run import decode_images, denoise_plan
+from diffusax.pipelines.sample import Sampled, at_once, decode, sample
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import image_size, latent_shape, require_channels
-from diffusax.pipelines.tasks import make_job
-from diffusax.runtime.images import own_images
+from diffusax.pipelines.tasks import prepare_run
 from diffusax.runtime.noise import JaxNoise, image_keys
 from diffusax.samplers import Schedule, Table, stack_tables
 from diffusax.text.tokenizer import checked_texts
@@ -49,14 +47,13 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A plan for all pictures of a batch, on the devices.
+    """A plan for all pictures of a batch.
 
-    rows: of the longest run. images: how many pictures are no padding.
+    rows: of the longest run.
     """
 
     plan: Plan
     rows: int
-    images: int
 
 
 def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
@@ -94,23 +91,23 @@ def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
     x = noise.draw("start", latent_shape(c, height, width))
     sigmas = np.array([schedule.init_noise_sigma for schedule in schedules], np.float32)
     x = programs.begin(x, sigmas[:, None, None, None], None, None)
-    job = make_job(c, together, first.schedule, noise, x, size=(height, width))
+    run = prepare_run(c, together, first.schedule, noise, x, size=(height, width))
     table = _table(schedules)
-    plan = job.plan._replace(table=table, knobs=_knobs(c, pictures, len(table.timestep)))
+    inputs = _step_inputs(c, pictures, len(table.timestep))
+    plan = run.plan._replace(table=table, step_inputs=inputs)
     added = plan.conditions.added
     if added and "timestep_cond" in added:
         scales = np.array([call.guidance_scale for call in calls], np.float32)
         embedded = _embed_scales(scales - 1, c.unet_config.time_cond_proj_dim)[:, None]
         conditions = plan.conditions._replace(added={**added, "timestep_cond": embedded})
         plan = plan._replace(conditions=conditions)
-    return Batch(put_plan(c.mesh, plan), max(map(len, schedules)), len(pictures))
+    return Batch(plan, max(map(len, schedules)))
 
 
 def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
     """The pictures, b H W 3 in [0, 1], and whether each is finite, b."""
-    state = denoise_plan(c, programs.first_state(batch.plan.latents), batch.plan, 0, batch.rows)
-    latents = own_images(c.mesh, programs.final_latents(state), batch.images)
-    return decode_images(c, latents, tiled=tiled)
+    who = Sampled(c.denoiser, c.denoiser_params, c.mesh)
+    return decode(c, sample(who, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
 
 
 def _guided(c: Components, call: Call) -> bool:
@@ -138,7 +135,7 @@ def _table(schedules: tuple[Schedule, ...]) -> Table:
     return jax.tree.map(jnp.asarray, stack_tables([schedule.table() for schedule in schedules]))
 
 
-def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
+def _step_inputs(c: Components, pictures: Sequence[Picture], height: int) -> StepInputs:
     columns = []
     for picture in pictures:
         call = picture.call
@@ -146,7 +143,7 @@ def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    return Knobs(
+    return StepInputs(
         np.stack(columns, 1),
         np.broadcast_to(rescale, (height, len(pictures))),
         freeu=freeu_rows(c.freeu, height, len(pictures)),

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import placement, programs
+from diffusax.pipelines import placement
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import IGNORED
+from diffusax.pipelines.plan import Plan
+from diffusax.pipelines.sample import Sampled, at_once, decode, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
@@ -82,7 +83,7 @@ def image_axes(request: Request) -> tuple[Any, ...]:
     """Which axis of each argument of a program counts images, NO_IMAGES where none does."""
 
     def axes(name: str, x: Any) -> Any:
-        if isinstance(x, programs.Plan):
+        if isinstance(x, Plan):
             return placement.image_axes(x)
         # Prompts and negative prompts follow each other; their number is another.
         without = name in ("params", "start", "stop", "ids", "weights")
@@ -117,21 +118,17 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
     """What a call computes, for its shapes."""
     c = dataclasses.replace(c, params=params, mesh=None)
-    job = task(c, call)
-    plan, kept = job.plan, job.kept
+    run = task(c, call)
+    plan, shown = run.plan, run.decoder_condition
     if mesh is not None:
         parts = batch_size(mesh)
-        kept = jax.tree.map(lambda x: pad_images(x, parts), kept)
+        shown = jax.tree.map(lambda x: pad_images(x, parts), shown)
         plan = jax.tree.map(
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
-    plan = programs.with_control(c.denoiser, c.denoiser_params, plan)
-    state = programs.first_state(plan.latents)
-    rows = np.int32(0), np.int32(len(plan.table.timestep))
-    state = programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)
-    options = dataclasses.asdict(c.decoding(normalized=job.normalized))
-    latents = programs.final_latents(state)
-    return programs.decode(c.networks["vae"], c.params["vae"], latents, kept, **options)
+    rows = len(plan.table.timestep)
+    latents = sample(Sampled(c.denoiser, c.denoiser_params), plan, at_once(rows))
+    return decode(c, latents, run.decoding, shown)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
@@ -168,8 +165,8 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
-        "kept": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
-        "pictures": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        "condition": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        "images": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
     }
     return places[name]() if name in places else None
 

@@ -11,18 +11,8 @@ from diffusax.models.freeu import FreeU
 from diffusax.models.network import Network, Params, Switches
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Family
+from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Process
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """The static options of `programs.decode`, a part of what is compiled: no leaf of a tree."""
-
-    upcast: bool
-    """Whether float16 parameters are cast to float32."""
-    normalize: bool
-    """Whether latents_mean and latents_std of the autoencoder count."""
 
 
 @dataclasses.dataclass
@@ -129,8 +119,8 @@ class Components:
         """Whether the autoencoder runs in float32 where its parameters are float16."""
         return self.family.upcasts_vae and bool(getattr(self.vae_config, "force_upcast", False))
 
-    def decoding(self, *, normalized: bool) -> Decoding:
-        """How the autoencoder decodes. normalized: see `Job`."""
+    def decoding(self, *, normalized: bool = True) -> Decoding:
+        """How the autoencoder decodes; with `normalized`, as the family does."""
         return Decoding(self.upcasts, normalized and self.family.normalizes_latents)
 
 

@@ -1,33 +1,14 @@
 """What the sampler asks for a prediction: a UNet with its conditions, ControlNets beside it."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Network, Params
-
-
-class Conditions(NamedTuple):
-    """What the network is told besides the latents and the timestep.
-
-    Leaves have the axes b k, images and branches of guidance; b 1 where the branches agree. The
-    branches stand inside, so that a batch split over devices needs no messages.
-    """
-
-    context: Any
-    """b k s d, what cross-attention looks at."""
-    channels: Any = None
-    """b k h w c, beside the latents in the network's input: masks, masked or edited pictures."""
-    added: dict[str, Any] | None = None
-    """What a family's network asks for: text_embeds, time_ids, timestep_cond; b k d."""
-    control: tuple[Any, ...] = ()
-    """One for each ControlNet: pictures b 1 H W 3 in [0, 1], or b 1 h w c, what it makes of them.
-
-    Programs are given the second, see `UNetDenoiser.embed`.
-    """
+from diffusax.pipelines.plan import Conditions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +44,7 @@ class UNetDenoiser:
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: without the axis of the branches, which are in the batch.
-            control: m k r, or (b/k) m k r: the weight of each residual, see `Knobs`.
+            control: m k r, or (b/k) m k r: the weight of each residual, see `StepInputs`.
             freeu: 4, or (b/k) 4: FreeU's numbers.
             gradient_checkpointing: see `UNet2DConditionModel`.
         """

@@ -41,7 +41,7 @@ def main() -> None:
     # The sampler's table, guidance and sizes of the call that was exported; b images.
     inputs = load_file(HERE / "inputs.safetensors")
     b, *shape = inputs["plan.latents"].shape
-    guided = inputs["plan.knobs.weights"].shape[-1]
+    guided = inputs["plan.step_inputs.weights"].shape[-1]
 
     # Texts to tokens to embeddings: of the prompt and, with guidance, of the negative prompt.
     texts = [options.prompt, options.negative_prompt][: 1 + guided]

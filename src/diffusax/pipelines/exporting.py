@@ -64,12 +64,12 @@ def write_example(
         folder: for the files.
     """
     plan = denoise.dynamic[denoise.program.dynamic.index("plan")]
-    job = task(c, _embedded(call, plan.conditions))
-    rows = np.int32(0), np.int32(len(job.schedule))
-    inputs = flat_arguments(denoise, ({}, np.zeros(0, np.float32), job.plan, *rows))
+    run = task(c, _embedded(call, plan.conditions))
+    rows = np.int32(0), np.int32(len(run.schedule))
+    inputs = flat_arguments(denoise, ({}, np.zeros(0, np.float32), run.plan, *rows))
     computed = ("state", "plan.conditions.context", "plan.conditions.added.text_embeds")
     tensors = {name: np.asarray(x) for name, x in inputs.items() if name not in computed}
-    tensors["init_noise_sigma"] = np.array(job.schedule.init_noise_sigma, np.float32)
+    tensors["init_noise_sigma"] = np.array(run.schedule.init_noise_sigma, np.float32)
     write_tensors(folder / "inputs.safetensors", tensors)
     files = [folder / "inputs.safetensors"]
     for number, (tokenizer, _, _) in enumerate(c.text):

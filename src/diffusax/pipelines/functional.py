@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.latents import to_unit
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components, Decoding
+from diffusax.pipelines.components import Components
 from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families.family import Encoded, Family
-from diffusax.pipelines.programs import Kept, Plan
+from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan
 from diffusax.pipelines.prompts import arrange_embeds, given_embeds, token_groups
+from diffusax.pipelines.sample import Sampled, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
-from diffusax.samplers import init_state
 
 _EMBEDS = ("prompt_embeds", "pooled_prompt_embeds")
 """Names of arguments, in the order of what families' `encode` gives."""
@@ -32,14 +31,14 @@ class Inputs(NamedTuple):
     embeddings stand for those of which there are some.
     plan: the run. Its table has no padding, so that the number of rows is static and the loop
     differentiable in reverse; its context is computed from the ids and the embeddings.
-    kept: see `Job`.
+    decoder_condition, decoding: see `PreparedRun`.
     embeds: embeddings under the names of the call's arguments, as far as it brought some:
     prompt_embeds n s d, pooled_prompt_embeds n p, and their negative_ forms.
     """
 
     ids: tuple[Any, ...]
     plan: Plan
-    kept: Kept | None
+    decoder_condition: DecoderCondition | None
     embeds: dict[str, Any]
     decoding: Decoding
 
@@ -56,17 +55,18 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
     # Whoever jits generate_fn compiles next, out of our sight.
     make_room()
-    job = task(c, call)
-    n, guided = len(job.schedule), bool(job.weights)
-    cut = jax.tree.map(lambda column: jnp.asarray(column[:n]), (job.plan.table, job.plan.knobs))
-    plan = job.plan._replace(table=cut[0], knobs=cut[1])
+    run = task(c, call)
+    n, guided = len(run.schedule), bool(run.weights)
+    columns = run.plan.table, run.plan.step_inputs
+    table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)
+    plan = run.plan._replace(table=table, step_inputs=inputs)
     embeds = {
         f"{prefix}{name}": leaf
         for prefix, leaves in given_embeds(c, call, guided=guided).items()
         for name, leaf in zip(_EMBEDS, leaves)
     }
-    decoding = c.decoding(normalized=job.normalized)
-    return Inputs(token_groups(c, call, guided=guided), plan, job.kept, embeds, decoding)
+    ids = token_groups(c, call, guided=guided)
+    return Inputs(ids, plan, run.decoder_condition, embeds, run.decoding)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -91,19 +91,18 @@ def _generate(
     plan = inputs.plan
     found = _embed(family, encoders, params, inputs)
     repeats = plan.latents.shape[0] // found[""][0].shape[0]
-    branches = plan.knobs.weights.shape[-1] + 1
+    branches = plan.step_inputs.weights.shape[-1] + 1
     context, *pooled = arrange_embeds(found, branches=branches, repeats=repeats)
     added = plan.conditions.added
     if pooled and added is not None:
         added = {**added, "text_embeds": pooled[0]}
-    control = denoiser.embed(params, plan.conditions.control)
-    conditions = plan.conditions._replace(context=context, added=added, control=control)
-    plan = plan._replace(conditions=conditions)
-    state, rows = init_state(plan.latents), plan.table.timestep.shape[0]
-    state = programs.denoise_rows(denoiser, params, state, plan, 0, rows, rematerialize=True)
+    plan = plan._replace(conditions=plan.conditions._replace(context=context, added=added))
+    rows = plan.table.timestep.shape[0]
+    latents = sample(Sampled(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
-    images = programs.decode_pixels(vae, params["vae"], state[0], inputs.kept, **options)
-    return to_unit(images)
+    shown = inputs.decoder_condition
+    images, _ = programs.decode(vae, params["vae"], latents, shown, **options)
+    return images
 
 
 _compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])

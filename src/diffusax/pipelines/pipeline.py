@@ -29,8 +29,10 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
+from diffusax.pipelines.output import output
 from diffusax.pipelines.placement import put_params
-from diffusax.pipelines.run import output, run_rows
+from diffusax.pipelines.sample import watch
+from diffusax.pipelines.step_callbacks import on_step_end
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 from diffusax.samplers import Scheduler
@@ -343,15 +345,20 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         call = check_call(given)
         mesh = self.parts.local_mesh
         with in_mesh(mesh):
-            job = self.task(self.parts, call)
+            run = self.task(self.parts, call)
         # What callbacks ask the pipeline for.
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
-        vars(self)["_num_timesteps"] = len(job.schedule)
-        latents = run_rows(self, job, call)
-        options: dict[str, Any] = {"normalized": job.normalized, "kept": job.kept}
-        options["tiled"] = self._models["vae"].tiling
-        images = output(self.parts, latents, call.output_type, **options)
-        images = images if job.finish is None else job.finish(images)
+        vars(self)["_num_timesteps"] = len(run.schedule)
+        latents = watch(
+            self.parts,
+            run,
+            on_step_end(self, call),
+            interrupted=lambda: self._interrupt,
+            bar=self.progress_bar_options,
+        )
+        tiled = self._models["vae"].tiling
+        images = output(self.parts, latents, run, call.output_type, tiled=tiled)
+        images = images if run.finish is None else run.finish(images)
         if call.return_dict:
             return ImagePipelineOutput(images)
         return (images,) if self.family.pooled else (images, None)

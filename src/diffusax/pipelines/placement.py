@@ -4,7 +4,7 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.programs import Plan
+from diffusax.pipelines.plan import Plan
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.mesh import tree_sharding
 
@@ -39,9 +39,9 @@ def plan_sharding(mesh: Mesh, plan: Plan) -> Plan:
 def image_axes(plan: Plan) -> Plan:
     """Which axis of each array of a plan counts images."""
     table = 1 if plan.table.timestep.ndim == 2 else NO_IMAGES
-    knobs = 1 if plan.knobs.rescale.ndim == 2 else NO_IMAGES
+    inputs = 1 if plan.step_inputs.rescale.ndim == 2 else NO_IMAGES
     axes = jax.tree.map(lambda _: 0, plan)
     return axes._replace(
         table=jax.tree.map(lambda _: table, plan.table),
-        knobs=jax.tree.map(lambda _: knobs, plan.knobs),
+        step_inputs=jax.tree.map(lambda _: inputs, plan.step_inputs),
     )

@@ -14,8 +14,15 @@ from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import Conditions
-from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
+from diffusax.pipelines.plan import (
+    Conditions,
+    DecoderCondition,
+    Images,
+    Inpainting,
+    Plan,
+    PreparedRun,
+    StepInputs,
+)
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
@@ -33,32 +40,10 @@ _NOT_SAMPLED = ("AutoencoderTiny",)
 """Autoencoders that give latents, and no distribution of them."""
 _embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
 
-Images = list[Any]
+Task = Callable[[Components, Call], PreparedRun]
 
 
-@dataclasses.dataclass
-class Job:
-    """A plan with what the host needs to run it."""
-
-    plan: Plan
-    schedule: Schedule
-    noise: Noise
-    weights: tuple[float, ...]
-    """Of guidance, one fewer than branches."""
-    finish: Callable[[Images], Images] | None = None
-    """What becomes of the pictures, where the call asks for more than to decode them."""
-    scale: float | None = None
-    """Of guidance, where a callback has set another one than the call's."""
-    normalized: bool = True
-    """Whether latents_mean and latents_std count in decoding, where the family knows them."""
-    kept: Kept | None = None
-    """What the decoder is shown beside the latents, if it takes anything."""
-
-
-Task = Callable[[Components, Call], Job]
-
-
-def text_to_image(c: Components, call: Call) -> Job:
+def text_to_image(c: Components, call: Call) -> PreparedRun:
     """Prompts to pictures."""
     b, height, width = count_images(call), *image_size(c, call)
     shape = latent_shape(c, height, width)
@@ -66,20 +51,20 @@ def text_to_image(c: Components, call: Call) -> Job:
     noise = noise_source(call.noise, call.seed, b)
     schedule = make_schedule(c, call)
     x = _pure_noise(call, noise, schedule, b, shape)
-    return make_job(c, call, schedule, noise, x, size=(height, width))
+    return prepare_run(c, call, schedule, noise, x, size=(height, width))
 
 
-def image_to_image(c: Components, call: Call) -> Job:
+def image_to_image(c: Components, call: Call) -> PreparedRun:
     """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
     return _draw_over(c, call, make_schedule(c, call, from_image=True))
 
 
-def consistency_image_to_image(c: Components, call: Call) -> Job:
+def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
     """As `image_to_image` for consistency models: all steps are taken, below the strength."""
     return _draw_over(c, call, make_schedule(c, call, strength=call.strength))
 
 
-def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
+def _draw_over(c: Components, call: Call, schedule: Schedule) -> PreparedRun:
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
     pixels = _pixels(c, call, call.height, call.width)
@@ -92,10 +77,10 @@ def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
         x = encode(c, noise, pixels, b, normalize=c.family.normalizes_latents, per_seed=True)
         if call.denoising_start is None:
             x = _noised(schedule, x, noise.draw("start", shape))
-    return make_job(c, call, schedule, noise, x, size=size)
+    return prepare_run(c, call, schedule, noise, x, size=size)
 
 
-def inpaint(c: Components, call: Call) -> Job:
+def inpaint(c: Components, call: Call) -> PreparedRun:
     """Pictures drawn anew where the mask is white.
 
     A UNet with as many channels as the latents keeps the rest by putting it back after each row;
@@ -131,7 +116,7 @@ def inpaint(c: Components, call: Call) -> Job:
     small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
     own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
-        own["known"] = Known(small, clean, eps)
+        own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
         if encodes and isinstance(noise, TorchNoise):
             # diffusers encodes the masked picture in any case, which takes its numbers.
@@ -139,17 +124,13 @@ def inpaint(c: Components, call: Call) -> Job:
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
-    job = make_job(c, call, schedule, noise, x, **own)
-    job.kept = _kept(c, call, pixels, mask, b)
-    if call.padding_mask_crop is not None:
-        coords = crop["crops_coords"]
-        job.finish = lambda images: [
-            apply_overlay(call.mask_image, call.image, drawn, coords) for drawn in images
-        ]
-    return job
+    run = prepare_run(c, call, schedule, noise, x, **own)
+    shown = _decoder_condition(c, call, pixels, mask, b)
+    finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
+    return dataclasses.replace(run, decoder_condition=shown, finish=finish)
 
 
-def instruct(c: Components, call: Call) -> Job:
+def instruct(c: Components, call: Call) -> PreparedRun:
     """Pictures edited as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
@@ -168,10 +149,10 @@ def instruct(c: Components, call: Call) -> Job:
         weights = guidance.instruct(scale, call.image_guidance_scale)
     order = (0, 0, None) if weights else (0,)
     (channels,) = programs.arrange(((image,),), order=order, repeats=1)
-    return make_job(c, call, schedule, noise, x, size=size, channels=channels, weights=weights)
+    return prepare_run(c, call, schedule, noise, x, size=size, channels=channels, weights=weights)
 
 
-def make_job(
+def prepare_run(
     c: Components,
     call: Call,
     schedule: Schedule,
@@ -180,10 +161,10 @@ def make_job(
     *,
     size: tuple[int, int],
     channels: Any = None,
-    known: Known | None = None,
+    inpainting: Inpainting | None = None,
     weights: tuple[float, ...] | None = None,
-) -> Job:
-    """The last part of every task: prompts to conditions, scales to knobs.
+) -> PreparedRun:
+    """The last part of every task: prompts to conditions, scales to the inputs of each step.
 
     size: height and width in pixels. weights: of guidance; by default classifier-free guidance's,
     where the call asks for it and the UNet was not distilled from it.
@@ -200,14 +181,14 @@ def make_job(
     table = programs.device_table(schedule)
     height, n = len(table.timestep), len(schedule)
     interval = call.guidance_start, call.guidance_end
-    knobs = Knobs(
+    inputs = StepInputs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
         freeu=freeu_rows(c.freeu, height),
     )
     conditions = Conditions(context, channels, added)
-    plan = Plan(latents, conditions, table, knobs, noise.keys, known)
-    return Job(plan, schedule, noise, weights)
+    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
+    return PreparedRun(plan, schedule, noise, weights, c.decoding())
 
 
 def encode(
@@ -258,7 +239,9 @@ def _masked_latents(
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
 
 
-def _kept(c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int) -> Kept | None:
+def _decoder_condition(
+    c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
+) -> DecoderCondition | None:
     """What an AsymmetricAutoencoderKL is shown when it decodes; others see latents alone."""
     shown = c.family.shows_kept and call.output_type != "latent"
     if not shown or c.networks["vae"].class_name != "AsymmetricAutoencoderKL":
@@ -268,7 +251,14 @@ def _kept(c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: in
             "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
             "decoder looks at it"
         )
-    return Kept(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
+    return DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
+
+
+def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:
+    """Puts what was generated of a part of the image back into the whole."""
+    return lambda images: [
+        apply_overlay(call.mask_image, call.image, image, coords) for image in images
+    ]
 
 
 def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:

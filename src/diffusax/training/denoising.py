@@ -11,9 +11,10 @@ import numpy as np
 
 from diffusax.models.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
+from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.families.family import Encoded
+from diffusax.pipelines.plan import Conditions
 from diffusax.training.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.losses import (
     add_noise,

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from diffusax.interop.flax.models import FlaxModelMixin, channels_last
 from diffusax.models.latents import to_unit
 from diffusax.pipelines import programs
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
+from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
-from diffusax.pipelines.programs import Knobs, Plan
-from diffusax.samplers import Schedule, init_state
+from diffusax.pipelines.plan import Conditions, Plan, StepInputs
+from diffusax.pipelines.sample import Sampled, differentiably, sample
+from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]
 
@@ -113,13 +114,10 @@ def denoise(
     if control is not None:
         k, r = weights.shape[-1] + 1, _count_residuals(pipe.controlnet.network)
         control = jnp.broadcast_to(control.reshape(b, 1, 1, 1), (n, b, 1, k, r))
-        hints = denoiser.embed(narrowed, conditions.control)
-        conditions = conditions._replace(control=hints)
-    knobs = Knobs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
+    inputs = StepInputs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
-    plan = Plan(latents, conditions, table, knobs, _row_keys(key, b))
-    state = programs.denoise_rows(denoiser, narrowed, init_state(latents), plan, 0, n)
-    return state[0]
+    plan = Plan(latents, conditions, table, inputs, _row_keys(key, b))
+    return sample(Sampled(denoiser, narrowed), plan, differentiably(n))
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:

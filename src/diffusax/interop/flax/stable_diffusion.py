@@ -25,7 +25,7 @@ from diffusax.interop.flax.outputs import FlaxStableDiffusionPipelineOutput
 from diffusax.interop.flax.pipeline import FlaxDiffusionPipeline
 from diffusax.interop.flax.text import empty_ids, prompt_ids
 from diffusax.pipelines import guidance
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 CFG = (0, 1)
 """The branches of classifier-free guidance: the prompt, the negative prompt."""

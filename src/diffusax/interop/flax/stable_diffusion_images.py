@@ -11,7 +11,7 @@ from diffusax.interop.flax.inputs import masks, pictures
 from diffusax.interop.flax.stable_diffusion import StableDiffusion
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):

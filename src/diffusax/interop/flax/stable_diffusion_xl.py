@@ -13,7 +13,7 @@ from diffusax.interop.flax.outputs import FlaxStableDiffusionXLPipelineOutput
 from diffusax.interop.flax.stable_diffusion import StableDiffusion
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionXLPipeline(StableDiffusion):

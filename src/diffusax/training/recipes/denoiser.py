@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
-from diffusax.pipelines import DiffusionPipeline, programs, run
+from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.tasks import Job
+from diffusax.pipelines.output import output
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.sample import Sampled, at_once, sample
 from diffusax.sheets import captioned
 from diffusax.training.base_model import BaseModel
 from diffusax.training.cached import CachedSource, is_cache
@@ -223,7 +224,7 @@ class Denoiser:
         self,
         trained: Params,
         frozen: Params,
-        task: Callable[[Components, Call], Job],
+        task: Callable[[Components, Call], PreparedRun],
         **arguments: Any,
     ) -> list[Image.Image]:
         """The validation prompts' pictures, from the seed of the run.
@@ -242,17 +243,11 @@ class Denoiser:
             seed=config.seed,
             **arguments,
         )
-        job = task(components, call)
-        denoiser, denoiser_params = components.denoiser, components.denoiser_params
-        state = programs.denoise(
-            denoiser,
-            denoiser_params,
-            programs.first_state(job.plan.latents),
-            programs.with_control(denoiser, denoiser_params, job.plan),
-            np.int32(0),
-            np.int32(len(job.schedule)),
-        )
-        return run.output(components, state[0], "pil", tiled=False)
+        run = task(components, call)
+        who = Sampled(components.denoiser, components.denoiser_params)
+        latents = sample(who, run.plan, at_once(len(run.schedule)))
+        images: list[Image.Image] = output(components, latents, run, "pil", tiled=False)
+        return images
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
         """The pictures with the validation prompts beneath."""
