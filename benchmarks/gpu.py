@@ -236,7 +236,7 @@ def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
 
 def training_shapes(pipe: Any, case: Case, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Frozen parameters and a batch."""
-    side, width = case.side(pipe), pipe.parts.context_dim
+    side, width = case.side(pipe), pipe.parts.denoiser.context_dim
     shape = jax.ShapeDtypeStruct
     empty = {"encoder_hidden_states": shape((TOKENS, width), jnp.bfloat16)}
     return {"empty": empty}, {

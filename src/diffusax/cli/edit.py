@@ -69,10 +69,12 @@ class Edit(drawing.ToFile):
         seed = drawing.seed_or_random(self.seed)
         picture = load_image(self.image)
         pipe = load_editor(self)
-        size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        size = self.resolution or max(pipe.parts.default_size)
         picture = fit(picture, size)
         # SDXL's pipeline draws at its own size otherwise.
-        sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
+        sizes = (
+            {"height": picture.height, "width": picture.width} if pipe.family.resizes_edits else {}
+        )
         images, texts = [], []
         with self.profiled():
             for guidance, image_guidance in self._scales():

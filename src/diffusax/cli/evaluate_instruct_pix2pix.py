@@ -62,7 +62,7 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
             clip = dataclasses.replace(clip, processor=processor)
         pipe = load_editor(self)
         pipe.set_progress_bar_config(disable=True)
-        size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        size = self.resolution or max(pipe.parts.default_size)
         edits = Edits(self, size)
         self.output.mkdir(parents=True, exist_ok=True)
         found = []

@@ -1,9 +1,39 @@
 """An autoencoder's own latents <-> those of its diffusion model, and the ranges of pixels."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentFormat:
+    """What the latents of a diffusion model are."""
+
+    channels: int
+    factor: int
+    """Pixels per latent, in each direction."""
+    normalize: bool = False
+    """Whether latents_mean and latents_std of the autoencoder count."""
+    upcast: bool = False
+    """Whether the autoencoder runs in float32 where its parameters are float16."""
+
+    @classmethod
+    def of(cls, config: Any, *, normalize: bool = False, upcasts: bool = False) -> "LatentFormat":
+        """The format of an autoencoder's latents.
+
+        Args:
+            config: the autoencoder's.
+            normalize: whether the family's pipelines read latents_mean and latents_std.
+            upcasts: whether they read force_upcast.
+        """
+        upcast = upcasts and bool(getattr(config, "force_upcast", False))
+        return cls(config.latent_channels, config.downsampling, normalize, upcast)
+
+    def shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """h w c of the latents of an image of this height and width in pixels."""
+        return height // self.factor, width // self.factor, self.channels
 
 
 def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:

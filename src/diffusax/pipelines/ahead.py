@@ -17,7 +17,8 @@ from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import placement
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.loading import IGNORED
+from diffusax.pipelines.families.family import Role
+from diffusax.pipelines.loading import IGNORED, class_for
 from diffusax.pipelines.plan import Plan
 from diffusax.pipelines.sample import Sampled, at_once, decode, sample
 from diffusax.pipelines.tasks import Task
@@ -86,7 +87,7 @@ def image_axes(request: Request) -> tuple[Any, ...]:
         if isinstance(x, Plan):
             return placement.image_axes(x)
         # Prompts and negative prompts follow each other; their number is another.
-        without = name in ("params", "start", "stop", "ids", "weights")
+        without = name in ("params", "start", "stop", "tokens")
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
 
     return tuple(map(axes, request.program.dynamic, request.dynamic))
@@ -106,11 +107,14 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     """
     _, listed, _ = read_model_index(folder)
     models = {}
+    base = next(k for k in reversed(cls.__mro__) if hasattr(k, "from_pretrained"))
+    family = class_for(cls, folder, base).family
     for name in listed:
         if not (folder / name / "config.json").is_file() or name in IGNORED:
             continue
         network = read_network(folder / name)
-        kind = vae_dtype if name == "vae" and vae_dtype else dtype
+        other = vae_dtype if family.role(name) == "autoencoder" else None
+        kind = other or dtype
         models[name] = Model(network, cast_shapes(network.shapes, kind))
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)
 
@@ -152,14 +156,15 @@ def _tensor_rules(request: Request) -> Rules:
     """Those of the network that the program runs."""
     given = dict(request.static)
     if "denoiser" in given:
-        return given["denoiser"].unet.tensor_rules
+        rules: Rules = given["denoiser"].tensor_rules
+        return rules
     network = given["vae"] if "vae" in given else given["encoders"][0]
     return network.tensor_rules
 
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
-    component = "unet" if request.program.name in ("denoise", "embed_control") else "vae"
-    mesh = placement.component_mesh(mesh, component)
+    role: Role = "denoiser" if "denoiser" in dict(request.static) else "autoencoder"
+    mesh = placement.component_mesh(mesh, role)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),

@@ -29,8 +29,10 @@ class Call:
 
     prompt: Texts = None
     prompt_2: Texts = None
+    prompt_3: Texts = None
     negative_prompt: Texts = None
     negative_prompt_2: Texts = None
+    negative_prompt_3: Texts = None
     prompt_embeds: Any = None
     negative_prompt_embeds: Any = None
     pooled_prompt_embeds: Any = None
@@ -91,6 +93,7 @@ TENSORS = ["latents"]
 DESCRIPTIONS = {
     "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
     "prompt_2": "For the second text encoder, where it differs.",
+    "prompt_3": "For the third text encoder, where it differs.",
     "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
     "arrays in [0, 1].",
     "mask_image": "White where to draw anew, black where to keep.",
@@ -139,7 +142,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
     """The arguments of a call, typed.
 
     Args:
-        given: by name, as `locals()` gives them at the start of a method; `self` is left out.
+        given: by name; `self` is left out.
 
     Raises:
         ValueError: one of them has a type or value that cannot be; names it, its value and what
@@ -171,12 +174,13 @@ def check_call(given: Mapping[str, Any]) -> Call:
 
 
 def documented(call: Any) -> Any:
-    """A pipeline's call with what its arguments mean in its docstring.
+    """A pipeline's call of a signature; more than that and a sentence no method has to declare.
 
-    It also takes callback and callback_steps, which diffusers' calls take without saying so in
-    their signatures.
+    The docstring says what the arguments mean. The call also takes callback and callback_steps,
+    which diffusers' calls take without saying so in their signatures.
     """
-    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
+    signature = inspect.signature(call)
+    names = [name for name in signature.parameters if name in DESCRIPTIONS]
     lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
     raises = [
         "            ValueError: an argument that cannot be; says which, and what can.",
@@ -184,16 +188,16 @@ def documented(call: Any) -> Any:
     ]
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)
-    if "callback" in inspect.signature(call).parameters:
-        return call
 
     @functools.wraps(call)
-    def called(
-        self: Any, *args: Any, callback: Any = None, callback_steps: Any = 1, **options: Any
-    ) -> Any:
-        if callback is not None:
-            options["callback_on_step_end"] = _legacy_callback(callback, callback_steps, options)
-        return call(self, *args, **options)
+    def called(self: Any, *args: Any, **given: Any) -> Any:
+        if "callback" not in signature.parameters:
+            callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
+            if callback is not None:
+                given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
+        bound = signature.bind(self, *args, **given)
+        bound.apply_defaults()
+        return self._generate(bound.arguments)
 
     return called
 

@@ -9,7 +9,7 @@ from diffusax.models.controlnet import guess_scales
 from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import count_images
 from diffusax.pipelines.tasks import Task, crop_options, image_to_image, inpaint, text_to_image
@@ -35,7 +35,7 @@ def controlled(task: Task) -> Task:
             prepared,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
             # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
-            decoding=c.decoding(normalized=task is not inpaint),
+            decoding=c.decoding(normalize=task is not inpaint),
             # Nor do its pipelines with a ControlNet show the image to the decoder.
             decoder_condition=None,
         )
@@ -67,7 +67,7 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
             f"the control pictures must be a list with one entry for each of {nets} ControlNets "
             f"(got {len(per_net)})"
         )
-    options: dict[str, Any] = {"factor": c.factor}
+    options: dict[str, Any] = {"factor": c.latents.factor}
     if cropped and call.padding_mask_crop is not None:
         options |= crop_options(call, call.height or 0, call.width or 0)
     b = count_images(call)
@@ -75,7 +75,7 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
     return tuple(_per_prompt(array, b, call.num_images_per_prompt or 1) for array in arrays)
 
 
-def control_weights(denoiser: UNetDenoiser, call: Call, run: PreparedRun) -> np.ndarray:
+def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndarray:
     """What each residual counts for, n m k r: see `StepInputs.control`.
 
     Raises:
@@ -124,5 +124,5 @@ def _with_size(task: Task, c: Components, call: Call) -> Call:
         return call
     picture = load_image(first)
     own = picture.height, picture.width
-    height, width = target_size(own, call.height, call.width, c.factor)
+    height, width = target_size(own, call.height, call.width, c.latents.factor)
     return dataclasses.replace(call, height=height, width=width)

@@ -47,12 +47,12 @@ def main() -> None:
     texts = [options.prompt, options.negative_prompt][: 1 + guided]
     files = map(str, sorted(HERE.glob("tokenizer*.json")))
     ids = [[e.ids for e in Tokenizer.from_file(file).encode_batch(texts)] for file in files]
-    tokens = {f"ids.{i}": jnp.array(rows, jnp.int32)[:, None] for i, rows in enumerate(ids)}
+    tokens = {f"tokens.ids.{i}": jnp.array(rows, jnp.int32)[:, None] for i, rows in enumerate(ids)}
     encoded = zip(*run("encode_texts", tokens))
     context, *pooled = (jnp.repeat(jnp.stack(parts, 1), b, 0) for parts in encoded)
     inputs["plan.conditions.context"] = context
     if pooled:
-        inputs["plan.conditions.added.text_embeds"] = pooled[0]
+        inputs["plan.conditions.pooled"] = pooled[0]
 
     # Noise: a key for each image, also for samplers that draw more on the way.
     seed = jax.random.key(options.seed)

@@ -42,7 +42,7 @@ def output(
 
 def _not_finite(c: Components, what: str) -> str:
     if what == "pictures":
-        dtype = jax.tree.leaves(c.params["vae"])[0].dtype
+        dtype = jax.tree.leaves(c.autoencoder_params)[0].dtype
         return (
             f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
             "with from_pretrained(..., vae_dtype='float32')"

@@ -5,11 +5,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 
 Images = list[Any]
+
+
+class Tokens(NamedTuple):
+    """Texts as a family's text encoders read them."""
+
+    ids: tuple[Any, ...]
+    """For each text encoder n ..., int32."""
+    weights: Any = None
+    """n ..., of the first encoder's tokens; None where all count alike."""
+    lengths: Any = None
+    """n, how many tokens of the context count; None where all do."""
+
+
+class Prompt(NamedTuple):
+    """What texts became: of n texts, or of b images with k branches each, b k ... ."""
+
+    context: Any
+    """n s d."""
+    pooled: Any = None
+    """n p, where the family has one."""
+    lengths: Any = None
+    """n, how many of the context's s entries count; None where all do."""
 
 
 class Conditions(NamedTuple):
@@ -20,11 +43,15 @@ class Conditions(NamedTuple):
     """
 
     context: Any
-    """b k s d, what cross-attention looks at."""
+    """b k s d, what attention looks at."""
+    pooled: Any = None
+    """b k p, the prompt as one vector, where the family has one."""
+    lengths: Any = None
+    """b k, how many of the context's s entries count; None where all do."""
     channels: Any = None
     """b k h w c, beside the latents in the network's input: masks, masked or edited images."""
     added: dict[str, Any] | None = None
-    """What a family's network asks for: text_embeds, time_ids, timestep_cond; b k d."""
+    """What else a family's network asks for, by name, b k d."""
     control: tuple[Any, ...] = ()
     """One for each ControlNet: images b 1 H W 3 in [0, 1], or b 1 h w c, what it makes of them.
 
@@ -107,3 +134,13 @@ class PreparedRun:
     """Makes the call's images of the decoded ones, where they are not the same."""
     guidance_scale: float | None = None
     """The scale of guidance that a callback has set instead of the call's."""
+
+
+def control_names(count: int) -> tuple[str, ...]:
+    """The names of `count` ControlNets among the components, as diffusers saves several."""
+    return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))
+
+
+def repeat_branches(y: jax.Array, k: int) -> jax.Array:
+    """b (k or 1) ... -> (b k) ..., each image's branches together."""
+    return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])

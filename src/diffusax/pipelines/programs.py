@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import UNetDenoiser, spread
-from diffusax.pipelines.guidance import mix
-from diffusax.pipelines.plan import DecoderCondition, Plan
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.plan import DecoderCondition, Plan, repeat_branches
 from diffusax.runtime.mesh import split_images
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
@@ -24,7 +23,7 @@ from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
 @functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
 def denoise(
-    denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
     """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents.
 
@@ -34,7 +33,7 @@ def denoise(
 
 
 def advance(
-    denoiser: UNetDenoiser,
+    denoiser: Denoiser,
     params: Params,
     state: jax.Array,
     plan: Plan,
@@ -49,16 +48,16 @@ def advance(
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     b, k = state.shape[1], plan.step_inputs.weights.shape[-1] + 1
-    conditions = jax.tree.map(lambda y: spread(y, k), plan.conditions)
+    conditions = jax.tree.map(lambda y: repeat_branches(y, k), plan.conditions)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
-        branches = spread(x[:, None], k)
-        t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = predict(params, branches, t, conditions, inputs.control, inputs.freeu)
+        branches = repeat_branches(x[:, None], k)
+        t = repeat_branches(jnp.broadcast_to(timestep, (b,))[:, None], k)
+        y = predict(params, branches, t, conditions, inputs)
         y = y.astype(jnp.float32)[..., : x.shape[-1]]
-        return mix(y.reshape(b, k, *y.shape[1:]), inputs.weights, inputs.rescale)
+        return denoiser.guide(y.reshape(b, k, *y.shape[1:]), inputs)
 
     def draw(i: jax.Array) -> jax.Array:
         return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
@@ -74,9 +73,9 @@ def advance(
 
 @functools.partial(Program, static=("denoiser",), shape_of="images")
 def embed_control(
-    denoiser: UNetDenoiser, params: Params, images: tuple[jax.Array, ...]
+    denoiser: Denoiser, params: Params, images: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    """The images of `Conditions.control` as `denoise` wants them; see `UNetDenoiser.embed`."""
+    """The images of `Conditions.control` as `denoise` wants them; see `Denoiser.embed`."""
     return denoiser.embed(params, images)
 
 
@@ -164,7 +163,7 @@ def decode_pixels(
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))
-def arrange(
+def stack_branches(
     branches: tuple[Any, ...], *, order: tuple[int | None, ...], repeats: int
 ) -> tuple[jax.Array, ...]:
     """What some prompts became, as leaves of `Conditions`: (n repeats) k ....

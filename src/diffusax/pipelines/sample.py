@@ -21,7 +21,7 @@ from diffusax.models.network import Params
 from diffusax.models.tiling import tiled_decode
 from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.placement import put_plan
 from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, PreparedRun
 from diffusax.runtime.brownian import BrownianNoise
@@ -36,7 +36,7 @@ _SECONDS_PER_PIECE = 0.1
 class Sampled(NamedTuple):
     """Who predicts: a denoiser with its parameters, and the devices that they lie on."""
 
-    denoiser: UNetDenoiser
+    denoiser: Denoiser
     params: Params
     mesh: Mesh | None = None
 
@@ -166,7 +166,7 @@ def decode(
     n, mesh = len(latents), c.local_mesh
     with in_mesh(mesh):
         padded = jax.tree.map(functools.partial(put, mesh), (latents, condition))
-        decoded = programs.decode(c.networks["vae"], c.params["vae"], *padded, **options)
+        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *padded, **options)
     images, finite = (own_images(mesh, x, n) for x in decoded)
     return images, finite
 
@@ -204,13 +204,15 @@ def _decode_tiles(
     c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
 ) -> tuple[Any, Any]:
     """As `programs.decode`, in overlapping tiles where the images are large."""
-    side = getattr(c.vae_config, "sample_size", 512)
-    tile = (side[0] if isinstance(side, tuple) else side) // c.factor
+    side = getattr(c.autoencoder.config, "sample_size", 512)
+    tile = (side[0] if isinstance(side, tuple) else side) // c.latents.factor
 
     def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
         given = part, DecoderCondition(*shown) if shown else None
         with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.networks["vae"], c.params["vae"], *given, **options)
+            return programs.decode_pixels(c.autoencoder, c.autoencoder_params, *given, **options)
 
-    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=c.factor)
+    images = tiled_decode(
+        decode_tile, latents, *(condition or ()), tile=tile, factor=c.latents.factor
+    )
     return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))

@@ -1,6 +1,7 @@
 """callback_on_step_end: what callbacks are handed of a run, and what they may change of it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,17 +15,12 @@ from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import OnRow
 from diffusax.pipelines.tasks import check_latents
 
-_PROMPTS = {
-    "prompt_embeds": "context",
-    "add_text_embeds": "text_embeds",
-    "add_time_ids": "time_ids",
-}
-"""What callbacks may read of all branches, and change; by diffusers' names."""
 _NEGATIVES = {
     "negative_prompt_embeds": "context",
-    "negative_pooled_prompt_embeds": "text_embeds",
+    "negative_pooled_prompt_embeds": "pooled",
     "negative_add_time_ids": "time_ids",
 }
+"""What callbacks may read of the branch without the prompt, by diffusers' names."""
 _PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
@@ -47,13 +43,14 @@ def _call_back(
         ValueError: it asks for or returns a tensor that is not there, or of another shape.
     """
     names = call.callback_on_step_end_tensor_inputs or ["latents"]
-    tensors = {name: _tensor(name, run, state) for name in names}
+    readable = pipe.family.callback_tensors
+    tensors = {name: _tensor(name, readable, run, state) for name in names}
     timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
     result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
     if isinstance(result, dict):
         for name, value in result.items():
             if value is not tensors.get(name):
-                state, run = _take(name, value, run, state)
+                state, run = _take(name, value, readable, run, state)
     elif result is not None and not isinstance(result, bool | np.bool_):
         raise ValueError(
             f"callback_on_step_end must return a dictionary, a boolean or None (got {result!r})"
@@ -73,16 +70,16 @@ def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
     return dataclasses.replace(run, plan=run.plan._replace(step_inputs=inputs))
 
 
-def _tensor(name: str, run: PreparedRun, state: jax.Array) -> Any:
+def _tensor(name: str, readable: Mapping[str, str], run: PreparedRun, state: jax.Array) -> Any:
     """What callbacks are handed under diffusers' name; None where the run has no such thing."""
     conditions, inpainting = run.plan.conditions, run.plan.inpainting
-    if field := (_PROMPTS | _NEGATIVES).get(name):
-        leaf = {"context": conditions.context, **(conditions.added or {})}.get(field)
-        if leaf is None or name in _PROMPTS:
+    if field := {**readable, **_NEGATIVES}.get(name):
+        leaf = _leaves(run).get(field)
+        if leaf is None or name in readable:
             return None if leaf is None else _embeddings(_negative_first(leaf))
         return _embeddings(leaf[:, 1]) if run.weights else None
     if name not in _PICTURES:
-        names = ", ".join((*_PROMPTS, *_NEGATIVES, *_PICTURES))
+        names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
     picture: Any = None
     if name == "latents":
@@ -114,22 +111,31 @@ def _embeddings(leaf: Any) -> Embeddings:
 
 
 def _take(
-    name: str, value: Any, run: PreparedRun, state: jax.Array
+    name: str, value: Any, readable: Mapping[str, str], run: PreparedRun, state: jax.Array
 ) -> tuple[jax.Array, PreparedRun]:
     """The state and the run with what a callback changed."""
     if name == "latents":
         return state.at[0].set(check_latents(value, *state.shape[1:])), run
-    if name not in _PROMPTS:
-        names = ", ".join(("latents", *_PROMPTS))
+    if name not in readable:
+        names = ", ".join(("latents", *readable))
         raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
-    conditions, field = run.plan.conditions, _PROMPTS[name]
-    leaves = {"context": conditions.context, **(conditions.added or {})}
-    if field not in leaves:
-        raise ValueError(f"{name} is nothing that this pipeline's UNet is given")
-    leaves[field] = _branches(name, value, leaves[field])
-    context, added = leaves.pop("context"), leaves or None
-    plan = run.plan._replace(conditions=conditions._replace(context=context, added=added))
-    return state, dataclasses.replace(run, plan=plan)
+    field, leaves = readable[name], _leaves(run)
+    if leaves.get(field) is None:
+        raise ValueError(f"{name} is nothing that this pipeline's denoiser is given")
+    changed = _branches(name, value, leaves[field])
+    conditions = run.plan.conditions
+    if field in conditions._fields:
+        conditions = conditions._replace(**{field: changed})
+    else:
+        conditions = conditions._replace(added={**(conditions.added or {}), field: changed})
+    return state, dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
+
+
+def _leaves(run: PreparedRun) -> dict[str, Any]:
+    """What the denoiser is told of the prompts, by the names of fields, b k ...."""
+    conditions = run.plan.conditions
+    own = {"context": conditions.context, "pooled": conditions.pooled}
+    return {**own, **(conditions.added or {})}
 
 
 def _negative_first(leaf: Any) -> jax.Array:

@@ -86,7 +86,8 @@ def _export(
             for name, is_key in zip(names, keys)
         ]
         dynamic = dict(zip(program.dynamic, jax.tree.unflatten(treedef, given)))
-        return program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
+        result = program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
+        return _plain(result)
 
     scope = export.SymbolicScope()
     axes = image_axes(request) if image_axes else [NO_IMAGES] * len(leaves)
@@ -104,6 +105,13 @@ def _export(
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{program.name} cannot be exported: {reason}") from error
+
+
+def _plain(tree: Any) -> Any:
+    """Named tuples as plain ones of what they hold: callers of the program need not know them."""
+    if isinstance(tree, tuple):
+        return tuple(_plain(leaf) for leaf in tree if leaf is not None)
+    return tree
 
 
 def _open(x: Any, axis: int, scope: Any) -> jax.ShapeDtypeStruct:

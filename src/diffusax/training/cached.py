@@ -21,7 +21,7 @@ from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data import Broken, Element, Tally
-from diffusax.training.denoising import TEXT_EMBEDDINGS, encode_captions, encode_pixels
+from diffusax.training.denoising import encode_captions, encode_pixels, is_text
 from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, picture_size
 from diffusax.training.opening import open_data, own_share
 from diffusax.training.options import require_options
@@ -87,8 +87,8 @@ class CachedSource:
                 f"{folder} was not written for {recipe}; write it again with cache-latents "
                 f"--recipe {recipe}"
             )
-        made_by = {"vae": ("latents", "autoencoder")}
-        if TEXT_EMBEDDINGS[0] in index["shapes"]:
+        made_by = {base.autoencoder: ("latents", "autoencoder")}
+        if base.family.embedding_columns[0] in index["shapes"]:
             made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
         for name, (what, network) in made_by.items():
             if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
@@ -148,7 +148,7 @@ def cache_latents(config: CacheConfig) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     # A cache is whole once it has its index; an earlier one's would vouch for half of this.
     (folder / _INDEX).unlink(missing_ok=True)
-    names = ["vae", *(base.text_encoders if config.text_embeddings else ())]
+    names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
     params = {name: base.load(name).params for name in names}
     encode = _encoder(base, params, config.text_embeddings)
     count, writer, specs = 0, None, {}
@@ -235,15 +235,16 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        encode = functools.partial(encode_pixels, base.networks["vae"], params["vae"])
+        vae = base.autoencoder
+        encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
         arrays = dict(batch)
         arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
         if "original_pixel_values" in arrays:
             arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
         if text_embeddings:
             encoded = encode_captions(base.family, base.networks, params, batch)
-            arrays = {k: v for k, v in arrays.items() if not k.startswith("input_ids")}
-            arrays |= dict(zip(TEXT_EMBEDDINGS, encoded))
+            arrays = {k: v for k, v in arrays.items() if not is_text(k)}
+            arrays |= dict(zip(base.family.embedding_columns, encoded))
         return arrays
 
     size = 0

@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from diffusax.pictures import load_image
-from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.data import DataConfig
 
 MAX_ASPECT = 16
@@ -188,12 +187,9 @@ def choose_caption(cell: Any, rng: np.random.Generator) -> str:
     return cell
 
 
-def caption_ids(tokenizer: CLIPTokenizer, caption: str) -> np.ndarray:
-    """The ids of a caption, t int32; what does not fit is cut off. Of endless texts the beginning
-    is read alone.
-    """
-    text = " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
-    return tokenizer.window(tokenizer.tokenize(text)[: tokenizer.model_max_length - 2])
+def clean_caption(caption: str) -> str:
+    """A caption on one line, valid Unicode; of endless texts the beginning."""
+    return " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
 
 
 def _resized(image: Image.Image, width: int, height: int) -> Image.Image:

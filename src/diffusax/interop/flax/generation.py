@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from diffusax.interop.flax.models import FlaxModelMixin, channels_last
 from diffusax.models.latents import to_unit
 from diffusax.pipelines import programs
-from diffusax.pipelines.denoisers import UNetDenoiser
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
-from diffusax.pipelines.plan import Conditions, Plan, StepInputs
+from diffusax.pipelines.families.unet import UNetDenoiser
+from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
 from diffusax.pipelines.sample import Sampled, differentiably, sample
 from diffusax.samplers import Schedule
 
@@ -30,21 +30,23 @@ def encode_prompts(
     encoder, b = pipe.text_encoder, ids.shape[0]
     both = jnp.concatenate([jnp.asarray(ids), jnp.asarray(negative_ids)])
     weights = encoder.narrowed(params["text_encoder"])
-    (context,) = STABLE_DIFFUSION.encode((encoder.network,), (weights,), (both[:, None],))
-    (context,) = programs.arrange(((context[:b],), (context[b:],)), order=branches, repeats=1)
+    prompt = STABLE_DIFFUSION.encode((encoder.network,), (weights,), Tokens((both[:, None],)))
+    context = prompt.context
+    (context,) = programs.stack_branches(
+        ((context[:b],), (context[b:],)), order=branches, repeats=1
+    )
     return context
 
 
-def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> Prompt:
     """The context b s d and pooled output b p of SDXL, for prompts b 2 t."""
     names = ("text_encoder", "text_encoder_2")
     encoders = tuple(getattr(pipe, name) for name in names)
-    context, pooled = STABLE_DIFFUSION_XL.encode(
+    return STABLE_DIFFUSION_XL.encode(
         tuple(encoder.network for encoder in encoders),
         tuple(encoder.narrowed(params[name]) for encoder, name in zip(encoders, names)),
-        (ids[:, :1], ids[:, 1:]),
+        Tokens((ids[:, :1], ids[:, 1:])),
     )
-    return context, pooled
 
 
 def initial_noise(

@@ -178,7 +178,7 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
             params,
             self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
             x * params["scheduler"].init_noise_sigma,
-            Conditions(self._context(params, prompt_ids, neg_prompt_ids), channels),
+            Conditions(self._context(params, prompt_ids, neg_prompt_ids), channels=channels),
             jnp.stack(guidance.classifier_free(scale), -1),
             key,
         )
@@ -251,7 +251,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         generation.check_size(height, width, 8)
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
         clean = generation.encode_pictures(self, params, image, None, scale=False)
-        (channels,) = programs.arrange(((clean,),), order=(0, 0, None), repeats=1)
+        (channels,) = programs.stack_branches(((clean,),), order=(0, 0, None), repeats=1)
         context = self._context(params, prompt_ids, neg_prompt_ids, (0, 1, 1))
         text = generation.per_image(guidance_scale, b, "guidance_scale")
         kept = generation.per_image(image_guidance_scale, b, "image_guidance_scale")
@@ -260,7 +260,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
             params,
             self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
             x * params["scheduler"].init_noise_sigma,
-            Conditions(context, channels),
+            Conditions(context, channels=channels),
             jnp.stack(guidance.instruct(text, kept), -1),
             prng_seed,
         )

@@ -85,7 +85,8 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
 
     def get_embeddings(self, prompt_ids: Any, params: Params) -> tuple[jax.Array, jax.Array]:
         """The context b t d and the pooled output b p of prompts, b 2 t."""
-        return generation.encode_xl(self, params, prompt_ids)
+        prompt = generation.encode_xl(self, params, prompt_ids)
+        return prompt.context, prompt.pooled
 
     def _generate(
         self,
@@ -106,10 +107,10 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         if neg_prompt_ids is not None:
             branches += (self.get_embeddings(neg_prompt_ids, params),)
         order = (0, None if neg_prompt_ids is None else 1)
-        context, pooled = programs.arrange(branches, order=order, repeats=1)
+        context, pooled = programs.stack_branches(branches, order=order, repeats=1)
         rows, columns = size.values()
         ids = np.array([rows, columns, 0, 0, rows, columns], np.float32)
-        added = {"text_embeds": pooled, "time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
+        added = {"time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
         schedule = self.scheduler.schedule(num_inference_steps, end=num_inference_steps)
         x = generation.initial_noise(self, prng_seed, (b, rows, columns), latents)
         scale = generation.per_image(guidance_scale, b, "guidance_scale")
@@ -118,7 +119,7 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
             params,
             schedule,
             x * schedule.init_noise_sigma,
-            Conditions(context, added=added),
+            Conditions(context, pooled, added=added),
             jnp.stack(guidance.classifier_free(scale), -1),
             prng_seed,
         )

@@ -88,8 +88,9 @@ class ControlNet(Denoiser):
         if self.config.controlnet:
             folder = resolve(self.config.controlnet)
             return {"controlnet": load_network(folder, dtype="float32", device=mesh).params}
-        network, unet = self.base.networks["controlnet"], self.base.load("unet", device=mesh).params
-        return {"controlnet": controlnet_params(network, unet, seed=self.config.seed)}
+        network, base = self.base.networks["controlnet"], self.base
+        params = base.load(base.denoiser, device=mesh).params
+        return {"controlnet": controlnet_params(network, params, seed=self.config.seed)}
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Both pictures, tokens and, where the family has them, sizes."""

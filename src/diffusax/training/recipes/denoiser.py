@@ -23,7 +23,7 @@ from diffusax.training.base_model import BaseModel
 from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import DataConfig
-from diffusax.training.denoising import TEXT_EMBEDDINGS, DenoisingLoss, encode_captions
+from diffusax.training.denoising import DenoisingLoss, encode_captions
 from diffusax.training.examples import picture_size
 from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
@@ -31,7 +31,7 @@ from diffusax.training.sources import Source
 from diffusax.training.step import Batch
 from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
-# Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
+# Ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code).
 _ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
 
@@ -119,7 +119,7 @@ class Denoiser:
             config: the options.
             columns: of the data set.
             edits: see `BaseModel.open`.
-            controlnet: that is trained instead of the UNet; see `BaseModel.with_controlnet`.
+            controlnet: that is trained instead of the denoiser; see `BaseModel.with_controlnet`.
             dropout: for `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
@@ -136,7 +136,7 @@ class Denoiser:
         if self.cached:
             _check_without_pictures(data)
             self.source = cache = CachedSource.open(data.path, base, edits=edits)
-            self.embedded = TEXT_EMBEDDINGS[0] in cache.shapes
+            self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
             self.source = open_data(data, columns)
         if self.embedded and config.train_text_encoder:
@@ -146,7 +146,7 @@ class Denoiser:
             )
         self._check_validation()
         encoders = base.text_encoders if config.train_text_encoder else ()
-        self.components = ("unet" if controlnet is None else "controlnet", *encoders)
+        self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
         scheduler = base.scheduler
         self.denoising = DenoisingLoss(
             base.family,
@@ -175,7 +175,7 @@ class Denoiser:
             name: initialize_params(
                 self.base.networks[name].shapes,
                 seed=self.config.seed + i,
-                zero=_ZERO if name == "unet" else (),
+                zero=_ZERO if name == self.base.denoiser else (),
             )
             for i, name in enumerate(self.components)
         }
@@ -255,7 +255,7 @@ class Denoiser:
 
     def _frozen_names(self) -> list[str]:
         drawn = bool(self.config.validation.every)
-        names = ["unet", *(["vae"] if drawn or not self.cached else [])]
+        names = [self.base.denoiser, *([self.base.autoencoder] if drawn or not self.cached else [])]
         if drawn or not self.embedded:
             names += self.base.text_encoders
         return [name for name in names if name not in self.components]
@@ -265,7 +265,10 @@ class Denoiser:
         batch = {name: ids[None] for name, ids in empty.items()}
         encoded = encode_captions(self.base.family, self.base.networks, params, batch)
         dtype = self.config.compute_dtype
-        return {name: leaf[0].astype(dtype) for name, leaf in zip(TEXT_EMBEDDINGS, encoded)}
+        return {
+            name: leaf[0].astype(dtype)
+            for name, leaf in zip(self.base.family.embedding_columns, encoded)
+        }
 
     def _check_validation(self) -> None:
         options = self.config.validation
