@@ -94,7 +94,8 @@ def _generate(
     repeats = plan.latents.shape[0] // found[""].context.shape[0]
     branches = plan.step_inputs.weights.shape[-1] + 1
     prompt = stack_prompts(found, branches=branches, repeats=repeats)
-    plan = plan._replace(conditions=plan.conditions._replace(**prompt._asdict()))
+    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
+    plan = plan._replace(conditions=plan.conditions._replace(**told))
     rows = plan.table.timestep.shape[0]
     latents = sample(Sampled(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
