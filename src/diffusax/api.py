@@ -3,13 +3,13 @@
 from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.named import *  # noqa: F403
-from diffusax.pictures import load_image
+from diffusax.images.pictures import load_image
+from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.runtime.mesh import initialize, make_mesh
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
-from diffusax.sheets import make_image_grid
 
 __all__ = [
     *named.__all__,

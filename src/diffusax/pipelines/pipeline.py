@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
+from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.missing import hinting, missing_attribute
 from diffusax.models.network import Model, Params, cast_params, floating_dtype
-from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import as_list, check_call
 from diffusax.pipelines.components import Components, MultiControlNetModel

@@ -12,10 +12,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
+from diffusax.images.pictures import to_pil
 from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import to_unit
 from diffusax.models.tiling import tiled_decode
-from diffusax.pictures import to_pil
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from diffusax.pictures import load_image
+from diffusax.images.pictures import load_image
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.data import DataConfig
 

@@ -14,8 +14,8 @@ from PIL import Image
 from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
+from diffusax.images.sheets import contact_sheet
 from diffusax.runtime.mesh import batch_size
-from diffusax.sheets import contact_sheet
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
 

@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.images.pictures import load_image
 from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
 from diffusax.options import Share
-from diffusax.pictures import load_image
 from diffusax.pipelines.control import control_text_to_image
 from diffusax.training.cached import is_cache
 from diffusax.training.data import Element

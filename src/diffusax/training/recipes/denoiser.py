@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.images.sheets import captioned
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline, programs, run
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.tasks import Job
-from diffusax.sheets import captioned
 from diffusax.training.base_model import BaseModel
 from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig

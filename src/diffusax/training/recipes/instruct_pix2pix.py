@@ -11,10 +11,10 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.images.pictures import load_image
+from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
-from diffusax.pictures import load_image
 from diffusax.pipelines import tasks
-from diffusax.sheets import make_image_grid
 from diffusax.training.converting import instruct_class
 from diffusax.training.data import Element
 from diffusax.training.examples import EditDataConfig, prepare_images

@@ -4,7 +4,7 @@ from diffusers.utils import make_image_grid as their_grid
 from PIL import Image
 
 from diffusax import make_image_grid
-from diffusax.sheets import captioned, contact_sheet, labelled_grid
+from diffusax.images.sheets import captioned, contact_sheet, labelled_grid
 
 
 def pictures(count, size=(60, 40)):

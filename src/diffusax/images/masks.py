@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from diffusax.pictures import (
+from diffusax.images.pictures import (
     Box,
     ResizeMode,
     crop,

@@ -11,7 +11,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.files import load_json
-from diffusax.pictures import load_image
+from diffusax.images.pictures import load_image
 
 Side = Annotated[int, Meta(ge=1, le=16384)]
 Number = Annotated[float, Meta(ge=-1e6, le=1e6)]

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from diffusax.image_processor import CLIPImageProcessor
+from diffusax.images.image_processor import CLIPImageProcessor
 
 
 def picture(width, height, mode="RGB"):

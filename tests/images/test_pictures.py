@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from diffusax.masks import apply_overlay, blur, get_crop_region, to_mask
-from diffusax.pictures import (
+from diffusax.images.masks import apply_overlay, blur, get_crop_region, to_mask
+from diffusax.images.pictures import (
     load_image,
     nearest,
     png_parameters,
