@@ -1,0 +1,3 @@
+"""The functions of `diffusax.images.pictures`, under the path that they had before."""
+
+from diffusax.images.pictures import *  # noqa: F403
