@@ -11,7 +11,7 @@ from pictures import picture, png
 from PIL import Image
 
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.training.examples import (
+from diffusax.training.data.examples import (
     caption_ids,
     choose_caption,
     choose_edit,

@@ -20,8 +20,8 @@ from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.converting import check_channels
+from diffusax.training.data.examples import caption_ids
 from diffusax.training.denoising import ids_name
-from diffusax.training.examples import caption_ids
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from msgspec import Meta
 
 from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import parse_mesh
-from diffusax.training.data import DataConfig
-from diffusax.training.ema import EMAConfig
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.ema.update import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
 
 

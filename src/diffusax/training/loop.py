@@ -30,20 +30,20 @@ from diffusax.runtime.topology import DoesNotFitError
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.compiling import compile_in_background
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Batches
-from diffusax.training.ema import copy_as_average, short_window
-from diffusax.training.export import create_on_hub, export
-from diffusax.training.finished import CONFIG, leave_finished, results
+from diffusax.training.data.batches import Batches
+from diffusax.training.data.opening import own_share
+from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
+from diffusax.training.ema.update import copy_as_average, short_window
 from diffusax.training.memory import bytes_on_device, check_arguments, check_step, does_not_fit
-from diffusax.training.meter import Meter
-from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.program import abstract_batch, abstract_state, step_program
 from diffusax.training.recipe import Recipe
-from diffusax.training.reports import Reports, batch_arithmetic
+from diffusax.training.results.export import create_on_hub, export
+from diffusax.training.results.finished import CONFIG, leave_finished, results
+from diffusax.training.results.meter import Meter
+from diffusax.training.results.reports import Reports, batch_arithmetic
 from diffusax.training.signals import Interrupted, Preempted, TrainingStop, stop_signals
-from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.step import TrainState, initial_state
 
 log = logging.getLogger(__name__)

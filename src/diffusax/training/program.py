@@ -13,8 +13,8 @@ from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import batch_sharding, tree_sharding
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element
-from diffusax.training.ema import copy_as_average
+from diffusax.training.data.batches import Element
+from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import TrainState, initial_state, make_train_step

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.models.network import Params
-from diffusax.training.data import Element
-from diffusax.training.sources import Source
+from diffusax.training.data.batches import Element
+from diffusax.training.data.sources import Source
 from diffusax.training.step import Batch
 
 

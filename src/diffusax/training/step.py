@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
-from diffusax.training.ema import EMAConfig, EMAState, maybe_update_ema
+from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 
 Batch = dict[str, jax.Array]
 Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]

@@ -30,14 +30,14 @@ from diffusax.models.network import (
 )
 from diffusax.options import Weight
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import Element
-from diffusax.training.examples import ImageDataConfig, picture_size, read_pixels
-from diffusax.training.losses import (
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
+from diffusax.training.data.opening import open_data
+from diffusax.training.diffusion.losses import (
     gradient_difference,
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import Batch

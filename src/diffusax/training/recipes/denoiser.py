@@ -19,16 +19,16 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.tasks import Job
 from diffusax.training.base_model import BaseModel
-from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import DataConfig
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.cached import CachedSource, is_cache
+from diffusax.training.data.examples import picture_size
+from diffusax.training.data.opening import open_data
+from diffusax.training.data.sources import Source
 from diffusax.training.denoising import TEXT_EMBEDDINGS, DenoisingLoss, encode_captions
-from diffusax.training.examples import picture_size
-from diffusax.training.opening import open_data
+from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
 from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.sources import Source
 from diffusax.training.step import Batch
-from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
 # Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
 _ZERO = frozenset(["conv2", "proj_out", "conv_out"])

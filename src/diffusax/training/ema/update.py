@@ -7,7 +7,7 @@ before. From there on, after every `every` steps, with n the number of updates s
 
 where decay(n) follows one of the rules of `EMAConfig.rule`. A run of diffusers' EMAModel with
 update_after_step=u is the one with ema.start=u + 1: there, updates up to that step are copies.
-The rule power keeps several averages, of which `diffusax.training.posthoc` makes others.
+The rule power keeps several averages, of which `diffusax.training.ema.posthoc` makes others.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from diffusax.models.network import Params
 from diffusax.options import Count, Options, Share
-from diffusax.training.posthoc import Length, power_gamma
+from diffusax.training.ema.posthoc import Length, power_gamma
 
 Start = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Share
 """A step, or a fraction of the run."""

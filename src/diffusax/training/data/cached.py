@@ -20,13 +20,13 @@ from diffusax.models.network import Params
 from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
-from diffusax.training.data import Broken, Element, Tally
+from diffusax.training.data.batches import Broken, Element, Tally
+from diffusax.training.data.examples import CaptionedDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.opening import open_data, own_share
+from diffusax.training.data.rows import caption_example, edit_example
+from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.denoising import TEXT_EMBEDDINGS, encode_captions, encode_pixels
-from diffusax.training.examples import CaptionedDataConfig, EditDataConfig, picture_size
-from diffusax.training.opening import open_data, own_share
 from diffusax.training.options import require_options
-from diffusax.training.rows import caption_example, edit_example
-from diffusax.training.sources import ArrowSource, Source
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"

@@ -19,7 +19,7 @@ from diffusax.extras import require_extra
 from diffusax.files import written_whole
 from diffusax.hub_data import HubFile
 from diffusax.hub_data.transfer import WAITS
-from diffusax.training.sources import SourceFailed, cache_folder
+from diffusax.training.data.sources import SourceFailed, cache_folder
 
 log = logging.getLogger(__name__)
 

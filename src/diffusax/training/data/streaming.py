@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffusax.hub_data import HubFile, Reference, in_bytes, open_dataset
-from diffusax.training.row_groups import RowGroups, column_chunks
-from diffusax.training.sources import check_columns
+from diffusax.training.data.row_groups import RowGroups, column_chunks
+from diffusax.training.data.sources import check_columns
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import jax
 
-from diffusax.training.data import DataConfig
-from diffusax.training.sources import Source, open_source
-from diffusax.training.streaming import StreamedSource
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.sources import Source, open_source
+from diffusax.training.data.streaming import StreamedSource
 
 
 def open_data(config: DataConfig, columns: Sequence[str]) -> Source:

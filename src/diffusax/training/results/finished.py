@@ -11,9 +11,9 @@ from jax.experimental import multihost_utils
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import to_host
 from diffusax.training.config import TrainConfig
-from diffusax.training.export import export, push_to_hub, result_folders
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe
+from diffusax.training.results.export import export, push_to_hub, result_folders
 from diffusax.training.step import TrainState
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from diffusax.training.config import TrainConfig
-from diffusax.training.reports import peak_flops
+from diffusax.training.results.reports import peak_flops
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from diffusax.training.base_model import BaseModel
-from diffusax.training.data import Element
-from diffusax.training.examples import (
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import (
     CaptionedDataConfig,
     ControlDataConfig,
     EditDataConfig,

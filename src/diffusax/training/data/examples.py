@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from diffusax.images.pictures import load_image
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.training.data import DataConfig
+from diffusax.training.data.batches import DataConfig
 
 MAX_ASPECT = 16
 """Longer pictures are cut to this many times their shorter side before they are resized."""

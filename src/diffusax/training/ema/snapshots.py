@@ -17,7 +17,7 @@ from diffusax.checkpoints.tensors import TensorFile, write_tensors
 from diffusax.checkpoints.tree import checkpoint_name, params_to_tensors, to_flax
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import to_host
-from diffusax.training.ema import EMAConfig, EMAState
+from diffusax.training.ema.update import EMAConfig, EMAState
 
 AVERAGES = "averages"
 """The folder in that of the run."""

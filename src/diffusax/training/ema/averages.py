@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffusax.training.config import TrainConfig
-from diffusax.training.export import write_model_card
-from diffusax.training.posthoc import (
+from diffusax.training.ema.posthoc import (
     MAX_ERROR,
     LateAverage,
     PowerFunction,
@@ -13,8 +12,9 @@ from diffusax.training.posthoc import (
     Wanted,
     solve,
 )
+from diffusax.training.ema.snapshots import AVERAGES, Snapshot, combine, read_snapshots
 from diffusax.training.recipe import Recipe
-from diffusax.training.snapshots import AVERAGES, Snapshot, combine, read_snapshots
+from diffusax.training.results.export import write_model_card
 
 
 def make_average(
@@ -42,7 +42,7 @@ def make_average(
             last of those.
 
     Returns:
-        The profile's error: see `diffusax.training.posthoc.Sum`.
+        The profile's error: see `diffusax.training.ema.posthoc.Sum`.
 
     Raises:
         ValueError: the run stored no averages, or none at this step; or the average cannot be made
