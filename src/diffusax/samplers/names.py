@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from diffusax.samplers.processes import check_process, samples
+
 # Importing the classes enters them in SCHEDULERS.
-from diffusax.samplers import (  # noqa: F401
+from diffusax.samplers.schedulers import (  # noqa: F401
     alpha_schedulers,
     edm_schedulers,
     flow_schedulers,
     sigma_schedulers,
     snr_schedulers,
 )
-from diffusax.samplers.processes import check_process, samples
-from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
+from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {

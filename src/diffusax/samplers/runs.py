@@ -10,7 +10,7 @@ from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 if TYPE_CHECKING:
-    from diffusax.samplers.scheduler import Scheduler
+    from diffusax.samplers.schedulers.scheduler import Scheduler
 
 
 class Request(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.noise_levels import sigmas_to_timesteps
-from diffusax.samplers.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffusax.samplers.alpha_methods import Limits
+from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.rows import M1, M2, M3, M4, NOISE, P, Row, X
 
 Predicted = Callable[[float, float], np.ndarray]

@@ -12,10 +12,10 @@ import numpy as np
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json
 from diffusax.missing import SCHEDULER, hinting
-from diffusax.samplers.options import Count, Options, Prediction, check_options, fitting
 from diffusax.samplers.processes import Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
+from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
 
 SCHEDULERS: dict[str, "type[Scheduler]"] = {}
 """Every sampler by its diffusers name; classes are entered as they are defined."""

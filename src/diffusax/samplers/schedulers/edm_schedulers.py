@@ -5,10 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-from diffusax.samplers import sigma_methods, snr_methods
-from diffusax.samplers.discrete import limits_of
+from diffusax.samplers.methods import sigma_methods, snr_methods
 from diffusax.samplers.noise_levels import exponential_sigmas, karras_sigmas, rounded
-from diffusax.samplers.options import (
+from diffusax.samplers.processes import Process
+from diffusax.samplers.rows import RAW, X
+from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.schedulers.discrete import limits_of
+from diffusax.samplers.schedulers.options import (
     FinalSigma,
     NoisePrediction,
     Order,
@@ -17,10 +20,7 @@ from diffusax.samplers.options import (
     SigmaSchedule,
     adopt,
 )
-from diffusax.samplers.processes import Process
-from diffusax.samplers.rows import RAW, X
-from diffusax.samplers.runs import Request, Run
-from diffusax.samplers.scheduler import Scheduler
+from diffusax.samplers.schedulers.scheduler import Scheduler
 
 __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 

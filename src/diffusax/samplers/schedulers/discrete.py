@@ -6,10 +6,10 @@ from typing import ClassVar
 import numpy as np
 
 from diffusax.samplers import noise_levels
-from diffusax.samplers.alpha_methods import Limits
-from diffusax.samplers.options import Beta, Betas, BetaSchedule, Offset, Spacing
+from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.runs import Request
-from diffusax.samplers.scheduler import Scheduler
+from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
+from diffusax.samplers.schedulers.scheduler import Scheduler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

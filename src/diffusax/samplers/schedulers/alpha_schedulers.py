@@ -5,9 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from diffusax.samplers import alpha_methods
-from diffusax.samplers.discrete import DiscreteScheduler, limits_of
-from diffusax.samplers.options import (
+from diffusax.samplers.methods import alpha_methods
+from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of
+from diffusax.samplers.schedulers.options import (
     Beta,
     BetaSchedule,
     Count,
@@ -17,7 +18,6 @@ from diffusax.samplers.options import (
     Quantile,
     Spacing,
 )
-from diffusax.samplers.runs import Request, Run
 
 __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler"]
 

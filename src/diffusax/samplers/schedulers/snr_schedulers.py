@@ -6,10 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from diffusax.samplers import flow_levels, noise_levels, snr_methods
-from diffusax.samplers.alpha_methods import Limits
-from diffusax.samplers.discrete import DiscreteScheduler, limits_of, respaced, spacings
-from diffusax.samplers.options import (
+from diffusax.samplers import flow_levels, noise_levels
+from diffusax.samplers.methods import snr_methods
+from diffusax.samplers.methods.alpha_methods import Limits
+from diffusax.samplers.methods.predictions import epsilon_from, x0_from
+from diffusax.samplers.runs import Request, Run, check_highest
+from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of, respaced, spacings
+from diffusax.samplers.schedulers.options import (
     AnyPrediction,
     FinalSigma,
     Offset,
@@ -21,8 +24,6 @@ from diffusax.samplers.options import (
     UpperBounded,
     adopt,
 )
-from diffusax.samplers.predictions import epsilon_from, x0_from
-from diffusax.samplers.runs import Request, Run, check_highest
 
 __all__ = [
     "DEISMultistepScheduler",

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from diffusax.samplers.predictions import epsilon_from, x0_from
+from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X
 
 SIGMA_DATA = 0.5

@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from diffusax.samplers import flow_levels, flow_methods
-from diffusax.samplers.discrete import check_one_spacing, respaced
-from diffusax.samplers.options import Count, Positive, Terminal, TimeShift
+from diffusax.samplers import flow_levels
+from diffusax.samplers.methods import flow_methods
 from diffusax.samplers.runs import Request, Run, check_highest
-from diffusax.samplers.scheduler import Scheduler
+from diffusax.samplers.schedulers.discrete import check_one_spacing, respaced
+from diffusax.samplers.schedulers.options import Count, Positive, Terminal, TimeShift
+from diffusax.samplers.schedulers.scheduler import Scheduler
 
 __all__ = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
 

@@ -7,9 +7,14 @@ from typing import Literal
 import numpy as np
 
 from diffusax.runtime.brownian import Motion
-from diffusax.samplers import noise_levels, sigma_methods
-from diffusax.samplers.discrete import DiscreteScheduler, respaced
-from diffusax.samplers.options import (
+from diffusax.samplers import noise_levels
+from diffusax.samplers.methods import sigma_methods
+from diffusax.samplers.methods.predictions import epsilon_from, x0_from
+from diffusax.samplers.processes import Process
+from diffusax.samplers.rows import Row
+from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
+from diffusax.samplers.schedulers.options import (
     Beta,
     FinalSigma,
     HeunBetaSchedule,
@@ -18,10 +23,6 @@ from diffusax.samplers.options import (
     Seed,
     Seeds,
 )
-from diffusax.samplers.predictions import epsilon_from, x0_from
-from diffusax.samplers.processes import Process
-from diffusax.samplers.rows import Row
-from diffusax.samplers.runs import Request, Run
 
 __all__ = [
     "DPMSolverSDEScheduler",
