@@ -2,15 +2,12 @@
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
-
-if TYPE_CHECKING:
-    from diffusax.samplers.schedulers.scheduler import Scheduler
 
 
 class Request(NamedTuple):
@@ -43,9 +40,30 @@ class Run(NamedTuple):
     motion: Motion | None = None
 
 
+class Sampler(Protocol):
+    """What `cached_schedule` uses of a scheduler; `Scheduler` explains each."""
+
+    class_name: ClassVar[str]
+    custom: ClassVar[tuple[str, ...]]
+    paired: ClassVar[bool]
+    sigmas_hold_last: ClassVar[bool]
+    needs_mu: ClassVar[bool]
+    order: ClassVar[int]
+
+    @property
+    def num_train_timesteps(self) -> int: ...
+
+    @property
+    def prediction_type(self) -> str: ...
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None: ...
+
+    def _run(self, request: Request) -> Run: ...
+
+
 @functools.lru_cache(maxsize=64)
 def cached_schedule(
-    scheduler: "Scheduler",
+    scheduler: Sampler,
     *,
     steps: int | None = None,
     begin: int = 0,
@@ -136,7 +154,7 @@ def cached_schedule(
     return schedule
 
 
-def _check_steps(scheduler: "Scheduler", steps: int) -> None:
+def _check_steps(scheduler: Sampler, steps: int) -> None:
     most = scheduler.num_train_timesteps
     if steps < 1:
         raise ValueError(
@@ -149,7 +167,7 @@ def _check_steps(scheduler: "Scheduler", steps: int) -> None:
         )
 
 
-def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None:
+def _check_custom(scheduler: Sampler, name: str, values: np.ndarray) -> None:
     # A run that ends at sigma_min ends with it twice, but for rounding.
     least = 1e-5 * values[:-1] if name == "sigmas" else -1e-9
     rising = np.diff(values) > least
@@ -168,7 +186,7 @@ def check_highest(name: str, values: np.ndarray, highest: float) -> None:
         raise ValueError(f"{name} must start at {highest} or below (got {values[0]:g})")
 
 
-def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
+def _check_mu(scheduler: Sampler, mu: float | None) -> None:
     dynamic = getattr(scheduler, "use_dynamic_shifting", False)
     if mu is not None and not dynamic:
         raise ValueError(
@@ -182,7 +200,7 @@ def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
         raise ValueError(f"mu must be from -100 to 100 (got {mu:g})")
 
 
-def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
+def _check_finite(scheduler: Sampler, schedule: Schedule) -> None:
     known = all(np.isfinite(row.prediction).all() for row in schedule.rows)
     if not known and scheduler.prediction_type == "epsilon":
         raise ValueError(
@@ -196,7 +214,7 @@ def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
     raise ValueError(_no_step(scheduler))
 
 
-def _no_step(scheduler: "Scheduler") -> str:
+def _no_step(scheduler: Sampler) -> str:
     return (
         f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
         "fewer steps, another timestep_spacing, lower_order_final=True, betas that leave some "
