@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, which is imported when it is first asked for, as JAX takes its time.
+    """Imports a public name when it is first asked for, because importing JAX takes long.
+
+    So a command line that is wrong, or asks for help, is answered without JAX.
 
     A command line that is wrong, or asks for help, is answered without it.
     """

@@ -1,4 +1,4 @@
-"""CLIP's pictures: resized, cropped and normalised as its checkpoints say."""
+"""Resizes, crops and normalises images for CLIP's vision network, as checkpoints say."""
 
 import math
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class CLIPImageProcessor(msgspec.Struct, frozen=True):
-    """A picture as CLIP's vision network takes it, as transformers' CLIPImageProcessor on PIL.
+    """Turns an image into CLIP's input, as transformers' CLIPImageProcessor does for PIL images.
 
     The shorter side is resized (Pillow's filter `resample`, 3 is bicubic), the middle cut out, with
-    black where the picture is too small, and the pixels become (value rescale_factor - mean) / std.
+    black where the image is too small, and the pixels become (value rescale_factor - mean) / std.
     """
 
     do_resize: bool = True
@@ -48,10 +48,10 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_folder(cls, folder: Path, image_size: int) -> "CLIPImageProcessor":
-        """The processor of a checkpoint's folder; CLIP's own at `image_size` where it has none.
+        """Reads the processor of a checkpoint's folder, or else makes CLIP's own for `image_size`.
 
         Raises:
-            ValueError: the file holds something that cannot be; names it.
+            ValueError: an option in the file is not valid; names the file and the option.
         """
         for name in FILES:
             if (folder / name).is_file():
@@ -63,10 +63,10 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
     def from_dict(
         cls, data: Mapping[str, Any], *, source: str = "preprocessor_config.json"
     ) -> "CLIPImageProcessor":
-        """The processor of a parsed preprocessor_config.json, also of transformers before 4.26.
+        """Makes the processor of a parsed preprocessor_config.json, that of old versions included.
 
         Raises:
-            ValueError: an option cannot be; names the source and the option.
+            ValueError: an option is not valid; names the source and the option.
         """
         values = {name: data[name] for name in cls.__struct_fields__ if data.get(name) is not None}
         if isinstance(values.get("size"), int):
@@ -87,10 +87,10 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         return processor
 
     def __call__(self, image: Any) -> np.ndarray:
-        """One picture, a path or a PIL image, as h w 3 float32.
+        """Returns the pixels of one image, given as a path or a PIL image: h w 3, float32.
 
         Raises:
-            ValueError: it is no picture.
+            ValueError: the argument is not an image.
         """
         picture = load_image(image)
         if self.do_resize:
@@ -107,7 +107,9 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         return pixels
 
     def with_pixels_from_minus_one(self) -> "CLIPImageProcessor":
-        """The processor that takes 2 x - 1 for x in [0, 1], which CLIP was not trained with."""
+        """Returns a processor that scales pixels to [-1, 1] first, on which CLIP was not
+        trained.
+        """
         mean = tuple((value + 1) / 2 for value in self.image_mean)
         std = tuple(value / 2 for value in self.image_std)
         return msgspec.structs.replace(self, image_mean=mean, image_std=std)
@@ -120,7 +122,7 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         return (edge, longer) if width <= height else (longer, edge)
 
     def _cropped(self, picture: Image.Image) -> Image.Image:
-        """The middle, at transformers' offsets; black around what is smaller."""
+        """Cuts out the middle at transformers' offsets; pixels outside the image are black."""
         size = self.crop_size.width or 0, self.crop_size.height or 0
         left, top = (
             (own - wanted) // 2 if own >= wanted else -_padding(own, wanted)
@@ -130,5 +132,5 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
 
 
 def _padding(own: int, wanted: int) -> int:
-    """Pixels before the picture, of those that are missing."""
+    """Returns how many of the missing pixels go before the image."""
     return math.ceil((wanted - own) / 2)

@@ -1,4 +1,4 @@
-"""Masks of inpainting: white is drawn anew, black stays."""
+"""Masks of inpainting: white parts are generated anew, black parts stay."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from diffusax.images.pictures import (
     target_size,
 )
 
-# Of red, green and blue in a grey, ITU-R 601, as Pillow weighs them.
+# The weights of red, green and blue in a grey (ITU-R 601), as Pillow has them.
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -33,16 +33,16 @@ def to_mask(
     resize_mode: ResizeMode = "default",
     crops_coords: Box | None = None,
 ) -> np.ndarray:
-    """Masks at a size: 1 from half grey on, 0 below. As the `mask_processor` of diffusers.
+    """Brings masks to a size, as 1 from half grey on and 0 below, like diffusers' `mask_processor`.
 
-    Transparency is ignored, as there. The arguments are those of `to_pixels`; arrays may also be
-    h w or b h w, booleans, or integers 0 and 1.
+    Transparency is ignored, as in diffusers. The arguments are those of `to_pixels`; arrays may be
+    h w or b h w too, booleans, or integers 0 and 1.
 
     Returns:
         b H W 1 float32, 0 or 1.
 
     Raises:
-        ValueError: a file or an array is no mask, or the size cannot be.
+        ValueError: a file or an array is not a mask, or the size is not possible.
     """
     items, arrays = listed(masks, "mask_image")
     if arrays:
@@ -52,31 +52,31 @@ def to_mask(
     else:
         pictures = [crop(open_upright(item), crops_coords) for item in items]
         size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
-        # Resized in the picture's own mode first, as diffusers does: rounding decides at the rim.
+        # Resized in the image's own mode first, as diffusers does: rounding decides at the rim.
         resized = [resize(picture, *size, resize_mode).convert("L") for picture in pictures]
         greys = np.stack([np.asarray(grey) for grey in resized])[..., None].astype(np.float32) / 255
     return (greys >= 0.5).astype(np.float32)
 
 
 class MaskProcessor:
-    """What `pipe.mask_processor` of diffusers is used for: `blur(mask, blur_factor=33)`."""
+    """Stands in for diffusers' `pipe.mask_processor`, of which programs use `blur`."""
 
     @staticmethod
     def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
-        """See `masks.blur`."""
+        """Softens the rim of a mask, see `masks.blur`."""
         return blur(mask, blur_factor)
 
 
 def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
-    """A mask with a soft rim, of `blur_factor` pixels. As `pipe.mask_processor.blur`."""
+    """Softens the rim of a mask over `blur_factor` pixels, like `pipe.mask_processor.blur`."""
     return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))
 
 
 def get_crop_region(mask: Image.Image, width: int, height: int, pad: int = 0) -> Box:
-    """The part of a picture that holds all that is masked, in the proportions of width x height.
+    """Finds the part of an image around all that is masked, in the proportions of width x height.
 
-    As `VaeImageProcessor.get_crop_region` of diffusers: the masked part, `pad` pixels around it,
-    then as much of the picture as the proportions ask for, as far as it goes.
+    Like diffusers' `VaeImageProcessor.get_crop_region`: it takes the masked part, `pad` pixels
+    around it, and then as much of the image as the proportions ask for and the image has.
 
     Raises:
         ValueError: nothing is masked.
@@ -97,15 +97,15 @@ def get_crop_region(mask: Image.Image, width: int, height: int, pad: int = 0) ->
 def apply_overlay(
     mask: Any, init_image: Any, image: Image.Image, crop_coords: Box | None = None
 ) -> Image.Image:
-    """The picture as it was where the mask is black, as drawn where it is white.
+    """Puts the generated image where the mask is white, and keeps the original where it is black.
 
-    As `VaeImageProcessor.apply_overlay` of diffusers.
+    Like diffusers' `VaeImageProcessor.apply_overlay`.
 
     Arguments:
-        mask: as a path or PIL image, of the size of `init_image`; greys mix.
-        init_image: as it was.
-        image: as drawn, of the part `crop_coords` or of the whole.
-        crop_coords: where the drawn picture belongs.
+        mask: a path or a PIL image of the size of `init_image`; greys mix the two images.
+        init_image: the original.
+        image: the generated image, of the part `crop_coords` or of the whole.
+        crop_coords: where the generated image belongs.
 
     Raises:
         ValueError: the sizes differ.
@@ -131,7 +131,7 @@ def apply_overlay(
 
 
 def _widen(low: int, high: int, length: float, limit: int) -> tuple[int, int]:
-    """low..high widened on both sides to `length`, then moved and cut to lie in 0..limit."""
+    """Widens low..high on both sides to `length`, then moves and cuts it to lie in 0..limit."""
     spare = int(length - (high - low))
     low, high = low - spare // 2, high + spare - spare // 2
     over = max(high - limit, 0)
@@ -141,7 +141,7 @@ def _widen(low: int, high: int, length: float, limit: int) -> tuple[int, int]:
 
 
 def _grey(value: Any) -> np.ndarray:
-    """An array in any of its shapes -> b h w 1."""
+    """Brings an array in any of its shapes to b h w 1."""
     if str(getattr(value, "dtype", "")).removeprefix("torch.") in ("int32", "int64"):
         value = value != 0
     array = read_array(value, "mask_image")

@@ -1,4 +1,4 @@
-"""Pictures as arrays and as PIL images."""
+"""Reads, checks, resizes and converts images: arrays and PIL images."""
 
 import base64
 import io
@@ -13,20 +13,20 @@ from PIL.PngImagePlugin import PngInfo
 
 ResizeMode = Literal["default", "fill", "crop"]
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels, as Pillow crops."""
+"""The left, top, right and bottom edge in pixels, in the order of Pillow's `crop`."""
 
 MAX_SIDE = 16384
-"""Nothing is resized to more pixels than this in height or width."""
+"""The largest height or width in pixels that anything is resized to."""
 
 
 def load_image(value: Any) -> Image.Image:
-    """The picture of a path, of a file's bytes or of a PIL image of any mode, upright and RGB.
+    """Loads an image from a path, a file's bytes or a PIL image of any mode, as upright RGB.
 
     The orientation that a camera noted in EXIF is applied, as diffusers' `load_image` does;
     transparent parts become white; 16-bit greys keep their shades.
 
     Raises:
-        ValueError: there is no such file, or no picture in it; names the file and the reason.
+        ValueError: there is no such file, or no image in it; names the file and the reason.
     """
     image = open_upright(value)
     try:
@@ -40,7 +40,7 @@ def load_image(value: Any) -> Image.Image:
 
 
 def open_upright(value: Any) -> Image.Image:
-    """As `load_image`, but in the picture's own mode; 16 bits become 8, mode L.
+    """Opens an image like `load_image`, but keeps its own mode; 16 bits become 8 bits, in mode L.
 
     Raises:
         ValueError: there is no such file, or no picture in it; names the file and the reason.
@@ -68,20 +68,21 @@ def to_pixels(
     crops_coords: Box | None = None,
     latent_channels: int = 4,
 ) -> np.ndarray:
-    """What an autoencoder encodes. As `VaeImageProcessor.preprocess` of diffusers, channels last.
+    """Prepares images for an autoencoder, like `VaeImageProcessor.preprocess` of diffusers.
 
     Arguments:
         images: a path, PIL image or array, or a list of one kind. Arrays are h w c or b h w c,
             tensors of PyTorch c h w or b c h w: floats in [0, 1], floats in [-1, 1] if any is
             negative, or uint8.
-        height: in pixels, as `width`; the first picture's own by default. Both are rounded down to
-            multiples of `factor`. PIL images are resized with Lanczos' filter, arrays by
+        height: the height in pixels; by default the first image's own. As the width, it is rounded
+            down to a multiple of `factor`. PIL images are resized with Lanczos' filter, arrays by
             repeating the nearest pixel.
-        factor: pixels per latent.
-        resize_mode: "default" stretches, "fill" fits the picture in and smears its borders,
+        width: the width in pixels; by default the first image's own.
+        factor: the number of pixels per latent in each direction.
+        resize_mode: "default" stretches, "fill" fits the image in and smears its borders,
             "crop" cuts off what stands out; the latter two for PIL images and paths.
         crops_coords: the part of each PIL image to take, before it is resized.
-        latent_channels: arrays with so many channels, neither 1 nor 3, are latents and stay as they
+        latent_channels: arrays of this many channels, neither 1 nor 3, are latents and stay as they
             are. Where height or width is the same number they are read as c h w, as calls give
             them.
 
@@ -89,7 +90,7 @@ def to_pixels(
         b H W 3 float32 in [-1, 1]; or latents b h w c.
 
     Raises:
-        ValueError: a file or an array is no picture, or the size cannot be.
+        ValueError: a file or an array is not an image, or the size is not possible.
     """
     pixels = _unit_pixels(
         images, height, width, factor, resize_mode, crops_coords, "image", latent_channels
@@ -108,15 +109,15 @@ def to_control(
     resize_mode: ResizeMode = "default",
     crops_coords: Box | None = None,
 ) -> np.ndarray:
-    """What a ControlNet sees: as `to_pixels`, but b H W 3 float32 in [0, 1]."""
+    """Prepares images for a ControlNet: like `to_pixels`, but b H W 3 float32 in [0, 1]."""
     return _unit_pixels(images, height, width, factor, resize_mode, crops_coords, "control image")
 
 
 def resize(image: Image.Image, height: int, width: int, mode: str = "default") -> Image.Image:
-    """One picture at another size, with Lanczos' filter. As `VaeImageProcessor.resize`.
+    """Resizes one image with Lanczos' filter, like diffusers' `VaeImageProcessor.resize`.
 
     Raises:
-        ValueError: the mode is unknown, or a picture is too long and narrow for it.
+        ValueError: the mode is unknown, or the image is too long and narrow for it.
     """
     if mode == "default":
         return image.resize((width, height), Image.Resampling.LANCZOS)
@@ -146,7 +147,7 @@ def resize(image: Image.Image, height: int, width: int, mode: str = "default") -
 def target_size(
     own: tuple[int, int], height: int | None, width: int | None, factor: int
 ) -> tuple[int, int]:
-    """(height, width), each rounded down to a multiple of `factor`. own: the picture's."""
+    """Rounds height and width down to multiples of `factor`. own: the image's (height, width)."""
     wanted = (height or own[0], width or own[1])
     size = wanted[0] - wanted[0] % factor, wanted[1] - wanted[1] % factor
     if not 0 < min(size) <= max(size) <= MAX_SIDE:
@@ -158,10 +159,10 @@ def target_size(
 
 
 def listed(value: Any, name: str) -> tuple[list[Any], bool]:
-    """The pictures as a list, and whether they are arrays.
+    """Returns the images as a list, and whether they are arrays.
 
     Raises:
-        ValueError: there is none, or something else, or some are arrays and some are not.
+        ValueError: the list is empty, holds something else, or only some of it are arrays.
     """
     items = list(value) if isinstance(value, list | tuple) else [value]
     pictures = [isinstance(item, str | Path | bytes | Image.Image) for item in items]
@@ -181,7 +182,7 @@ def listed(value: Any, name: str) -> tuple[list[Any], bool]:
 
 
 def stack(arrays: list[np.ndarray], name: str) -> np.ndarray:
-    """Arrays b h w c, one after the other.
+    """Joins arrays b h w c along their first axis.
 
     Raises:
         ValueError: their sizes differ.
@@ -194,10 +195,10 @@ def stack(arrays: list[np.ndarray], name: str) -> np.ndarray:
 
 
 def read_array(value: Any, name: str) -> np.ndarray:
-    """An array, or a tensor of PyTorch, as float32; uint8 becomes [0, 1].
+    """Converts an array, or a tensor of PyTorch, to float32; uint8 is scaled to [0, 1].
 
     Raises:
-        ValueError: its type is no picture's, or it is not finite.
+        ValueError: its dtype is not one of an image, or it is not finite.
     """
     array = as_numpy(value)
     if array.dtype == np.uint8:
@@ -211,7 +212,7 @@ def read_array(value: Any, name: str) -> np.ndarray:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """An array, or a tensor of PyTorch, as NumPy's; what NumPy has no type for becomes float32."""
+    """Converts an array or PyTorch tensor to NumPy; dtypes that NumPy lacks become float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value
@@ -219,7 +220,7 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
-    """b h w c -> b height width c, as `torch.nn.functional.interpolate` repeats pixels."""
+    """Resizes b h w c by repeating pixels, like `torch.nn.functional.interpolate`."""
 
     def sources(size: int, new: int) -> np.ndarray:
         scale = np.float32(size) / np.float32(new)
@@ -230,12 +231,12 @@ def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def to_pil(images: np.ndarray) -> list[Image.Image]:
-    """images: b h w 3 in [0, 1] -> PIL images."""
+    """Converts arrays to PIL images. images: b h w 3 in [0, 1]."""
     return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
 
 
 def png_parameters(parameters: str) -> PngInfo:
-    """A PNG's text chunk `parameters`, which image tools read the settings of a picture from."""
+    """Makes a PNG's text chunk `parameters`, from which tools read the settings of an image."""
     info = PngInfo()
     info.add_text("parameters", parameters)
     return info
@@ -262,7 +263,7 @@ def _unit_pixels(
     pixels = stack([_channels_last(item, name, channels) for item in items], name)
     if pixels.shape[-1] not in (1, 3):
         return pixels
-    # Decoded pictures overshoot 1 a little; 255 means that somebody did not divide.
+    # Decoded images overshoot 1 a little; 255 means that somebody did not divide.
     if np.abs(pixels).max() > 4:
         raise ValueError(
             f"{name} must be floats in [0, 1] or [-1, 1] (got values up to {pixels.max():g})"
@@ -272,18 +273,22 @@ def _unit_pixels(
 
 
 def crop(image: Image.Image, box: Box | None) -> Image.Image:
-    """The part of a picture; all of it for None."""
+    """Cuts out a part of an image; returns the whole image for None."""
     return image if box is None else image.crop(box)
 
 
 def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> None:
-    """Raises ValueError for what only PIL images can do."""
+    """Raises ValueError where an option is set that only PIL images support."""
     if resize_mode != "default" or crops_coords is not None:
         raise ValueError(f"{name} must be PIL images or paths, not arrays, to be cropped or filled")
 
 
 def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray:
-    """Channels are the last axis of an array and the first of a tensor; the other if it must be.
+    """Moves the channels to the last axis; arrays usually have them there, and tensors first.
+
+    Latents have them first where both could be.
+
+    Latents have them first where both could be.
 
     Of latents they are the first where both could be.
     """
@@ -303,7 +308,9 @@ def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray
 
 
 def _source(value: Any) -> Any:
-    """What Pillow opens. Raises ValueError or OSError for what is no file, without reading it."""
+    """Returns what Pillow opens. Raises ValueError or OSError, without reading, if it is no
+    file.
+    """
     if isinstance(value, bytes):
         return io.BytesIO(value)
     if not isinstance(value, str | Path):
@@ -316,13 +323,15 @@ def _source(value: Any) -> Any:
 
 
 def _called(value: Any) -> str:
-    """The name of a picture in a sentence, with control characters escaped."""
+    """Returns the name of an image for a message, with control characters escaped."""
     name = value if isinstance(value, str | Path) else getattr(value, "filename", "")
     return f"the picture {str(name)!r}" if name else "the picture"
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow clips 16-bit greys at 255 and fractions at 0 or 1; modes of 8 bits as they are."""
+    """Converts an image to 8 bits; Pillow alone would clip 16-bit greys at 255, fractions at 0 or
+    1.
+    """
     if not image.mode.startswith("I") and image.mode != "F":
         return image
     values = np.asarray(image).astype(np.float64)
@@ -335,7 +344,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> None:
-    """Fills what is left of the canvas with the outermost rows or columns of the picture."""
+    """Fills the rest of the canvas with the outermost rows or columns of the image."""
     (width, height), edge = inside.size, inside.resize
     if top > 0:
         canvas.paste(edge((width, top), box=(0, 0, width, 0)), (0, 0))
@@ -346,7 +355,7 @@ def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> Non
 
 
 def to_html(images: Sequence[Image.Image]) -> str:
-    """Pictures side by side, for notebooks."""
+    """Returns HTML that shows images side by side, for notebooks."""
 
     def source(image: Image.Image) -> str:
         file = io.BytesIO()

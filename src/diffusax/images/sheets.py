@@ -1,4 +1,4 @@
-"""Several pictures on one: grids, labelled grids, and captions beneath pictures."""
+"""Puts several images on one sheet: grids, labelled grids, and captions beneath images."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,24 +7,24 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 GAP = 4
-"""Pixels between the pictures of a sheet."""
+"""The number of pixels between the images of a sheet."""
 _LINES = 6
-"""A caption is cut off after so many lines."""
+"""The number of lines after which a caption is cut off."""
 
 
 def make_image_grid(
     images: Sequence[Image.Image], rows: int, cols: int, resize: int | None = None
 ) -> Image.Image:
-    """Pictures row by row without gaps, as diffusers' `make_image_grid`.
+    """Puts images into a grid without gaps, row by row, like diffusers' `make_image_grid`.
 
     Args:
-        images: as many as the grid has places; each place has the size of the first.
-        rows: of the grid.
-        cols: of the grid, its columns.
-        resize: makes each picture a square of so many pixels first.
+        images: one for each place of the grid; each place has the size of the first image.
+        rows: the number of rows.
+        cols: the number of columns.
+        resize: the side in pixels of the square that each image is resized to first.
 
     Raises:
-        ValueError: there are more or fewer pictures than places.
+        ValueError: there are more or fewer images than places.
     """
     if len(images) != rows * cols or not images:
         raise ValueError(
@@ -38,7 +38,7 @@ def make_image_grid(
 def contact_sheet(
     images: Sequence[Image.Image], *, gap: int = GAP, columns: int | None = None
 ) -> Image.Image:
-    """Pictures row by row on white, in a grid as square as can be or of `columns`."""
+    """Puts images on white, row by row, in `columns` columns or as square as possible."""
     return _paste(images, _largest(images), columns or math.ceil(math.sqrt(len(images))), gap)
 
 
@@ -49,15 +49,15 @@ def labelled_grid(
     *,
     gap: int = GAP,
 ) -> Image.Image:
-    """Rows of pictures on white, with labels left of the rows and above the columns.
+    """Puts rows of images on white, with labels left of the rows and above the columns.
 
-    Labels wider than a picture go on in further lines.
+    Labels that are wider than an image are broken into lines.
 
     Args:
-        images: the rows, all of one length.
+        images: the rows, all of the same length.
         row_labels: one for each row, or none at all.
         column_labels: one for each column, or none at all.
-        gap: pixels between the pictures.
+        gap: the number of pixels between the images.
 
     Raises:
         ValueError: rows differ in length, or there are more or fewer labels than rows or columns.
@@ -93,12 +93,12 @@ def labelled_grid(
 
 
 def captioned(images: Sequence[Image.Image], captions: Iterable[str]) -> list[Image.Image]:
-    """The pictures on white, each with its caption in lines beneath, all of one size.
+    """Puts each image on white with its caption in lines beneath; all results have the same size.
 
     Captions of more than six lines are cut off.
 
     Raises:
-        ValueError: there are more or fewer captions than pictures.
+        ValueError: there are more or fewer captions than images.
     """
     captions = list(captions)
     if len(captions) != len(images):
@@ -118,7 +118,7 @@ def captioned(images: Sequence[Image.Image], captions: Iterable[str]) -> list[Im
 
 
 def _largest(images: Sequence[Image.Image]) -> tuple[int, int]:
-    """Width and height that hold each of the pictures."""
+    """Returns the width and height that every image fits into."""
     return max(image.width for image in images), max(image.height for image in images)
 
 
@@ -129,7 +129,7 @@ def _paste(
     gap: int,
     background: str = "white",
 ) -> Image.Image:
-    """The pictures row by row in cells of one width and height."""
+    """Pastes the images row by row into cells of the same width and height."""
     width, height = cell[0] + gap, cell[1] + gap
     rows = math.ceil(len(images) / columns)
     sheet = Image.new("RGB", (columns * width - gap, rows * height - gap), background)
@@ -141,15 +141,15 @@ def _paste(
 def _texts(
     texts: Sequence[str], cell: tuple[int, int], align: str, *, fit: bool = False
 ) -> list[Image.Image]:
-    """Each text in black on white, in lines no wider than a cell; with `fit` also no higher."""
-    # In proportion to the pictures, but legible also beneath the smallest.
+    """Writes each text in black on white, no wider than a cell; with `fit` also no higher."""
+    # In proportion to the images, but legible beneath the smallest too.
     font: Any = ImageFont.load_default(max(10, min(cell) // 20))
     most = max(1, min(_LINES, cell[1] // sum(font.getmetrics()))) if fit else _LINES
     return [_text(_lines(text, font, cell[0], most), font, align) for text in texts]
 
 
 def _text(lines: Sequence[str], font: Any, align: str) -> Image.Image:
-    """Lines of text on white, as small as holds them."""
+    """Writes lines of text on white, on the smallest image that holds them."""
     lengths = [font.getlength(line) for line in lines]
     width, step = max(1, math.ceil(max(lengths))), sum(font.getmetrics())
     image = Image.new("RGB", (width, step * len(lines)), "white")
@@ -161,7 +161,7 @@ def _text(lines: Sequence[str], font: Any, align: str) -> Image.Image:
 
 
 def _lines(text: str, font: Any, width: int, most: int) -> list[str]:
-    """The text in up to `most` lines of `width` pixels, broken between words where that can be."""
+    """Breaks the text into up to `most` lines of `width` pixels, between words where possible."""
     lines = [""]
     for word in text.split():
         if len(lines) > most:
@@ -183,7 +183,7 @@ def _lines(text: str, font: Any, width: int, most: int) -> list[str]:
 
 
 def _fitting(word: str, font: Any, width: int) -> int:
-    """How many of the word's letters fit, at least one."""
+    """Returns how many letters of the word fit into the width, at least one."""
     fits = 1
     while fits < len(word) and font.getlength(word[: fits + 1]) <= width:
         fits += 1
