@@ -1,4 +1,4 @@
-"""Samplers as tables: coefficients on the host, one generic step in the compiled program."""
+"""Samplers as tables: coefficients from the host, and one generic step in the compiled program."""
 
 from diffusax.samplers.names import (
     SAMPLER_NAMES,

@@ -1,4 +1,4 @@
-"""Asking for a run: the arguments of `Scheduler.schedule`, checked, and the answers, cached."""
+"""Checks the arguments of `Scheduler.schedule`, and caches the schedules."""
 
 import functools
 import operator
@@ -11,11 +11,11 @@ from diffusax.samplers.rows import CLEAN, Row, Schedule
 
 
 class Request(NamedTuple):
-    """A run as it was asked for, checked.
+    """The checked arguments of a run.
 
-    steps: how many of the whole run. begin: the first row. timesteps: n, sigmas: n+1, the caller's
-    own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's, and TCD's gamma.
-    original_inference_steps, strength: of LCM and TCD. mu: of flow matching.
+    steps: the number of steps of the whole run. begin: the first row. timesteps: n, sigmas: n+1,
+    the caller's own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's eta or TCD's
+    gamma. original_inference_steps, strength: options of LCM and TCD. mu: flow matching's shift.
     """
 
     steps: int
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All rows of a run, also those before its `begin`, and the initial standard deviation.
+    """All rows of a run, those before its `begin` included, and the initial standard deviation.
 
     last_level: the (signal, noise) of x after all rows. motion: see `Schedule`, of all rows.
     """
@@ -76,13 +76,13 @@ def cached_schedule(
     mu: float | None = None,
     uncut: bool = False,
 ) -> Schedule:
-    """`Scheduler.schedule`, its arguments of exactly these types.
+    """Computes `Scheduler.schedule`; the arguments must have exactly these types.
 
-    uncut: whether rows without a finite step are let pass, because a part of the run will be asked
-    for that may do without them.
+    uncut: whether to allow rows without a finite step, because the caller will use a part of the
+    run that may not contain them.
 
     Raises:
-        ValueError: as `Scheduler.schedule`.
+        ValueError: for the reasons of `Scheduler.schedule`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
@@ -168,7 +168,7 @@ def _check_steps(scheduler: Sampler, steps: int) -> None:
 
 
 def _check_custom(scheduler: Sampler, name: str, values: np.ndarray) -> None:
-    # A run that ends at sigma_min ends with it twice, but for rounding.
+    # The last two sigmas of a run that ends at sigma_min are equal up to rounding.
     least = 1e-5 * values[:-1] if name == "sigmas" else -1e-9
     rising = np.diff(values) > least
     if len(values) == 0 or rising.any() or values[-1] < 0:
@@ -177,10 +177,10 @@ def _check_custom(scheduler: Sampler, name: str, values: np.ndarray) -> None:
 
 
 def check_highest(name: str, values: np.ndarray, highest: float) -> None:
-    """Refuses custom values, descending, that start above `highest`.
+    """Raises an error where descending custom values start above `highest`.
 
     Raises:
-        ValueError: they do.
+        ValueError: the first value is higher.
     """
     if values[0] > highest:
         raise ValueError(f"{name} must start at {highest} or below (got {values[0]:g})")
@@ -223,19 +223,19 @@ def _no_step(scheduler: Sampler) -> str:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """The integer of an argument; a ValueError if it is none."""
+    """Returns an argument as an integer; raises ValueError if it is not one."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be a whole number (got {value!r})")
     return operator.index(value)
 
 
 def number(name: str, value: Any) -> float:
-    """The finite number of an argument; a ValueError if it is none."""
+    """Returns an argument as a finite number; raises ValueError if it is not one."""
     return numbers(name, [value])[0]
 
 
 def numbers(name: str, values: Any) -> tuple[float, ...]:
-    """The finite numbers of an argument; a ValueError if it has others."""
+    """Returns an argument as finite numbers; raises ValueError if it holds anything else."""
     try:
         array = np.asarray(values)
         if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():

@@ -1,4 +1,4 @@
-"""Methods in the variance-preserving form, on alpha-bar: DDPM, DDIM, PNDM, LCM, TCD."""
+"""Variance-preserving methods, which work on alpha-bar: DDPM, DDIM, PNDM, LCM and TCD."""
 
 from typing import NamedTuple, Protocol
 
@@ -8,7 +8,8 @@ from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X
 
 SIGMA_DATA = 0.5
-"""The deviation of the data that consistency models assume (Luo et al. 2023, appendix C)."""
+"""The standard deviation of the data that consistency models assume (Luo et al. 2023, appendix
+C)."""
 
 
 class Limits(NamedTuple):
@@ -30,7 +31,9 @@ class Process(Protocol):
 
 
 def _prediction(process: Process, level: tuple[float, float], limits: Limits) -> np.ndarray:
-    """The form of the predicted sample.
+    """Returns the coefficients of the predicted sample.
+
+    They are infinite where no signal is left to tell the sample from the noise.
 
     It is infinite where no signal is left to tell the sample from the noise.
     """
@@ -42,19 +45,19 @@ def _prediction(process: Process, level: tuple[float, float], limits: Limits) ->
 
 
 def alpha_level(alpha: float) -> tuple[float, float]:
-    """(signal, noise) at alpha-bar `alpha`."""
+    """Returns the (signal, noise) of latents at alpha-bar `alpha`."""
     return np.sqrt(alpha), np.sqrt(1 - alpha)
 
 
 def alpha_after(process: Process, t: int) -> float:
-    """alpha-bar at a timestep that a step leads to, which may be below 0: then after the run."""
+    """Returns alpha-bar at the timestep that a step leads to; below 0 it is that after the run."""
     return process.alphas_cumprod[t] if t >= 0 else process.final_alpha
 
 
 def ddpm(
     process: Process, timesteps: np.ndarray, *, variance_type: str | None, limits: Limits
 ) -> list[Row]:
-    """Ho et al. 2020, equations 6 and 7, with strides."""
+    """Computes the rows of DDPM with strides (Ho et al. 2020, equations 6 and 7)."""
     a = process.alphas_cumprod
     rows = []
     for i, t in enumerate(timesteps):
@@ -75,7 +78,10 @@ def ddpm(
 def ddim(
     process: Process, timesteps: np.ndarray, *, stride: int, eta: float, limits: Limits
 ) -> list[Row]:
-    """Song et al. 2021, equation 12. The direction keeps the unclipped noise, as diffusers does."""
+    """Computes the rows of DDIM (Song et al. 2021, equation 12).
+
+    The direction keeps the unclipped noise, as in diffusers.
+    """
     a, kind = process.alphas_cumprod, process.prediction_type
     rows = []
     for t in timesteps:
@@ -83,7 +89,7 @@ def ddim(
         alpha_prev = alpha_after(process, t - stride)
         variance = (1 - alpha_prev) / (1 - alpha) * (1 - alpha / alpha_prev)
         sigma = eta * np.sqrt(max(variance, 0.0))
-        # At eta=1 rounding can leave less than nothing.
+        # At eta=1 rounding can make this slightly negative.
         direction = np.sqrt(max(1 - alpha_prev - sigma**2, 0.0))
         level = alpha_level(alpha)
         x = np.sqrt(alpha_prev) * P + direction * epsilon_from(kind, *level) + sigma * NOISE
@@ -94,7 +100,7 @@ def ddim(
 def pndm_timesteps(
     ascending: np.ndarray, stride: int, *, skip_prk_steps: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The evaluation times of the Runge-Kutta and of the multistep phase."""
+    """Returns the timesteps of the Runge-Kutta phase and of the multistep phase."""
     if skip_prk_steps:
         # The second evaluation repeats a timestep to start the history (scheduling_pndm.py).
         plms = np.concatenate([ascending[:-1], ascending[-2:-1], ascending[-1:]])[::-1]
@@ -106,10 +112,12 @@ def pndm_timesteps(
 def pndm(
     process: Process, prk: np.ndarray, plms: np.ndarray, *, stride: int, begin: int
 ) -> list[Row]:
-    """Liu et al. 2022: pseudo Runge-Kutta steps, then pseudo linear multistep (equations 9 to 13).
+    """Computes the rows of PNDM from `begin` on (Liu et al. 2022, equations 9 to 13).
 
-    The rows from `begin` on. As in diffusers, a run that begins late still opens with the phase
-    that a whole run opens with, on the timesteps that are left.
+    Pseudo Runge-Kutta steps come first, then pseudo linear multistep ones. As in diffusers, a run
+    that begins late still opens with the phase that a whole run opens with, on the timesteps that
+    are left.
+
     Slots: m1, m2, m3 the earlier predictions; m4 the x at the start of a Runge-Kutta step (or of
     the first multistep step); m5 the Runge-Kutta sum so far.
     """
@@ -127,7 +135,7 @@ def pndm(
 def _prk_row(
     process: Process, i: int, t: int, start: int, stride: int
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The form of x and the memory in the Runge-Kutta phase."""
+    """Returns the coefficients of x and of the memory slots in the Runge-Kutta phase."""
     x0 = X if i % 4 == 0 else M4
     output = [RAW, RAW, RAW, M5 + RAW / 6][i % 4]
     x = _transfer(process, x0, output, start, t if i % 2 else t - stride // 2)
@@ -147,7 +155,7 @@ _ADAMS_BASHFORTH: dict[int, np.ndarray] = {
 def _plms_row(
     process: Process, i: int, t: int, stride: int, *, warm: bool
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The form of x and the memory in the multistep phase; `warm` after Runge-Kutta steps."""
+    """Returns those of the multistep phase; `warm` says that Runge-Kutta steps came before."""
     if i == 1 and not warm:
         return _transfer(process, M4, (RAW + M1) / 2, t + stride, t), ()
     order = 4 if warm else min(4, max(i, 1))
@@ -158,7 +166,7 @@ def _plms_row(
 def _transfer(
     process: Process, x: np.ndarray, output: np.ndarray, t: int, target: int
 ) -> np.ndarray:
-    """Liu et al. 2022, equation 11, from t to target."""
+    """Returns the coefficients of x at `target`, from those at t (Liu et al. 2022, equation 11)."""
     alpha, alpha_prev = process.alphas_cumprod[t], alpha_after(process, target)
     if process.prediction_type == "v_prediction":
         output = np.sqrt(alpha) * output + np.sqrt(1 - alpha) * x
@@ -169,7 +177,7 @@ def _transfer(
 def lcm(
     process: Process, timesteps: np.ndarray, *, timestep_scaling: float, limits: Limits
 ) -> list[Row]:
-    """Latent consistency models (Luo et al. 2023, algorithm 3)."""
+    """Computes the rows of latent consistency models (Luo et al. 2023, algorithm 3)."""
     a = process.alphas_cumprod
     rows = []
     for i, t in enumerate(timesteps):
@@ -186,7 +194,9 @@ def lcm(
 
 
 def tcd(process: Process, timesteps: np.ndarray, *, eta: float) -> list[Row]:
-    """Trajectory consistency (Zheng et al. 2024, algorithm 4), eta being its gamma."""
+    """Computes the rows of trajectory consistency (Zheng et al. 2024, algorithm 4); eta is its
+    gamma.
+    """
     a, kind = process.alphas_cumprod, process.prediction_type
     rows = []
     for i, t in enumerate(timesteps):

@@ -10,7 +10,7 @@ from diffusax.samplers.rows import M1, M2, NOISE, RAW, P, Row, X
 
 
 def euler(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
-    """Along the predicted velocity (Esser et al. 2024)."""
+    """Computes Euler steps along the predicted velocity (Esser et al. 2024)."""
     return [
         _row(t, X + (target - sigma) * RAW, sigma)
         for t, sigma, target in zip(timesteps, sigmas, sigmas[1:])
@@ -18,7 +18,7 @@ def euler(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
 
 
 def euler_stochastic(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
-    """The predicted sample with fresh noise added, in each step."""
+    """Computes steps that each go to the predicted sample and add fresh noise."""
     return [
         _row(t, (1 - target) * P + target * NOISE, sigma)
         for t, sigma, target in zip(timesteps, sigmas, sigmas[1:])
@@ -26,7 +26,9 @@ def euler_stochastic(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
 
 
 def heun(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
-    """Second-order steps, the last one Euler's. Slots: m1 the x before the step, m2 its velocity.
+    """Computes Heun's second-order steps, the last one Euler's.
+
+    Slots: m1 the x before the step, m2 its velocity.
 
     timesteps: n, one for each step.
     """

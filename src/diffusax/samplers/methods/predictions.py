@@ -1,4 +1,4 @@
-"""What a network's raw prediction says of the clean sample and of the noise in x.
+"""Converts a network's raw prediction to the clean sample and the noise in x.
 
 Everywhere x = signal x0 + noise eps. The variance-preserving form has signal sqrt(alpha-bar) and
 noise sqrt(1 - alpha-bar), the variance-exploding form signal 1 and noise sigma, flow matching
@@ -11,7 +11,7 @@ from diffusax.samplers.rows import RAW, X
 
 
 def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
-    """The predicted sample as a form in X and RAW (Salimans and Ho 2022, section 4).
+    """Returns the predicted sample as coefficients of X and RAW (Salimans and Ho 2022, section 4).
 
     kind: "epsilon" (RAW is the noise), "v_prediction" (RAW is the velocity of x scaled to unit
     variance), "flow_prediction" (RAW is the noise less the sample, where signal and noise sum to
@@ -28,7 +28,7 @@ def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
 
 
 def epsilon_from(kind: str, signal: float, noise: float) -> np.ndarray:
-    """The predicted noise as a form in X and RAW."""
+    """Returns the predicted noise as coefficients of X and RAW; kind: see `x0_from`."""
     if kind == "epsilon":
         return RAW
     if kind == "v_prediction":

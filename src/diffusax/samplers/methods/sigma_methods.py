@@ -1,4 +1,4 @@
-"""Methods in the variance-exploding form, on sigma: Euler, Heun, LMS, DPM2 and the ancestral ones.
+"""Variance-exploding methods, which work on sigma: Euler, Heun, LMS, DPM2 and the ancestral ones.
 
 `d` is k-diffusion's derivative (x - denoised) / sigma (Karras et al. 2022, equation 3).
 """
@@ -16,17 +16,17 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 
 
 def denoised(prediction_type: str, sigma: float) -> np.ndarray:
-    """The predicted sample as a form in X and RAW."""
+    """Returns the predicted sample as coefficients of X and RAW."""
     return x0_from(prediction_type, 1.0, sigma)
 
 
 def derivative(prediction_type: str, sigma: float) -> np.ndarray:
-    """The derivative d of x in sigma, as a form in X and RAW: the predicted noise."""
+    """Returns the derivative d of x in sigma, the predicted noise, as coefficients of X and RAW."""
     return epsilon_from(prediction_type, 1.0, sigma)
 
 
 def in_scale(sigma: float) -> float:
-    """Brings x at noise level sigma to unit variance for the network."""
+    """Returns the factor that brings x at noise level sigma to unit variance for the network."""
     return 1 / np.sqrt(sigma**2 + 1)
 
 
@@ -37,9 +37,10 @@ def euler(
     epsilon: Callable[[float, float], np.ndarray],
     in_scale: Callable[[float], float] = in_scale,
 ) -> list[Row]:
-    """Algorithm 2 (Euler steps) of Karras et al. 2022, without churn.
+    """Computes Euler steps, algorithm 2 of Karras et al. 2022 without churn.
 
-    x0, epsilon: (signal, sigma) -> what is predicted, as a form in X and RAW.
+    x0, epsilon: functions of (signal, sigma) that return the predicted sample and the predicted
+    noise as coefficients of X and RAW.
     """
     return [
         Row(
@@ -54,13 +55,13 @@ def euler(
 
 
 def ancestral_split(sigma: float, target: float) -> tuple[float, float]:
-    """The noise level to step down to and the noise to add, from sigma to target (k-diffusion)."""
+    """Splits a step from sigma to target into the level to step down to and the noise to add."""
     up = np.sqrt(target**2 * (sigma**2 - target**2) / sigma**2)
     return np.sqrt(target**2 - up**2), up
 
 
 def euler_ancestral(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str) -> list[Row]:
-    """Ancestral sampling with Euler steps (k-diffusion, sample_euler_ancestral)."""
+    """Computes ancestral sampling with Euler steps (k-diffusion, sample_euler_ancestral)."""
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         down, up = ancestral_split(sigma, sigmas[i + 1])
@@ -73,7 +74,7 @@ def euler_ancestral(timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: 
 def lms(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, order: int = 4
 ) -> list[Row]:
-    """Linear multistep (k-diffusion, sample_lms): Adams-Bashforth on uneven sigmas."""
+    """Computes linear multistep, Adams-Bashforth on uneven sigmas (k-diffusion, sample_lms)."""
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         d = derivative(prediction_type, sigma)
@@ -84,7 +85,7 @@ def lms(
 
 
 def _lagrange_integral(sigmas: np.ndarray, i: int, k: int, order: int) -> float:
-    """The integral over the step of the Lagrange polynomial that is one at sigma[i - k]."""
+    """Integrates, over the step, the Lagrange polynomial that is one at sigma[i - k]."""
     if k >= order:
         return 0.0
     low, high = sigmas[i], sigmas[i + 1]
@@ -99,7 +100,7 @@ def _lagrange_integral(sigmas: np.ndarray, i: int, k: int, order: int) -> float:
 def heun(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, *, clip: float
 ) -> list[Row]:
-    """Algorithm 2 of Karras et al. 2022 with the second-order correction; Euler in the last step.
+    """Computes second-order steps, algorithm 2 of Karras et al. 2022; the last step is Euler's.
 
     Slots: m1 the x before the step, m2 its denoised sample.
     """
@@ -122,7 +123,10 @@ def heun(
 def kdpm2(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
 ) -> list[Row]:
-    """DPM-Solver-2 as in k-diffusion's sample_dpm_2: a midpoint in log sigma. Slot m1: x before."""
+    """Computes DPM-Solver-2 with a midpoint in log sigma (k-diffusion, sample_dpm_2).
+
+    Slot m1: the x before the step.
+    """
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         target = sigmas[i + 1]
@@ -139,7 +143,10 @@ def kdpm2(
 def kdpm2_ancestral(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
 ) -> list[Row]:
-    """k-diffusion's sample_dpm_2_ancestral. Slot m1: x before."""
+    """Computes DPM-Solver-2 with ancestral noise (k-diffusion, sample_dpm_2_ancestral).
+
+    Slot m1: the x before the step.
+    """
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         target = sigmas[i + 1]
@@ -157,9 +164,10 @@ def kdpm2_ancestral(
 def dpm_sde(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
 ) -> list[Row]:
-    """Stochastic DPM-Solver++ (k-diffusion, sample_dpmpp_sde), with the midpoint in log sigma.
+    """Computes stochastic DPM-Solver++ with the midpoint in log sigma (k-diffusion,
+    sample_dpmpp_sde).
 
-    The noise of the whole step is a Brownian motion's: it holds the noise of its first half.
+    The noise comes from a Brownian motion, so that of a step contains that of its first half.
     Slots: m1 the x before the step, m2 the noise of the first half.
     """
     rows = []
@@ -182,7 +190,7 @@ def dpm_sde(
 
 
 def brownian_steps(sigmas: np.ndarray) -> tuple[tuple[float, float] | None, ...]:
-    """From which sigma to which the noise of each row of `dpm_sde` is, to the bit.
+    """Returns the sigmas between which the noise of each row of `dpm_sde` is taken, to the bit.
 
     diffusers takes logarithms and back in float32 (scheduling_dpmsolver_sde.py, step), and 1e-6
     more or less of a motion is 1e-3 of noise.
@@ -197,7 +205,7 @@ def brownian_steps(sigmas: np.ndarray) -> tuple[tuple[float, float] | None, ...]
 
 
 def _log(x: np.ndarray) -> np.ndarray:
-    """In float32, correctly rounded, as PyTorch's is but for one number in a hundred."""
+    """Computes the logarithm in float32, correctly rounded; 99 in 100 are PyTorch's own bits."""
     return np.log(x.astype(np.float64)).astype(np.float32)
 
 
@@ -208,7 +216,7 @@ def _exp(x: np.ndarray) -> np.ndarray:
 def _midpoint_row(
     x: np.ndarray, middle: float, target: float, prediction_type: str, every: np.ndarray
 ) -> Row:
-    """The evaluation at `middle`; diffusers' add_noise takes its x to be at `target` already."""
+    """Returns the row at `middle`; diffusers' add_noise takes its x to be at `target` already."""
     t = float(sigmas_to_timesteps(np.array(middle), every))
     prediction = denoised(prediction_type, middle)
     return Row(t, x, (1.0, target), prediction, in_scale=in_scale(middle))

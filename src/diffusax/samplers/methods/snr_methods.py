@@ -14,11 +14,11 @@ from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.rows import M1, M2, M3, M4, NOISE, P, Row, X
 
 Predicted = Callable[[float, float], np.ndarray]
-"""(signal, noise) of x -> a prediction as a form in X and RAW."""
+"""A function of (signal, noise) of x that returns a prediction as coefficients of X and RAW."""
 
 
 class Level(NamedTuple):
-    """A noise level; in_scale brings x to the scale that the network takes."""
+    """A noise level; in_scale is the factor that brings x to the scale the network takes."""
 
     alpha: float
     sigma: float
@@ -27,7 +27,7 @@ class Level(NamedTuple):
 
 
 class DPM(NamedTuple):
-    """Which of the DPM solvers: diffusers' options of the same names, and the predictions.
+    """The options of a DPM solver under diffusers' names, and its predictions.
 
     to_zero: whether the last sigma is zero.
     """
@@ -44,7 +44,7 @@ class DPM(NamedTuple):
 
 
 class UniPC(NamedTuple):
-    """Which of the UniPC solvers: diffusers' options of the same names, and the predictions."""
+    """The options of a UniPC solver under diffusers' names, and its predictions."""
 
     x0: Predicted
     epsilon: Predicted
@@ -57,7 +57,7 @@ class UniPC(NamedTuple):
 
 
 def levels(sigmas: np.ndarray) -> list[Level]:
-    """From ratios sigma / alpha; the last may be zero, with lambda infinite."""
+    """Returns the levels of ratios sigma / alpha; the last may be zero, with lambda infinite."""
     result = []
     for ratio in sigmas:
         alpha = 1 / np.sqrt(ratio**2 + 1)
@@ -66,12 +66,12 @@ def levels(sigmas: np.ndarray) -> list[Level]:
 
 
 def flow_levels(sigmas: np.ndarray) -> list[Level]:
-    """From the sigmas of flow matching; the last may be zero, with lambda infinite."""
+    """Returns the levels of flow matching's sigmas; the last may be zero, with lambda infinite."""
     return [Level(1 - sigma, sigma, np.log(1 - sigma) - np.log(sigma)) for sigma in sigmas]
 
 
 class DEIS(NamedTuple):
-    """Which of the DEIS solvers: diffusers' options of the same names, and the predictions."""
+    """The options of a DEIS solver under diffusers' names, and its predictions."""
 
     x0: Predicted
     epsilon: Predicted
@@ -83,7 +83,8 @@ class DEIS(NamedTuple):
 def _output(
     solver: DPM | UniPC | DEIS, level: Level, *, of_x0: bool
 ) -> tuple[np.ndarray, np.ndarray, Limits]:
-    """What the solver integrates, as the form of p and a form in X and P; and the limits of p.
+    """Returns the integrated quantity: the coefficients of p, those of X and P, and the limits of
+    p.
 
     Only a sample has limits: where the noise is integrated it follows from the limited sample.
     """
@@ -109,7 +110,10 @@ def _row(
 def dpm_multistep(
     solver: DPM, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
 ) -> list[Row]:
-    """DPM-Solver++ 2M and 3M (Lu et al. 2022, algorithm 2). Slots m1, m2: earlier predictions."""
+    """Computes DPM-Solver++ 2M and 3M (Lu et al. 2022, algorithm 2).
+
+    Slots: m1, m2 earlier predictions.
+    """
     n = len(timesteps)
     of_x0 = solver.algorithm_type.endswith("++")
     rows = []
@@ -130,7 +134,7 @@ def dpm_multistep(
 def dpm_singlestep(
     solver: DPM, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
 ) -> list[Row]:
-    """DPM-Solver++ 2S and 3S (Lu et al. 2022, algorithm 1) as diffusers orders its steps.
+    """Computes DPM-Solver++ 2S and 3S (Lu et al. 2022, algorithm 1) as diffusers orders its steps.
 
     Slots: m1, m2 earlier predictions, m3 the x at the start of the group of evaluations.
     """
@@ -169,7 +173,9 @@ def _update(
     points: Sequence[Level],
     end: Level,
 ) -> np.ndarray:
-    """One multistep update to `end`; outputs and points are the latest first."""
+    """Returns the coefficients of one multistep update to `end`; outputs and points: latest
+    first.
+    """
     start = points[0]
     h = end.lam - start.lam
     d0 = outputs[0]
@@ -188,7 +194,7 @@ def _update(
 def _singlestep_update(
     solver: DPM, x: np.ndarray, outputs: Sequence[np.ndarray], points: Sequence[Level], end: Level
 ) -> np.ndarray:
-    """One update over a group; outputs and points are the earliest first."""
+    """Returns the coefficients of one update over a group; outputs and points: earliest first."""
     start = points[0]
     h = end.lam - start.lam
     if len(outputs) == 1:
@@ -217,7 +223,8 @@ def _expand(
     *,
     heun: bool = False,
 ) -> np.ndarray:
-    """The Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4 and appendix).
+    """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4 and
+    appendix).
 
     `heun` takes the second coefficient exactly instead of as half the first (its midpoint form).
     """
@@ -244,7 +251,7 @@ def _expand(
 
 
 def unipc(solver: UniPC, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int) -> list[Row]:
-    """UniPC (Zhao et al. 2023, algorithms 1 and 2).
+    """Computes the rows of UniPC (Zhao et al. 2023, algorithms 1 and 2).
 
     Each row corrects the x it was given with the prediction made there, then predicts the next.
     Slots: m1, m2, m3 earlier predictions; m4 the corrected x of the row before.
@@ -274,7 +281,9 @@ def _uni_bh(
     *,
     target: np.ndarray | None,
 ) -> np.ndarray:
-    """UniP (target None) or UniC (target: the prediction at `end`) of order len(outputs)."""
+    """Computes UniP (target None) or UniC (target: the prediction at `end`) of order
+    len(outputs).
+    """
     start, order = points[0], len(outputs)
     h = end.lam - start.lam
     z = -h if solver.predict_x0 else h
@@ -300,7 +309,7 @@ def _uni_bh(
 
 
 def _uni_weights(ratios: Sequence[float], z: float, b_h: float) -> np.ndarray:
-    """Zhao et al. 2023, equation 5: the solution of R rho = b."""
+    """Solves R rho = b (Zhao et al. 2023, equation 5)."""
     size = len(ratios)
     matrix = np.array([[r**k for r in ratios] for k in range(size)])
     phi_k, factorial, b = np.expm1(z) / z - 1, 1.0, []
@@ -312,7 +321,10 @@ def _uni_weights(ratios: Sequence[float], z: float, b_h: float) -> np.ndarray:
 
 
 def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int) -> list[Row]:
-    """DEIS in log rho (Zhang and Chen 2023, section 3.3). Slots m1, m2: earlier predictions."""
+    """Computes DEIS in log rho (Zhang and Chen 2023, section 3.3).
+
+    Slots: m1, m2 earlier predictions.
+    """
     n = len(timesteps)
     rows = []
     for i, t in enumerate(timesteps):
@@ -331,7 +343,7 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
 
 
 def _exponential_weights(points: Sequence[float], h: float) -> list[float]:
-    """The integrals of e^u times each of the points' Lagrange polynomials, from 0 to h."""
+    """Integrates e^u times each of the points' Lagrange polynomials from 0 to h."""
     integrals = np.array([np.expm1(h), np.exp(h) * (h - 1) + 1, np.exp(h) * (h**2 - 2 * h + 2) - 2])
     weights = []
     for k, point in enumerate(points):

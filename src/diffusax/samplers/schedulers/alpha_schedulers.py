@@ -1,4 +1,4 @@
-"""The samplers on alpha-bar, by their diffusers names."""
+"""Samplers on alpha-bar, under diffusers' names."""
 
 import dataclasses
 from typing import Literal
@@ -24,7 +24,7 @@ __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "T
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DDPMScheduler(DiscreteScheduler):
-    """Ho et al. 2020."""
+    """Denoising diffusion probabilistic models (Ho et al. 2020)."""
 
     custom = ("timesteps",)
 
@@ -48,7 +48,7 @@ class DDPMScheduler(DiscreteScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DDIMScheduler(DiscreteScheduler):
-    """Song et al. 2021."""
+    """Denoising diffusion implicit models (Song et al. 2021)."""
 
     timestep_spacing: Spacing = "leading"
     clip_sample: bool = True
@@ -70,7 +70,7 @@ class DDIMScheduler(DiscreteScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PNDMScheduler(DiscreteScheduler):
-    """Liu et al. 2022."""
+    """Pseudo numerical methods for diffusion models (Liu et al. 2022)."""
 
     prediction_type: NoisePrediction = "epsilon"
     timestep_spacing: Spacing = "leading"
@@ -92,7 +92,7 @@ class PNDMScheduler(DiscreteScheduler):
         rows = alpha_methods.pndm(self, prk, plms, stride=stride, begin=0)
         if begin:
             rows = rows[:begin] + alpha_methods.pndm(self, prk, plms, stride=stride, begin=begin)
-        # The second row of the multistep phase goes once more to where the first one went.
+        # The second row of the multistep phase has the same target as the first one.
         repeats = not len(prk) and len(rows) - begin == 2
         last = alpha_methods.alpha_after(self, plms[-1] - (0 if repeats else stride))
         return Run(rows, last_level=alpha_methods.alpha_level(last))
@@ -100,7 +100,7 @@ class PNDMScheduler(DiscreteScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LCMScheduler(DiscreteScheduler):
-    """Luo et al. 2023, for consistency-distilled models."""
+    """Latent consistency models, for networks distilled to few steps (Luo et al. 2023)."""
 
     custom = ("timesteps", "original_inference_steps", "strength")
     swappable = False
@@ -126,10 +126,10 @@ class LCMScheduler(DiscreteScheduler):
         return Run(alpha_methods.lcm(self, timesteps, timestep_scaling=scaling, limits=limits))
 
     def _distilled_timesteps(self, request: Request) -> np.ndarray:
-        """Evenly spaced ones of those that the model was distilled at, up to the strength.
+        """Returns timesteps evenly spaced among those of the distillation, up to the strength.
 
         Raises:
-            ValueError: there are fewer than the steps.
+            ValueError: there are fewer timesteps than steps.
         """
         n, strength = request.steps, request.strength
         if request.timesteps is not None:
@@ -144,7 +144,7 @@ class LCMScheduler(DiscreteScheduler):
         return grid[::-1][np.floor(np.linspace(0, len(grid), n, endpoint=False)).astype(int)]
 
     def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
-        """The timesteps that the model was distilled at, up to the strength, ascending."""
+        """Returns the timesteps that the model was distilled at, up to the strength, ascending."""
         origin = original_inference_steps or self.original_inference_steps
         if origin > self.num_train_timesteps:
             raise ValueError(
@@ -157,7 +157,7 @@ class LCMScheduler(DiscreteScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TCDScheduler(LCMScheduler):
-    """Zheng et al. 2024; `eta` is its gamma."""
+    """Trajectory consistency distillation (Zheng et al. 2024); `eta` is its gamma."""
 
     def _run(self, request: Request) -> Run:
         if not 0 <= request.eta <= 1:
@@ -169,5 +169,5 @@ class TCDScheduler(LCMScheduler):
     def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
         if original_inference_steps is None:
             return super()._grid(None, strength)
-        # With an argument, any timestep may be asked for (scheduling_tcd.py, set_timesteps).
+        # With original_inference_steps, all timesteps count (scheduling_tcd.py, set_timesteps).
         return np.arange(int(self.num_train_timesteps * strength))

@@ -50,10 +50,10 @@ class DiscreteScheduler(Scheduler, sampler=False):
         return 1.0 if getattr(self, "set_alpha_to_one", True) else float(self.alphas_cumprod[0])
 
     def _integer_timesteps(self, request: Request) -> np.ndarray:
-        """The timesteps of a run, rounded: n.
+        """Returns the timesteps of a run, rounded: n.
 
         Raises:
-            ValueError: one is beyond training's.
+            ValueError: a timestep is beyond the last one of the training.
         """
         timesteps = request.timesteps
         if timesteps is None:
@@ -71,7 +71,9 @@ class DiscreteScheduler(Scheduler, sampler=False):
 
 
 def limits_of(scheduler: Scheduler) -> Limits:
-    """The limits of the predicted sample that the options ask for; thresholding goes first."""
+    """Returns the limits of the predicted sample that the options ask for; thresholding goes
+    first.
+    """
     options = scheduler.to_config()
     if options.get("thresholding"):
         ratio, highest = options["dynamic_thresholding_ratio"], options["sample_max_value"]
@@ -80,16 +82,16 @@ def limits_of(scheduler: Scheduler) -> Limits:
 
 
 def spacings(scheduler: Scheduler) -> list[str]:
-    """The options that ask for a spacing of the sigmas and are set."""
+    """Returns the names of the set options that ask for a spacing of the sigmas."""
     names = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
     return [name for name in names if getattr(scheduler, name, False)]
 
 
 def check_one_spacing(scheduler: Scheduler) -> None:
-    """Refuses options that ask for two spacings.
+    """Raises an error where options ask for two spacings of the sigmas.
 
     Raises:
-        ValueError: they do.
+        ValueError: two such options are set.
     """
     chosen = spacings(scheduler)
     if len(chosen) > 1:
@@ -97,9 +99,10 @@ def check_one_spacing(scheduler: Scheduler) -> None:
 
 
 def respaced(scheduler: Scheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:
-    """As use_karras_sigmas and the like ask, n between the ends of `sigmas`; None if none asks.
+    """Respaces the sigmas as use_karras_sigmas and the like ask; returns None if no option asks.
 
-    sigmas: descending. The options sigma_min and sigma_max go before its ends.
+    n: the number of sigmas to return. sigmas: descending; the options sigma_min and sigma_max
+    replace its ends.
     """
     low, high = getattr(scheduler, "sigma_min", None), getattr(scheduler, "sigma_max", None)
     low = sigmas[-1] if low is None else low

@@ -1,4 +1,4 @@
-"""The samplers of Karras et al. 2022 for models with their preconditioning, by diffusers' names."""
+"""Samplers for models with the preconditioning of Karras et al. 2022, under diffusers' names."""
 
 import dataclasses
 from typing import Literal
@@ -27,7 +27,7 @@ __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EDMScheduler(Scheduler, sampler=False):
-    """What the two share: the preconditioning of Karras et al. 2022, table 1."""
+    """The preconditioning that both samplers share (Karras et al. 2022, table 1)."""
 
     prediction_type: NoisePrediction = "epsilon"
     sigma_min: Positive = 0.002
@@ -44,12 +44,12 @@ class EDMScheduler(Scheduler, sampler=False):
 
     @property
     def process(self) -> Process:
-        """How the networks were trained that it samples."""
+        """The process that the networks were trained for."""
         unit = (self.prediction_type, self.sigma_data) == ("v_prediction", 1.0)
         return "continuous" if unit else "edm"
 
     def _levels(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The timesteps, n, and the sigmas, n, of a run."""
+        """Returns the timesteps, n, and the sigmas, n, of a run."""
         if self.sigma_schedule == "karras":
             sigmas = karras_sigmas(n, self.sigma_min, self.sigma_max, rho=self.rho)
         else:
@@ -58,14 +58,14 @@ class EDMScheduler(Scheduler, sampler=False):
         return np.log(sigmas) / 4, sigmas
 
     def _x0(self, signal: float, sigma: float) -> np.ndarray:
-        """The predicted sample as a form in X and RAW, at signal 1."""
+        """Returns the predicted sample as coefficients of X and RAW, at signal 1."""
         total = sigma**2 + self.sigma_data**2
         sign = 1 if self.prediction_type == "epsilon" else -1
         out = sign * sigma * self.sigma_data / np.sqrt(total)
         return self.sigma_data**2 / total * X + out * RAW
 
     def _epsilon(self, signal: float, sigma: float) -> np.ndarray:
-        """The predicted noise as a form in X and RAW, at signal 1."""
+        """Returns the predicted noise as coefficients of X and RAW, at signal 1."""
         return (X - self._x0(signal, sigma)) / sigma
 
     def _in_scale(self, sigma: float) -> float:
@@ -77,7 +77,7 @@ class EDMScheduler(Scheduler, sampler=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EDMEulerScheduler(EDMScheduler):
-    """Karras et al. 2022, algorithm 2 with Euler steps."""
+    """Euler steps (Karras et al. 2022, algorithm 2)."""
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request.steps)

@@ -1,4 +1,4 @@
-"""The samplers of flow matching, by their diffusers names."""
+"""Samplers of flow matching, under diffusers' names."""
 
 import dataclasses
 from typing import Annotated, ClassVar
@@ -23,7 +23,7 @@ class FlowMatchScheduler(Scheduler, sampler=False):
     """A sampler for models that predict the velocity from samples to noise."""
 
     swappable = False
-    # diffusers' have no such option: there is one kind of prediction.
+    # diffusers' classes lack this option, because flow matching has one kind of prediction.
     prediction_type: ClassVar[str] = "flow_prediction"  # type: ignore[misc]
 
     shift: Positive = 1.0
@@ -56,12 +56,12 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         check_one_spacing(self)
 
     def dynamic_mu(self, image_seq_len: int) -> float:
-        """The `mu` of pictures of so many tokens, on the line that the options give.
+        """Returns `mu` for images of `image_seq_len` tokens, on the line that the options define.
 
         Upstream: `calculate_shift` of diffusers' Flux pipelines.
 
         Raises:
-            ValueError: the options give no line.
+            ValueError: the options do not define a line.
         """
         low, high = self.base_image_seq_len, self.max_image_seq_len
         if self.base_shift is None or self.max_shift is None or low == high:
@@ -83,7 +83,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
-        """The timesteps, n, and sigmas, n+1, of a run."""
+        """Returns the timesteps, n, and sigmas, n+1, of a run."""
         total = self.num_train_timesteps
         sigmas = self._shifted(self._unshifted(request), request.mu)
         if self.shift_terminal:
@@ -100,7 +100,8 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         return timesteps.astype(np.float64), np.append(sigmas, last).astype(np.float64)
 
     def _unshifted(self, request: Request) -> np.ndarray:
-        """The caller's sigmas or those of the caller's timesteps, float32, or evenly spaced ones.
+        """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones,
+        float32.
 
         The ends of the latter are shifted already, and so shifted twice, as in diffusers.
         """

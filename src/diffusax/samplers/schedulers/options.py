@@ -1,4 +1,4 @@
-"""A sampler's options: typed and bounded, read from configs, and shown as diffusers shows them."""
+"""Reads, checks and shows a sampler's options."""
 
 import dataclasses
 import functools
@@ -29,12 +29,12 @@ Sigma = Annotated[float, Meta(gt=0, le=1e6)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 Quantile = Annotated[float, Meta(ge=0, le=1)]
 Terminal = Annotated[float, Meta(ge=0, lt=1)]
-# Also -inf, not NaN.
+# -inf is allowed, NaN is not.
 UpperBounded = Annotated[float, Meta(le=1e6)]
 
 
 class Options(Mapping[str, Any]):
-    """A read-only mapping whose values are attributes, too."""
+    """A read-only mapping whose values are also attributes."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -58,7 +58,7 @@ class Options(Mapping[str, Any]):
 
 
 def check_options(scheduler: Any) -> dict[str, Any]:
-    """The fields of a scheduler, a frozen dataclass, converted to their declared types.
+    """Converts the fields of a scheduler, a frozen dataclass, to their declared types.
 
     Raises:
         ValueError: a value is not of its field's type, or out of its range.
@@ -72,7 +72,7 @@ def check_options(scheduler: Any) -> dict[str, Any]:
 
 
 def adopt(scheduler: Any, name: str, foreign: tuple[str, ...], own: str) -> None:
-    """Replaces an option's value that only other samplers know by one's own, as diffusers does."""
+    """Replaces a value that only other samplers know by one of this sampler's, like diffusers."""
     if getattr(scheduler, name) in foreign:
         object.__setattr__(scheduler, name, own)
 
@@ -80,13 +80,13 @@ def adopt(scheduler: Any, name: str, foreign: tuple[str, ...], own: str) -> None
 def fitting(
     cls: Any, config: Mapping[str, Any], others: frozenset[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a config that are fields of `cls`, and those that are not.
+    """Splits the options of a config into those that are fields of `cls`, and the others.
 
-    Left out are those that the config says were never given. `others` are the options of other
-    samplers. The config of another sampler, which it names, may also hold unknown ones.
+    Options that the config lists as never given are left out. `others` are the options of other
+    samplers. A config that names another sampler may hold unknown options too.
 
     Raises:
-        ValueError: an option that is unknown, or one that has a value other than the supported.
+        ValueError: an option is unknown, or its value is not supported.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be a mapping of options (got {type(config).__name__})")
@@ -141,7 +141,7 @@ def _convert(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a Literal, or of one that may also be None."""
+    """Returns the values of a Literal, or of an optional Literal."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     literal, *none = get_args(hint) or (None,)

@@ -1,4 +1,4 @@
-"""What all samplers share: options, configs, and the door through which a run is asked for."""
+"""What all samplers share: options, configs, and `schedule`."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from diffusax.samplers.runs import Request, Run, cached_schedule, number, number
 from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
 
 SCHEDULERS: dict[str, "type[Scheduler]"] = {}
-"""Every sampler by its diffusers name; classes are entered as they are defined."""
+"""Every sampler by its diffusers name; each class is entered when it is defined."""
 
 _FILE = "scheduler_config.json"
 
@@ -26,12 +26,12 @@ _FILE = "scheduler_config.json"
 @hinting(SCHEDULER)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """A sampler and its options, those of diffusers' class of the same name.
+    """A sampler and its options, which are those of diffusers' class of the same name.
 
-    It is immutable: `schedule` gives a run, and there is no other state.
+    It is immutable: `schedule` returns a run, and there is no other state.
 
     Raises:
-        ValueError: an option's value that the sampler does not support.
+        ValueError: the sampler does not support the value of an option.
     """
 
     class_name: ClassVar[str] = ""
@@ -45,7 +45,7 @@ class Scheduler:
     sigmas_hold_last: ClassVar[bool] = True
     # Whether use_dynamic_shifting asks for `mu`.
     needs_mu: ClassVar[bool] = False
-    # Rows per step.
+    # The number of rows per step.
     order: ClassVar[int] = 1
     # Whether diffusers counts it among those that can be swapped for each other.
     swappable: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class Scheduler:
 
     @classmethod
     def from_config(cls, config: "Mapping[str, Any] | Scheduler", **overrides: Any) -> Self:
-        """This sampler with the options of a config, also of another sampler's, as in diffusers.
+        """Makes this sampler with the options of a config, even another sampler's, like diffusers.
 
         Options that only other samplers have do nothing here, but are kept for the next swap.
         Options that another sampler was never given take this one's defaults, not its own.
@@ -78,7 +78,7 @@ class Scheduler:
             overrides: options instead of the config's.
 
         Raises:
-            ValueError: an option that no sampler has, or a value that this one does not support.
+            ValueError: no sampler has an option, or this one does not support its value.
         """
         if isinstance(config, Scheduler):
             config = config.config
@@ -99,19 +99,19 @@ class Scheduler:
         cache_dir: str | Path | None = None,
         **overrides: Any,
     ) -> Self:
-        """This sampler with the options of a checkpoint's scheduler_config.json.
+        """Makes this sampler with the options of a checkpoint's scheduler_config.json.
 
         Args:
             pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
-            subfolder: usually "scheduler".
+            subfolder: the folder inside it, usually "scheduler".
             revision: a Hub branch, tag or commit.
-            token: for gated or private repositories.
-            local_files_only: use only what was downloaded before.
-            cache_dir: where downloads are kept.
+            token: the token for gated or private repositories.
+            local_files_only: whether to use only what was downloaded before.
+            cache_dir: the folder where downloads are kept.
             overrides: options instead of the config's.
 
         Raises:
-            ValueError: there is no such file, or as `from_config`.
+            ValueError: there is no such file, or `from_config` refuses its options.
         """
         source = pretrained_model_name_or_path
         name = f"{subfolder}/{_FILE}" if subfolder else _FILE
@@ -131,7 +131,7 @@ class Scheduler:
 
     @property
     def config(self) -> Options:
-        """The options, read-only, by key and by attribute, as diffusers' `scheduler.config`.
+        """The options, read-only, by key and by attribute, like diffusers' `scheduler.config`.
 
         Holds the options of other samplers that were kept, and under "_use_default_values" the
         names of those that were never given.
@@ -153,12 +153,12 @@ class Scheduler:
 
     @property
     def process(self) -> Process:
-        """How the networks were trained that it samples."""
+        """The process that the networks were trained for."""
         kind: str = self.prediction_type
         return "flow" if kind == "flow_prediction" else "diffusion"
 
     def to_config(self) -> dict[str, Any]:
-        """scheduler_config.json, as diffusers reads it."""
+        """Returns the scheduler_config.json that diffusers reads."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values |= {name: list(v) for name, v in values.items() if isinstance(v, tuple)}
         del values["given_options"]
@@ -168,7 +168,7 @@ class Scheduler:
     @classmethod
     @functools.cache
     def _defaults(cls) -> dict[str, Any]:
-        """The values that options have where none is given, as `to_config` shows them."""
+        """Returns the options' default values, as `to_config` shows them."""
         return cls().to_config()
 
     def schedule(
@@ -184,27 +184,28 @@ class Scheduler:
         strength: float = 1.0,
         mu: float | None = None,
     ) -> Schedule:
-        """The rows of a run, or of a part of one; computed once per sampler and arguments.
+        """Computes the rows of a run, or of a part of one; equal calls return the same object.
 
-        Exactly one of steps, timesteps and sigmas is given; FlowMatchEulerDiscreteScheduler also
-        takes timesteps and sigmas together.
+        Give exactly one of steps, timesteps and sigmas; FlowMatchEulerDiscreteScheduler also takes
+        timesteps and sigmas together.
 
         Args:
-            steps: diffusers' num_inference_steps, of the whole run.
-            begin: the first row, as diffusers' `set_begin_index`: rows that use earlier predictions
-                count them from here.
+            steps: the number of steps of the whole run, diffusers' num_inference_steps.
+            begin: the first row, like diffusers' `set_begin_index`: rows that use earlier
+                predictions count them from here.
             end: the row after the last; None for the whole run's last.
             timesteps: descending training timesteps instead of evenly spaced ones.
-            sigmas: descending noise levels, the last the one to end at; for flow matching, where
+            sigmas: descending noise levels, including the one to end at; for flow matching, where
                 runs end at 0, without it.
             eta: DDIM's share of noise, and TCD's gamma.
             original_inference_steps: the number of timesteps that a consistency model was distilled
-                at, for LCM and TCD; None for the option's.
+                at, for LCM and TCD; None takes the option's value.
             strength: the share of those timesteps, from the lowest, that the run uses.
             mu: how far the sigmas of flow matching are shifted, with use_dynamic_shifting=True.
 
         Raises:
-            ValueError: too few or too many steps or rows, or values that the sampler cannot take.
+            ValueError: there are too few or too many steps or rows, or values that the sampler
+                cannot take.
         """
         counts = {
             "the number of steps (num_inference_steps)": steps,
@@ -237,10 +238,10 @@ class Scheduler:
         raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
-        """Refuses timesteps or sigmas, descending, that the sampler cannot take.
+        """Raises an error for timesteps or sigmas, descending, that the sampler cannot take.
 
         Raises:
-            ValueError: they are such.
+            ValueError: the sampler cannot take them.
         """
         total = self.num_train_timesteps
         if name == "timesteps" and values[0] >= total:
@@ -256,7 +257,7 @@ class Scheduler:
 
 
 def _options_of_all() -> frozenset[str]:
-    """The options that some sampler has."""
+    """Returns the names of all options that any sampler has."""
     return frozenset().union(
         *({*cls.__dataclass_fields__, *cls.fixed, *cls.ignored} for cls in SCHEDULERS.values())
     )

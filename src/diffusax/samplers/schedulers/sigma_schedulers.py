@@ -1,4 +1,4 @@
-"""The samplers on sigmas, by their diffusers names."""
+"""Samplers on sigmas, under diffusers' names."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
     """A sampler whose x is the sample plus sigma times noise."""
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
-        """The timesteps, n, and sigmas, n+1, of a run."""
+        """Returns the timesteps, n, and sigmas, n+1, of a run."""
         every = noise_levels.all_sigmas(self.alphas_cumprod)
         if request.sigmas is not None:
             sigmas = noise_levels.rounded(request.sigmas)
@@ -96,7 +96,7 @@ class LMSDiscreteScheduler(SigmaScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EulerDiscreteScheduler(SigmaScheduler):
-    """Karras et al. 2022, algorithm 2 with Euler steps."""
+    """Euler steps (Karras et al. 2022, algorithm 2)."""
 
     custom = ("timesteps", "sigmas")
     zero_snr_floor = True
@@ -113,8 +113,8 @@ class EulerDiscreteScheduler(SigmaScheduler):
 
     @property
     def process(self) -> Process:
-        """How the networks were trained that it samples."""
-        # diffusers has the other prediction types keep discrete timesteps.
+        """The process that the networks were trained for."""
+        # In diffusers, the other prediction types keep discrete timesteps.
         kinds = self.timestep_type, self.prediction_type
         return "continuous" if kinds == ("continuous", "v_prediction") else "diffusion"
 
@@ -133,7 +133,7 @@ class EulerDiscreteScheduler(SigmaScheduler):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeunDiscreteScheduler(SigmaScheduler):
-    """Karras et al. 2022, algorithm 2."""
+    """Heun's second-order steps (Karras et al. 2022, algorithm 2)."""
 
     custom = ("timesteps",)
     order = 2
@@ -188,9 +188,9 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
 class DPMSolverSDEScheduler(SigmaScheduler):
     """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
 
-    noise_sampler_seed, one or one for each image, is what the noise between steps is drawn from
-    where a call asks for PyTorch's numbers. diffusers draws it from PyTorch's global generator
-    where it is None; here the noise then comes from the call's seed, as JAX's numbers always do.
+    noise_sampler_seed, one or one for each image, is the seed of the noise between steps in calls
+    that ask for PyTorch's numbers. Where it is None, diffusers uses PyTorch's global generator;
+    here the noise then comes from the call's seed, as JAX's numbers always do.
     """
 
     order = 2

@@ -1,4 +1,4 @@
-"""The samplers on log-SNR, by their diffusers names."""
+"""Samplers on log-SNR, under diffusers' names."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ _LEAST_SIGNAL = 1e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SNRScheduler(DiscreteScheduler, sampler=False):
-    """What the exponential integrators share."""
+    """What the exponential integrators have in common."""
 
     custom: ClassVar[tuple[str, ...]] = ("timesteps",)
     # The spacings of sigmas that flow matching may have.
@@ -63,7 +63,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         self._check_flow()
 
     def _check_flow(self) -> None:
-        """Refuses what diffusers cannot do with flow matching, or does not do right."""
+        """Raises an error for what diffusers cannot do with flow matching, or does wrongly."""
         flow, kind = self.use_flow_sigmas, self.prediction_type
         if kind == "flow_prediction" and not (flow and self._takes_velocity):
             need = "use_flow_sigmas=True" if self._takes_velocity else self.velocity_needs
@@ -80,11 +80,11 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
 
     @property
     def _takes_velocity(self) -> bool:
-        """Whether the method takes a flow prediction; in diffusers those of the noise do not."""
+        """Whether the method takes a flow prediction, which those that integrate noise do not."""
         return True
 
     def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
-        """The sigmas of flow matching: n. spaced: what `respaced` gives."""
+        """Returns the sigmas of flow matching: n. spaced: the result of `respaced`."""
         shift = self.flow_shift
         if request.mu is not None:
             if self.time_shift_type != "exponential":
@@ -100,7 +100,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     def _levels(
         self, request: Request, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
     ) -> tuple[np.ndarray, list[snr_methods.Level]]:
-        """The timesteps, n, and the levels, n+1, of a run.
+        """Returns the timesteps, n, and the levels, n+1, of a run.
 
         to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
         sigma, where it has its own spacing of sigmas, and not at the schedule's.
@@ -131,16 +131,16 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         super()._check_custom(name, values)
 
     def _predictions(self) -> tuple[snr_methods.Predicted, snr_methods.Predicted]:
-        """The predicted sample, and the predicted noise."""
+        """Returns the predicted sample, and the predicted noise."""
         kind = self.prediction_type
         return functools.partial(x0_from, kind), functools.partial(epsilon_from, kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPMSolverScheduler(SNRScheduler, sampler=False):
-    """What the DPM solvers share.
+    """What the DPM solvers have in common.
 
-    A variance_type means nothing to them; where it is learned, `run` leaves its channels out.
+    They ignore variance_type; where the variance is learned, `run` leaves its channels out.
     """
 
     velocity_needs = "algorithm_type='dpmsolver++' or 'sde-dpmsolver++'"
@@ -189,7 +189,7 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
         )
 
     def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
-        """The timesteps, the caller's or evenly spaced down from the clipped lambda."""
+        """Returns the caller's timesteps, or evenly spaced ones down from the clipped lambda."""
         if request.timesteps is not None:
             return request.timesteps
         total, alphas = self.num_train_timesteps, self.alphas_cumprod
@@ -307,7 +307,7 @@ class UniPCMultistepScheduler(SNRScheduler):
             sigmas = flow_levels.time_shifted(sigmas, request.mu, self.time_shift_type)
         if self.shift_terminal:
             sigmas = flow_levels.stretched(sigmas, self.shift_terminal)
-        # Where no signal is left the log-SNR is infinite.
+        # Without signal the log-SNR is infinite.
         if abs(sigmas[0] - 1) < _LEAST_SIGNAL:
             sigmas = np.append(sigmas[0] - _LEAST_SIGNAL, sigmas[1:])
         return sigmas
