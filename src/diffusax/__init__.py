@@ -14,8 +14,6 @@ def __getattr__(name: str) -> Any:
     """Imports a public name when it is first asked for, because importing JAX takes long.
 
     So a command line that is wrong, or asks for help, is answered without JAX.
-
-    A command line that is wrong, or asks for help, is answered without it.
     """
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")

@@ -287,10 +287,6 @@ def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray
     """Moves the channels to the last axis; arrays usually have them there, and tensors first.
 
     Latents have them first where both could be.
-
-    Latents have them first where both could be.
-
-    Of latents they are the first where both could be.
     """
     array = read_array(value, name)
     if array.ndim == 2:

@@ -1,4 +1,4 @@
-"""Training of diffusion models. Needs the extra `train`."""
+"""Training of diffusion models; it needs the extra `train`."""
 
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import DataConfig

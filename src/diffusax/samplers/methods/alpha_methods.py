@@ -34,8 +34,6 @@ def _prediction(process: Process, level: tuple[float, float], limits: Limits) ->
     """Returns the coefficients of the predicted sample.
 
     They are infinite where no signal is left to tell the sample from the noise.
-
-    It is infinite where no signal is left to tell the sample from the noise.
     """
     signal, noise = level
     if signal == 0 and process.prediction_type == "epsilon" and limits != Limits():

@@ -205,7 +205,7 @@ def brownian_steps(sigmas: np.ndarray) -> tuple[tuple[float, float] | None, ...]
 
 
 def _log(x: np.ndarray) -> np.ndarray:
-    """Computes the logarithm in float32, correctly rounded; 99 in 100 are PyTorch's own bits."""
+    """Computes the logarithm in float32, correctly rounded; PyTorch's differs once in a hundred."""
     return np.log(x.astype(np.float64)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""From rows to batches, with Grain: shuffled, split over hosts, prefetched, resumable."""
+"""Makes batches of rows with Grain: shuffled, split over hosts, prefetched and resumable."""
 
 import dataclasses
 import logging
@@ -17,14 +17,14 @@ from diffusax.training.signals import follow_parent
 log = logging.getLogger(__name__)
 
 MAX_BROKEN = 0.01
-"""The share of broken rows that stops a run."""
+"""The share of broken rows above which a run stops."""
 BROKEN_WINDOW = 1000
-"""Rows before which the share is of this many (or of the whole data set), not of those seen."""
+"""The least number of rows that the share is taken of, if the data set has as many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Options):
-    """Where examples come from and how pictures are prepared."""
+    """Where examples come from and how images are prepared."""
 
     group: ClassVar[str] = "data."
 
@@ -32,23 +32,23 @@ class DataConfig(Options):
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
     own_part: bool = False
-    """Take the data for this process's own part, as download --part wrote it to the machine's disk;
+    """Read the data as this process's own part, which download --part wrote to the machine's disk;
     by default all processes see the same data and share its rows."""
     streaming: bool = False
     """Read a Hub data set of Parquet files row group by row group instead of downloading it."""
     streaming_cache: Annotated[float, Meta(gt=0, le=1e6)] = 20.0
     """The gigabytes of row groups to keep on disk while streaming."""
     streaming_window: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    """The number of row groups to mix at a time while streaming, of which each process then reads
-    its own; 0 mixes all rows, which is good for data sets that fit into the cache."""
+    """The number of row groups to mix at a time while streaming; each process reads its own. 0
+    mixes all rows, which is good for data sets that fit into the cache."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
-    """The height and width of the training pictures in pixels; by default the model's own."""
+    """The height and width of the training images in pixels; by default the model's own."""
     center_crop: bool = False
     """Crop in the middle instead of anywhere."""
     random_flip: bool = False
-    """Mirror half of the pictures."""
+    """Mirror half of the images."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """The number of processes that decode pictures; 0 decodes in threads of this one."""
+    """The number of processes that decode images; 0 decodes in threads of this one."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 4
     """The number of threads that read rows, in each process."""
 
@@ -60,7 +60,7 @@ class Broken:
     name: str
     reason: str
     fatal: bool = False
-    """Whether the fault is not the row's, and the run has to stop."""
+    """Whether the row is not at fault, and the run has to stop."""
 
 
 Element = dict[str, np.ndarray]
@@ -69,7 +69,7 @@ Prepare = Callable[[dict[str, Any], np.random.Generator], Element]
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """A source as Grain reads it: reading and preparing a row never raises."""
+    """A source in the form that Grain reads: reading and preparing a row never raises."""
 
     source: Source
     order: WindowOrder | None = None
@@ -103,15 +103,15 @@ class _Prepared:
 
 
 class Tally:
-    """Counts and names the rows that cannot be used, and stops where they are too many."""
+    """Counts and names the rows that cannot be used, and stops the run where there are too many."""
 
     def __init__(self, rows: int):
-        """rows: of the whole data set."""
+        """Starts with no rows counted. rows: the number of rows of the whole data set."""
         self.rows, self.seen, self.broken = rows, 0, 0
         self._named: set[str] = set()
 
     def count(self, element: Element | Broken) -> None:
-        """Counts the element, and names it in the log the first time that it is broken.
+        """Counts the element; the first time that a row is broken, names it in the log.
 
         Raises:
             ValueError: more than one row in a hundred is broken, or the source cannot be read.
@@ -132,18 +132,18 @@ class Tally:
             )
 
     def get_state(self) -> dict[str, int]:
-        """The counts."""
+        """Returns the counts."""
         return {"seen": self.seen, "broken": self.broken}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Goes on from the counts of `get_state`."""
+        """Continues from the counts of `get_state`."""
         self.seen, self.broken = state["seen"], state["broken"]
 
 
 class Batches:
     """An endless iterator of batches, whose position can be saved and restored.
 
-    The order depends on the seed, the batch size of a process and the number of processes alone.
+    The order depends only on the seed, the batch size of a process and the number of processes.
     """
 
     def __init__(
@@ -158,7 +158,17 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """batch_size: of this process. prepare: makes an element of a row; may raise.
+        """Starts at the first batch.
+
+        Args:
+            source: the rows.
+            prepare: makes an example of a row; may raise where the row cannot be used.
+            batch_size: the number of examples in a batch of this process.
+            seed: the seed of the order and of the numbers that `prepare` draws.
+            workers: the number of processes that prepare examples; 0 uses threads of this one.
+            threads: the number of threads that read rows, in each process.
+            process_index: the number of this process.
+            process_count: the number of processes that share the rows.
 
         Raises:
             ValueError: there are fewer rows than processes.
@@ -183,7 +193,7 @@ class Batches:
         if workers:
             flags = require_extra("absl.flags", "train").FLAGS
             if not flags.is_parsed():
-                # Grain's worker processes read absl flags, which only an absl program has parsed.
+                # Grain's worker processes read absl flags, which only absl programs parse.
                 flags.mark_as_parsed()
             options = grain.MultiprocessingOptions(
                 num_workers=workers, per_worker_buffer_size=2 * batch_size
@@ -195,7 +205,7 @@ class Batches:
         return self
 
     def __next__(self) -> Element:
-        """The next batch; each array has batch_size rows.
+        """Returns the next batch; each array has batch_size rows.
 
         Raises:
             ValueError: more than one row in a hundred is broken.
@@ -209,12 +219,12 @@ class Batches:
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 
     def example(self) -> Element:
-        """An example of those that come next; only its row is read, and it is read again.
+        """Returns one of the next examples; reads only its row, which will be read again.
 
         Raises:
             ValueError: too many rows are broken.
         """
-        # Worker processes keep no single index; any example looks like theirs.
+        # Worker processes keep no common index; any example has the shapes of theirs.
         index = self._elements.get_state().get("next_index", 0)
         tries = int(MAX_BROKEN * BROKEN_WINDOW) + 1
         for i in range(tries):
@@ -233,7 +243,7 @@ class Batches:
         self._elements.close()
 
     def get_state(self) -> dict[str, Any]:
-        """The position, as JSON values."""
+        """Returns the position as JSON values."""
         return {"grain": self._elements.get_state(), **self.tally.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:

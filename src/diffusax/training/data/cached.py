@@ -1,4 +1,4 @@
-"""Latents and text embeddings computed once, so that training needs neither network for them."""
+"""Computes latents and text embeddings once, so that training needs neither of their networks."""
 
 import dataclasses
 import functools
@@ -34,10 +34,10 @@ _ORIGINAL = "original_latents"
 
 @dataclasses.dataclass(frozen=True)
 class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
-    """Pictures with captions, or before and after an edit."""
+    """Images with captions, or images before and after an edit."""
 
     random_flip: bool = False
-    """Mirror half of the pictures, or pairs."""
+    """Mirror half of the images, or pairs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,26 +45,26 @@ class CacheConfig(Options):
     """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
 
     recipe: Literal["text-to-image", "instruct-pix2pix"] = "text-to-image"
-    """What will be trained: pictures with captions, or pictures before and after an edit."""
+    """What will be trained: images with captions, or images before and after an edit."""
     model: str = ""
     """The checkpoint whose autoencoder and text encoders are used."""
     output: Annotated[str, Meta(min_length=1)] = "out/cache"
     """The folder to write."""
     text_embeddings: bool = False
-    """Store what the text encoders make of the captions, not only their tokens."""
+    """Store the text encoders' outputs for the captions, not only the tokens."""
     copies: Count = 1
-    """How often to store each row, each time cropped and mirrored anew."""
+    """The number of times to store each row, each time cropped and mirrored anew."""
     batch_size: Count = 16
-    """The number of pictures encoded at a time."""
+    """The number of images encoded at a time."""
     seed: Seed = 0
     """The random seed of crops, mirroring and the choice among several captions."""
     data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
-    """The examples."""
+    """The options of the data set."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedSource:
-    """Rows as arrays, by the names in a batch of `DenoisingLoss`."""
+    """The rows of a cache as arrays, by the names in a batch of `DenoisingLoss`."""
 
     rows: ArrowSource
     shapes: dict[str, tuple[int, ...]]
@@ -72,13 +72,13 @@ class CachedSource:
 
     @classmethod
     def open(cls, folder: str, base: BaseModel, *, edits: bool) -> "CachedSource":
-        """The cache in a folder, for training a checkpoint.
+        """Opens the cache in a folder to train a checkpoint with.
 
-        edits: whether it is to hold pictures before and after an edit.
+        edits: whether the cache has to hold images before and after an edit.
 
         Raises:
-            ValueError: it holds other things, it was made with another autoencoder or, where it
-                holds text embeddings, other text encoders, or it is not whole.
+            ValueError: the cache holds something else, is not whole, or was made with another
+                autoencoder or, if it holds text embeddings, with other text encoders.
         """
         index = load_json(Path(folder) / _INDEX)
         if (_ORIGINAL in index["shapes"]) is not edits:
@@ -113,17 +113,17 @@ class CachedSource:
         }
 
     def name(self, index: int) -> str:
-        """The file and the row in it."""
+        """Returns the file and the row in it, for messages."""
         return self.rows.name(index)
 
 
 def is_cache(path: str) -> bool:
-    """Whether `cache_latents` wrote this folder."""
+    """Returns whether `cache_latents` wrote this folder."""
     return (Path(path) / _INDEX).is_file()
 
 
 def fingerprint(params: Params) -> str:
-    """A digest of the parameters, rounded to float16, so that their dtype does not matter."""
+    """Computes a digest of the parameters in float16, so that their own dtype does not matter."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).astype(np.float16).tobytes())
@@ -131,7 +131,7 @@ def fingerprint(params: Params) -> str:
 
 
 def cache_latents(config: CacheConfig) -> int:
-    """Writes the cache, this process's part of it, and returns its number of rows.
+    """Writes this process's part of the cache, and returns its number of rows.
 
     Broken rows are left out, with a warning.
 
@@ -146,7 +146,7 @@ def cache_latents(config: CacheConfig) -> int:
     source = open_data(config.data, _columns(config))
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
-    # A cache is whole once it has its index; an earlier one's would vouch for half of this.
+    # The index says that a cache is whole, so that of an earlier cache has to go first.
     (folder / _INDEX).unlink(missing_ok=True)
     names = ["vae", *(base.text_encoders if config.text_embeddings else ())]
     params = {name: base.load(name).params for name in names}
@@ -181,10 +181,10 @@ def _edits(config: CacheConfig) -> bool:
 
 
 def _columns(config: CacheConfig) -> tuple[str, ...]:
-    """Those of the recipe.
+    """Returns the columns that the recipe reads.
 
     Raises:
-        ValueError: one of the other's is given.
+        ValueError: a column of the other recipe is given.
     """
     captions = ("image_column", "caption_column")
     pairs = ("original_image_column", "edit_prompt_column", "edited_image_column")
@@ -202,7 +202,7 @@ def _part(process: int) -> str:
 def _batches(
     source: Source, base: BaseModel, config: CacheConfig, size: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Examples of this process's rows, in order."""
+    """Yields batches of examples of this process's rows, in order."""
     example: Any = edit_example if _edits(config) else caption_example
 
     def prepare(job: int) -> Element | Broken:
@@ -229,7 +229,7 @@ def _batches(
 
 
 def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
-    """The networks over this process's devices; the last batch is filled up to the same shape."""
+    """Returns a function that encodes batches, padded to one shape, on this process's devices."""
     mesh = make_mesh(devices=jax.local_devices())
     params = jax.device_put(params, replicated(mesh))
 

@@ -1,4 +1,4 @@
-"""From rows to examples: pictures cut and captions tokenized."""
+"""Makes examples of rows: cuts images and chooses captions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,58 +13,58 @@ from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.data.batches import DataConfig
 
 MAX_ASPECT = 16
-"""Longer pictures are cut to this many times their shorter side before they are resized."""
+"""Longer images are cut to this many times their shorter side before they are resized."""
 MAX_CAPTION = 10_000
-"""Characters of a caption that are read; no text encoder takes a tenth of them."""
+"""The number of a caption's characters that are read; no text encoder takes a tenth of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataConfig(DataConfig):
-    """A data set of pictures."""
+    """A data set of images."""
 
     image_column: str = "image"
-    """The column with the pictures: bytes, or {bytes, path} as `datasets` writes them."""
+    """The column with the images: bytes, or {bytes, path} as `datasets` writes them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CaptionedDataConfig(ImageDataConfig):
-    """A data set of pictures with captions."""
+    """A data set of images with captions."""
 
     caption_column: str = "text"
-    """The column with the captions: a text, or a list of which one is drawn each time. What is too
-    long for the text encoder is cut off."""
+    """The column with the captions: a text, or a list from which one is drawn each time. Captions
+    that are too long for the text encoder are cut off."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlDataConfig(CaptionedDataConfig):
-    """A data set of pictures with captions and with the pictures that steer a ControlNet."""
+    """A data set of images with captions and with the images that steer a ControlNet."""
 
     conditioning_image_column: str = "conditioning_image"
-    """The column with the pictures that steer, such as edges: bytes, or {bytes, path}."""
+    """The column with the images that steer, such as edges: bytes, or {bytes, path}."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EditDataConfig(DataConfig):
-    """A data set of pictures before and after an edit, with its instruction."""
+    """A data set of images before and after an edit, with its instruction."""
 
     random_flip: bool = True
     """Mirror half of the pairs."""
     original_image_column: str = "input_image"
-    """The column with the pictures before the edit: bytes, or {bytes, path}."""
+    """The column with the images before the edit: bytes, or {bytes, path}."""
     edit_prompt_column: str = "edit_prompt"
-    """The column with the instructions: a text, or a list, of which one is drawn each time, with
-    the edited picture in the same place of its list."""
+    """The column with the instructions: a text, or a list from which one is drawn each time, with
+    the edited image in the same place of its list."""
     edited_image_column: str = "edited_image"
-    """The column with the pictures after the edit: one, or as many as there are instructions."""
+    """The column with the images after the edit: one, or as many as there are instructions."""
 
 
 def picture_size(config: DataConfig, default: int, factor: int) -> int:
-    """The side of training pictures in pixels: what is asked for, or the model's own.
+    """Returns the side of training images in pixels: the option's, or else the model's own.
 
-    factor: pixels per latent.
+    factor: the number of pixels per latent.
 
     Raises:
-        ValueError: it is not a multiple of the factor.
+        ValueError: the side is not a multiple of the factor.
     """
     size = config.resolution or default
     if size % factor:
@@ -79,7 +79,7 @@ def picture_size(config: DataConfig, default: int, factor: int) -> int:
 def read_pixels(
     config: DataConfig, size: int, column: str, row: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
-    """The picture in a column, resized and cropped as the options say. h w 3 uint8."""
+    """Reads the image in a column, resized and cropped as the options say: h w 3 uint8."""
     (pixels,), _ = prepare_pictures(config, size, [read_picture(row[column])], rng)
     return pixels
 
@@ -87,7 +87,7 @@ def read_pixels(
 def prepare_pictures(
     config: DataConfig, size: int, pictures: Sequence[Image.Image], rng: np.random.Generator
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Pictures resized and cropped alike as the options say, see `prepare_images`."""
+    """Resizes and crops images alike, as the options say; see `prepare_images`."""
     return prepare_images(
         pictures,
         rng,
@@ -98,12 +98,12 @@ def prepare_pictures(
 
 
 def read_picture(cell: Any) -> Image.Image:
-    """The picture in a cell, RGB, upright, on white.
+    """Reads the image in a cell: RGB, upright, on white.
 
     cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
 
     Raises:
-        ValueError: the cell holds no picture that Pillow can read.
+        ValueError: the cell holds no image that Pillow can read.
     """
     if isinstance(cell, dict):
         cell = cell.get("bytes") or Path(cell.get("path") or "")
@@ -120,9 +120,9 @@ def prepare_images(
     center_crop: bool,
     random_flip: bool,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """The shorter side resized to `resolution`, a square cut out of it, the same one of each image.
+    """Resizes the shorter side to `resolution` and cuts the same square out of each image.
 
-    Images of another size than the first's are brought to it.
+    Images are resized to the size of the first one before that.
 
     Returns:
         Each image's pixels, h w 3 uint8, and SDXL's micro-conditioning (Podell et al. 2023, section
@@ -136,7 +136,7 @@ def prepare_images(
 
     width, height = images[0].size
     images = [_resized(image, width, height) for image in images]
-    # A picture of 1x60000 would grow to gigabytes.
+    # An image of 1x60000 would grow to gigabytes.
     longest = MAX_ASPECT * min(width, height)
     if max(width, height) > longest:
         own = min(width, longest), min(height, longest)
@@ -156,10 +156,10 @@ def prepare_images(
 
 
 def choose_edit(prompts: Any, edited: Any, rng: np.random.Generator) -> tuple[str, Any]:
-    """An instruction and the cell of its picture: those of the row, or one pair of two lists.
+    """Returns an instruction and the cell of its image: the row's own, or one pair of two lists.
 
     Raises:
-        ValueError: the lists have not as many entries, or there is no text.
+        ValueError: the lists differ in length, or there is no text.
     """
     if isinstance(prompts, list) != isinstance(edited, list):
         raise ValueError("instructions and edited pictures must both be lists, or neither")
@@ -176,10 +176,10 @@ def choose_edit(prompts: Any, edited: Any, rng: np.random.Generator) -> tuple[st
 
 
 def choose_caption(cell: Any, rng: np.random.Generator) -> str:
-    """The caption in a cell, one of them where there are several.
+    """Returns the caption in a cell, or a random one of several.
 
     Raises:
-        ValueError: it holds no text.
+        ValueError: the cell holds no text.
     """
     if isinstance(cell, list) and cell:
         cell = cell[rng.integers(len(cell))]
@@ -189,8 +189,9 @@ def choose_caption(cell: Any, rng: np.random.Generator) -> str:
 
 
 def caption_ids(tokenizer: CLIPTokenizer, caption: str) -> np.ndarray:
-    """The ids of a caption, t int32; what does not fit is cut off. Of endless texts the beginning
-    is read alone.
+    """Returns the token ids of a caption, t int32; what does not fit is cut off.
+
+    Only the beginning of very long texts is read.
     """
     text = " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
     return tokenizer.window(tokenizer.tokenize(text)[: tokenizer.model_max_length - 2])

@@ -1,4 +1,4 @@
-"""The data set that a run's options name, and what of it is this process's."""
+"""Opens the data set that a run's options name, and says which share of it this process reads."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from diffusax.training.data.streaming import StreamedSource
 
 
 def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
-    """The rows that the options name, with these columns.
+    """Opens the data set that the options name, with these columns.
 
     Raises:
-        ValueError: there is no such data set, or a column is missing; lists the ones there are.
+        ValueError: there is no such data set, or a column is missing; lists those that exist.
     """
     if config.streaming and config.own_part:
         raise ValueError(
@@ -26,5 +26,5 @@ def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
 
 
 def own_share(config: DataConfig) -> tuple[int, int]:
-    """Which of how many shares of the rows that it sees this process reads."""
+    """Returns (i, n): this process reads the i-th of n shares of the rows that it sees."""
     return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())

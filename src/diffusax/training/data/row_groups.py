@@ -1,4 +1,4 @@
-"""Row groups of Parquet files on the Hub, fetched when needed and kept on disk for a while."""
+"""Fetches row groups of Parquet files from the Hub when they are needed, and caches them."""
 
 import collections
 import hashlib
@@ -24,22 +24,28 @@ from diffusax.training.data.sources import SourceFailed, cache_folder
 log = logging.getLogger(__name__)
 
 OPEN_TABLES = 32
-"""How many row groups stay mapped into memory."""
+"""The number of row groups that stay mapped into memory."""
 PREFETCH_THREADS = 4
 MAX_GAP = 2**16
-"""Bytes between two ranges that are fetched with them."""
+"""The largest number of bytes between two ranges for which one request fetches both."""
 _LOCKS = 64
 
 
 class RowGroups:
     """The row groups of a data set's files, from the cache's folder or from the Hub.
 
-    The folder is shared by all processes of the machine; a group that several want at once is
-    fetched by one of them.
+    All processes of the machine share the folder; one of them fetches a group that several want.
     """
 
     def __init__(self, repo: str, commit: str, columns: Sequence[str], limit: int):
-        """limit: bytes of the cache, from which the groups used longest ago are removed."""
+        """Opens the cache of a data set.
+
+        Args:
+            repo: the Hub repository.
+            commit: its commit.
+            columns: the names of the columns to read.
+            limit: the bytes of the cache, beyond which the groups unused for longest are removed.
+        """
         self.repo, self.commit, self.columns, self.limit = repo, commit, tuple(columns), limit
         self.folder = cache_folder() / "row-groups"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +57,7 @@ class RowGroups:
         self._prefetching = False
 
     def footer(self, file: HubFile) -> Any:
-        """The metadata of a Parquet file, with the sizes of its row groups."""
+        """Returns the metadata of a Parquet file, with the sizes of its row groups."""
         parquet = require_extra("pyarrow.parquet", "train")
         cached = self._path([file.blob], ".footer")
 
@@ -65,10 +71,10 @@ class RowGroups:
         return parquet.read_metadata(cached)
 
     def table(self, file: HubFile, group: int) -> Any:
-        """The columns of a row group, as an Arrow table mapped into memory.
+        """Returns the columns of a row group as an Arrow table mapped into memory.
 
         Raises:
-            SourceFailed: the Hub cannot be reached, also after waiting.
+            SourceFailed: the Hub cannot be reached, even after waiting.
         """
         path = self._group_path(file, group)
         with self._lock:
@@ -83,9 +89,9 @@ class RowGroups:
         return table
 
     def prefetch(self, groups: Iterable[tuple[HubFile, int]]) -> None:
-        """Fetches what of these is not in the cache, in the background."""
+        """Fetches those of the groups that are not in the cache, in the background."""
         with self._lock:
-            # Daemons: the end of a process waits for none.
+            # Daemon threads do not hold up the end of the process.
             for _ in range(0 if self._prefetching else PREFETCH_THREADS):
                 threading.Thread(target=self._prefetch, daemon=True).start()
             self._prefetching = True
@@ -98,7 +104,7 @@ class RowGroups:
             try:
                 self._ensure(self._group_path(file, group), file, group)
             except Exception as error:
-                # Who needs the group will try again, and tell.
+                # The thread that needs the group tries again, and reports the error.
                 log.info("row group %d of %s was not fetched ahead: %s", group, file.path, error)
 
     def _mapped(self, path: Path, file: HubFile, group: int) -> Any:
@@ -112,14 +118,14 @@ class RowGroups:
                 continue  # Another process has made room in between.
 
     def _ensure(self, path: Path, file: HubFile, group: int) -> None:
-        """Fetches the group unless it is there."""
+        """Fetches the group unless it is in the cache."""
         if not path.is_file():
-            # Before the lock of the group, which may be the footer's too.
+            # Read before the group is locked, because both may have the same lock.
             footer = self.footer(file)
             self._once(path, lambda: self._fetch(path, file, group, footer), file.path)
 
     def _once(self, path: Path, fetch: Callable[[], None], name: str) -> None:
-        """Fetches what is not there, unless another thread or process is at it."""
+        """Fetches a missing file, unless another thread or process is fetching it."""
         if path.is_file():
             return
         lock = self.folder / f"{int(path.name[:8], 16) % _LOCKS}.lock"
@@ -153,9 +159,10 @@ class RowGroups:
         return self._files.open(path, "rb", cache_type=cache_type, **options)
 
     def _patiently(self, fetch: Callable[[], None], name: str) -> None:
-        """Waits where the Hub is not reached or the bytes are wrong.
+        """Retries with pauses where the Hub is not reached or the bytes are wrong.
 
-        Who has waited long enough speaks for all threads, so that a run ends then.
+        When one thread has used up all its attempts, all threads stop waiting, so that the run
+        ends.
         """
         pyarrow = require_extra("pyarrow", "train")
         for wait in (*WAITS, None):
@@ -172,7 +179,7 @@ class RowGroups:
                 self._gave_up.wait(wait)
 
     def _make_room(self, newest: Path) -> None:
-        """Removes the groups used longest ago where there are more bytes than the limit."""
+        """Removes the groups unused for longest while the cache is larger than the limit."""
         found = []
         for path in self.folder.glob("*.arrow"):
             try:
@@ -197,13 +204,13 @@ class RowGroups:
 
 
 def column_chunks(footer: Any, group: int, columns: Sequence[str]) -> list[Any]:
-    """What a file's metadata says of the columns in a row group."""
+    """Returns what a file's metadata says of the columns in a row group."""
     chunks = [footer.row_group(group).column(i) for i in range(footer.num_columns)]
     return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
 
 
 def _ranges(footer: Any, group: int, columns: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the bytes of the columns are in the file; those that almost touch are one request."""
+    """Returns the byte ranges of the columns in the file; ranges that almost touch are joined."""
     spans = []
     for chunk in column_chunks(footer, group, columns):
         start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))

@@ -1,4 +1,4 @@
-"""Rows of a data set as examples for a checkpoint, by the names in a batch of `DenoisingLoss`."""
+"""Makes examples of rows for a checkpoint, by the names in a batch of `DenoisingLoss`."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ def caption_example(
     row: dict[str, Any],
     rng: np.random.Generator,
 ) -> Element:
-    """A picture's pixels and its caption's tokens.
+    """Returns an image's pixels and its caption's tokens.
 
-    size: of the cut picture, in pixels.
+    size: the side of the cut image in pixels.
 
     Raises:
         ValueError: the row cannot be used; says why.
@@ -43,9 +43,9 @@ def control_example(
     row: dict[str, Any],
     rng: np.random.Generator,
 ) -> Element:
-    """A picture's pixels and those of the one that steers, cut alike, and the caption's tokens.
+    """Returns the pixels of an image and of the one that steers, cut alike, and the tokens.
 
-    As `caption_example`.
+    The arguments and errors are those of `caption_example`.
     """
     columns = (config.image_column, config.conditioning_image_column)
     pictures = [read_picture(row[column]) for column in columns]
@@ -65,9 +65,10 @@ def edit_example(
     row: dict[str, Any],
     rng: np.random.Generator,
 ) -> Element:
-    """The pixels of an edited picture and of the one before, cut alike, and the edit's tokens.
+    """Returns the pixels of an edited image and of the original, cut alike, and the edit's tokens.
 
-    As `caption_example`. Where the two differ in size, the edited picture's counts.
+    The arguments and errors are those of `caption_example`. Where the two differ in size, the
+    original is resized to the edited image's size.
     """
     prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
     pictures = [read_picture(cell), read_picture(row[config.original_image_column])]

@@ -1,4 +1,4 @@
-"""Rows of a data set, by index: Parquet shards, image folders, cached latents.
+"""Random access to the rows of a data set: Parquet shards, image folders, cached latents.
 
 A row is a dict of plain values. Parquet is unpacked once into memory-mapped Arrow files, as Hugging
 Face `datasets` does, so that any row is one read away and worker processes share the pages.
@@ -27,36 +27,36 @@ log = logging.getLogger(__name__)
 DATASET_PATTERNS = ("*.parquet", "**/*.parquet")
 METADATA = ("metadata.jsonl", "metadata.csv")
 MAX_CAPTION_FILE = 2**20
-"""Bytes of a caption's file."""
+"""The largest size of a caption's file in bytes."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
 class Source(Protocol):
-    """Random access to rows; small to pickle."""
+    """Random access to rows; it must be small to pickle."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
     def name(self, index: int) -> str:
-        """Where the row comes from, for messages."""
+        """Returns where the row comes from, for messages."""
 
 
 class SourceFailed(ValueError):
-    """A source cannot be read, which is no fault of a row and stops a run."""
+    """A source cannot be read, which is not the fault of a row and stops a run."""
 
 
 def open_source(path: str, columns: Sequence[str]) -> Source:
-    """A data set from a folder, a glob of Parquet files, or the Hub.
+    """Opens a data set from a folder, a glob of Parquet files, or the Hub.
 
-    There it is called owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
+    Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
     A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
     whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
     names then are the captions.
 
     Raises:
-        ValueError: there is no such data set, or a column is missing; lists the ones there are.
+        ValueError: there is no such data set, or a column is missing; lists those that exist.
     """
     if path.startswith("hf://"):
         path = str(_snapshot(path))
@@ -83,7 +83,7 @@ class ArrowSource:
 
     files: tuple[str, ...]
     names: tuple[str, ...]
-    """What the files are called in messages."""
+    """The files' names in messages."""
 
     @classmethod
     def from_parquet(cls, shards: Sequence[Path], columns: Sequence[str]) -> "ArrowSource":
@@ -101,13 +101,13 @@ class ArrowSource:
         return {name: self._with_path(value, part) for name, value in values.items()}
 
     def name(self, index: int) -> str:
-        """The shard and the row in it."""
+        """Returns the shard and the row in it, for messages."""
         part, row = self._locate(index)
         return f"{self.names[part]} row {row}"
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
-        """The key-value metadata of the first file."""
+        """Returns the key-value metadata of the first file."""
         return self._tables[0].schema.metadata or {}
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class ArrowSource:
         return ends
 
     def _with_path(self, cell: Any, part: int) -> Any:
-        """A picture that stands in a file of its own gets its whole path, also in a list."""
+        """Completes the path of an image that is in a file of its own, also in a list."""
         if isinstance(cell, list):
             return [self._with_path(entry, part) for entry in cell]
         if not isinstance(cell, dict) or cell.get("bytes") or not isinstance(cell.get("path"), str):
@@ -146,11 +146,11 @@ class FolderSource:
     folder: str
     rows: tuple[dict[str, Any], ...]
     files: tuple[dict[str, Any], ...]
-    """The names of the images in the folder, one or a list, by column."""
+    """For each column, the names of an image's files in the folder: one, or a list."""
 
     @classmethod
     def from_metadata(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Rows from metadata.jsonl or .csv as `datasets`' ImageFolder has them.
+        """Reads rows from metadata.jsonl or .csv, like `datasets`' ImageFolder.
 
         file_name is the image in the first column, x_file_name one in the column x, and
         x_file_names a list of them.
@@ -180,10 +180,10 @@ class FolderSource:
 
     @classmethod
     def from_names(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Images with their captions in text files beside them, or in their names.
+        """Finds images with their captions in text files beside them, or in their names.
 
-        "red apple.png" is called what "red apple.txt" says, or "red apple" where no picture has
-        such a file.
+        The caption of "red apple.png" is the text in "red apple.txt", or "red apple" if no image
+        has such a file.
 
         Raises:
             ValueError: there are no images, only some of them have a text file, or more columns
@@ -213,7 +213,7 @@ class FolderSource:
         return {**self.rows[index], **cells}
 
     def name(self, index: int) -> str:
-        """The image's file, the first one's where there are several."""
+        """Returns the image's file, or the first of several, for messages."""
         first = next(iter(self.files[index].values()))
         return str(Path(self.folder) / _as_list(first)[0])
 
@@ -234,7 +234,7 @@ def _folder(path: str) -> Path:
 
 
 def _snapshot(path: str) -> Path:
-    """A Hub data set's files in the Hub's cache: the folder, or what the path in it names."""
+    """Downloads a Hub data set and returns its folder in the Hub's cache, or the path inside it."""
     reference = Reference.parse(path)
     if reference is None:
         raise ValueError(f"a Hub data set is called hf://datasets/owner/name (got {path!r})")
@@ -250,7 +250,7 @@ def _snapshot(path: str) -> Path:
 
 
 def path_inside(folder: Path, name: str) -> Path:
-    """The path of a data set's file. Links are followed: the Hub's cache is made of them.
+    """Returns the path of a data set's file. Links are followed, because the Hub's cache has them.
 
     Raises:
         ValueError: the name leads out of the folder.
@@ -262,7 +262,7 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def _take_file_names(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Takes the names of images out of a row of metadata: one or a list for each column."""
+    """Removes the names of images from a row of metadata and returns them by column."""
     keys = [(columns[0], "file_name")]
     keys += [(c, f"{c}_{ending}") for c in columns for ending in ("file_name", "file_names")]
     return {column: row.pop(key) for column, key in keys if key in row}
@@ -273,8 +273,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """The lines' numbers and rows. Raises ValueError where one cannot be read."""
-    # Unlike splitlines, files split at line ends alone, not at other separators inside a text.
+    """Yields lines' numbers and rows. Raises ValueError where one cannot be read."""
+    # Unlike splitlines, files split only at line ends, not at other separators inside a text.
     with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as lines:
         if file.suffix == ".csv":
             reader = csv.DictReader(lines)
@@ -288,7 +288,7 @@ def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _sidecars(files: Sequence[Path]) -> list[str] | None:
-    """What the .txt files beside images say; None where there are none."""
+    """Reads the .txt files beside images; returns None where there are none."""
     texts = [file.with_suffix(".txt") for file in files]
     present = [text.is_file() for text in texts]
     if not any(present):
@@ -305,7 +305,7 @@ def _sidecars(files: Sequence[Path]) -> list[str] | None:
 
 
 def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
-    """Raises ValueError where a column is missing; lists the ones there are."""
+    """Raises ValueError where a column is missing; lists those that exist."""
     missing = [column for column in wanted if column not in present]
     if missing:
         raise ValueError(
@@ -315,7 +315,7 @@ def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """DIFFUSAX_CACHE, or ~/.cache/diffusax.
+    """Returns DIFFUSAX_CACHE, or ~/.cache/diffusax.
 
     Raises:
         ValueError: neither that variable nor a home folder is known.
@@ -329,7 +329,7 @@ def cache_folder() -> Path:
 
 
 def _unpack(shard: Path, columns: Sequence[str]) -> Path:
-    """A Parquet file's columns as an Arrow file in the cache; it appears only when whole.
+    """Writes a Parquet file's columns to an Arrow file in the cache, which appears only when whole.
 
     It takes as much room as the columns unpacked, which may be many times the size of the shard.
     """
@@ -351,7 +351,7 @@ def _unpack(shard: Path, columns: Sequence[str]) -> Path:
     schema = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
     try:
         with pyarrow.ipc.new_file(str(partial), schema) as writer:
-            # Few rows at a time: a small file may repeat a large value many times.
+            # Few rows at a time, because a small file may repeat a large value many times.
             for batch in file.iter_batches(batch_size=32, columns=list(columns)):
                 writer.write_batch(batch.select(list(columns)))
         os.replace(partial, target)

@@ -1,4 +1,4 @@
-"""Rows of a Hub data set that is never downloaded as a whole, but group by group."""
+"""Reads a Hub data set group by group, without downloading it as a whole."""
 
 import bisect
 import dataclasses
@@ -30,29 +30,29 @@ class StreamedSource:
     columns: tuple[str, ...]
     files: tuple[HubFile, ...]
     groups: tuple[tuple[int, int], ...]
-    """The number of the file and of the row group in it."""
+    """The numbers of the file and of the row group in it, for each group."""
     ends: tuple[int, ...]
     """The number of rows up to the end of each group."""
     limit: int
-    """Bytes of row groups on disk."""
+    """The number of bytes of row groups to keep on disk."""
     window: int = 0
-    """How many row groups are mixed at a time; 0 mixes all rows."""
+    """The number of row groups that are mixed at a time; 0 mixes all rows."""
 
     @classmethod
     def open(
         cls, path: str, columns: Sequence[str], *, limit: int, window: int = 0
     ) -> "StreamedSource":
-        """The data set, of which only the files' footers are read.
+        """Opens the data set; reads only the files' footers.
 
         Args:
             path: owner/name, owner/name@revision, or hf://datasets/owner/name@revision/folder.
-            columns: the names of those to read.
-            limit: bytes of row groups to keep on disk.
-            window: how many row groups are mixed at a time; 0 mixes all rows.
+            columns: the names of the columns to read.
+            limit: the number of bytes of row groups to keep on disk.
+            window: the number of row groups that are mixed at a time; 0 mixes all rows.
 
         Raises:
-            ValueError: it is no Hub data set, has no Parquet files or lacks a column, or the Hub
-                does not answer.
+            ValueError: the data set is not on the Hub, has no Parquet files or lacks a column, or
+                the Hub does not answer.
         """
         reference = Reference.parse(path)
         if reference is None or (Path(path).exists() and not path.startswith("hf://")):
@@ -72,7 +72,7 @@ class StreamedSource:
         if not sum(counts):
             raise ValueError(f"{path!r} has no rows")
         log.info("streaming %s of %s at %s", in_bytes(nbytes), dataset.repo, dataset.commit)
-        # A window and the next one, which is fetched meanwhile.
+        # The cache holds a window and the next one, which is fetched meanwhile.
         share = min(2 * window / len(groups), 1) if window else 1
         if nbytes * share > limit:
             log.warning(
@@ -112,20 +112,20 @@ class StreamedSource:
         return values
 
     def name(self, index: int) -> str:
-        """The file and the row in it."""
+        """Returns the file and the row in it, for messages."""
         position, row = self._locate(index)
         number, group = self.groups[position]
         row += sum(self.rows_of(position - back) for back in range(1, group + 1))
         return f"{self.repo}/{self.files[number].path} row {row}"
 
     def order(self, seed: int, process_index: int, process_count: int) -> "WindowOrder | None":
-        """The order in which to read; None where all rows are to be mixed."""
+        """Returns the order in which to read; None where all rows are to be mixed."""
         if not self.window:
             return None
         return WindowOrder(self, seed, process_index, process_count)
 
     def rows_of(self, position: int) -> int:
-        """The number of rows of a group."""
+        """Returns the number of rows of a group."""
         return self.ends[position] - (self.ends[position - 1] if position else 0)
 
     def prefetch(self, positions: Sequence[int]) -> None:
@@ -155,10 +155,10 @@ class _Epoch(NamedTuple):
 
 
 class WindowOrder:
-    """Numbers of rows for ever: the groups of this process shuffled, and the rows of a few mixed.
+    """An endless order of rows: the process's groups are shuffled, and the rows of a few are mixed.
 
     Each process has the same groups in every epoch, every process_count-th of all, so that it
-    fetches these alone. The order depends on the seed, the window and the number of processes.
+    fetches only these. The order depends on the seed, the window and the number of processes.
     """
 
     _epochs: dict[int, "_Epoch"]
@@ -166,7 +166,7 @@ class WindowOrder:
     _lock: threading.Lock
 
     def __init__(self, source: StreamedSource, seed: int, process_index: int, process_count: int):
-        """Raises ValueError where there are fewer row groups than processes."""
+        """Computes the order. Raises ValueError where there are fewer row groups than processes."""
         self.source, self.seed = source, seed
         self.own = range(len(source.groups))[process_index::process_count]
         if len(source.groups) < process_count:
@@ -178,7 +178,7 @@ class WindowOrder:
         self._start()
 
     def __len__(self) -> int:
-        # Grain asks for a length; a million epochs are endless.
+        # Grain asks for a length; nobody trains for a million epochs.
         return self.rows * 2**20
 
     def __getitem__(self, position: int) -> int:
@@ -221,7 +221,7 @@ class WindowOrder:
 
 
 def _size(footer: Any, columns: Sequence[str]) -> int:
-    """The bytes of the columns in a file."""
+    """Returns the number of bytes of the columns in a file."""
     groups = range(footer.num_row_groups)
     chunks = (chunk for i in groups for chunk in column_chunks(footer, i, columns))
     return sum(chunk.total_compressed_size for chunk in chunks)

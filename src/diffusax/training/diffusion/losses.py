@@ -1,4 +1,4 @@
-"""What a diffusion model is trained to predict, and how its errors are weighed.
+"""The targets that a diffusion model is trained to predict, and the weights of its errors.
 
 Latents are b h w c, alpha-bar is b (the product of 1 - beta up to the drawn timestep).
 """
@@ -10,7 +10,7 @@ PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
 
 
 def add_noise(x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array) -> jax.Array:
-    """q(x_t | x_0): sqrt(a) x_0 + sqrt(1 - a) noise (Ho et al. 2020, equation 4)."""
+    """Returns x_t = sqrt(a) x_0 + sqrt(1 - a) noise (Ho et al. 2020, equation 4)."""
     signal, deviation = _coefficients(alpha_bar, x0.ndim)
     return signal * x0 + deviation * noise
 
@@ -18,10 +18,11 @@ def add_noise(x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array) -> jax.Arra
 def prediction_target(
     prediction_type: str, x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array
 ) -> jax.Array:
-    """The noise, v = sqrt(a) noise - sqrt(1 - a) x_0 (Salimans and Ho 2022, appendix D), or x_0.
+    """Returns the noise, v = sqrt(a) noise - sqrt(1 - a) x_0, or x_0 (Salimans and Ho 2022,
+    appendix D).
 
     Raises:
-        ValueError: an unknown prediction_type.
+        ValueError: the prediction_type is unknown.
     """
     if prediction_type == "epsilon":
         return noise
@@ -36,10 +37,11 @@ def prediction_target(
 
 
 def min_snr_weight(prediction_type: str, alpha_bar: jax.Array, gamma: float) -> jax.Array:
-    """The loss weight min(SNR, gamma), in terms of what is predicted (Hang et al. 2023, 3.4).
+    """Returns the loss weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section
+    3.4).
 
-    SNR = a / (1 - a). Divided by SNR for epsilon and by SNR + 1 for v; as it is for x_0. At a = 0
-    the weight of epsilon is its limit, 1.
+    SNR = a / (1 - a). The weight is divided by SNR for epsilon and by SNR + 1 for v, not for x_0.
+    At a = 0 the weight of epsilon is its limit, 1.
     """
     snr = alpha_bar / (1 - alpha_bar)
     if prediction_type == "epsilon":
@@ -50,13 +52,13 @@ def min_snr_weight(prediction_type: str, alpha_bar: jax.Array, gamma: float) -> 
 
 
 def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
-    """The mean squared error of each example, in float32. b ... -> b."""
+    """Returns the mean squared error of each example, in float32. b ... -> b."""
     difference = prediction.astype(jnp.float32) - target.astype(jnp.float32)
     return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
 
 
 def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:
-    """KL of a diagonal normal from the standard normal, summed over an example's latents.
+    """Returns the KL divergence of a diagonal normal from the standard normal, summed over latents.
 
     Kingma and Welling 2014, appendix B. b h w z -> b.
     """
@@ -65,9 +67,10 @@ def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:
 
 
 def gradient_difference(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean absolute difference of image gradients (Mathieu et al. 2016, equation 6, alpha=1).
+    """Returns the mean absolute difference of image gradients (Mathieu et al. 2016, equation 6,
+    alpha=1).
 
-    Down plus across; a blurred edge costs what it lost in contrast. b h w c -> b.
+    It sums vertical and horizontal gradients; a blurred edge costs its lost contrast. b h w c -> b.
     """
     difference = x - y
     vertical = jnp.abs(jnp.diff(difference, axis=1)).mean((1, 2, 3))
@@ -76,7 +79,10 @@ def gradient_difference(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def structural_dissimilarity(x: jax.Array, y: jax.Array, *, window: int = 7) -> jax.Array:
-    """(1 - SSIM) / 2 in uniform windows, for images in [-1, 1] (Wang et al. 2004). b h w c -> b."""
+    """Returns (1 - SSIM) / 2 in uniform windows, for images in [-1, 1].
+
+    Wang et al. 2004. b h w c -> b.
+    """
 
     def local_mean(z: jax.Array) -> jax.Array:
         total = jax.lax.reduce_window(

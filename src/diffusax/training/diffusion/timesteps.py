@@ -1,4 +1,4 @@
-"""Which timesteps a training run sees more of.
+"""Draws some timesteps more often than others.
 
 Upstream: diffusers examples/text_to_image/train_text_to_image_sdxl.py, generate_timestep_weights,
 whose options these are.
@@ -17,7 +17,7 @@ from diffusax.options import Count, Options
 
 @dataclasses.dataclass(frozen=True)
 class TimestepBiasConfig(Options):
-    """Timesteps drawn more often. The loss is not weighed to make up for it."""
+    """Which timesteps are drawn more often. The loss has no weights that make up for it."""
 
     group: ClassVar[str] = "timestep_bias."
 
@@ -25,9 +25,9 @@ class TimestepBiasConfig(Options):
     """Which timesteps are drawn more often: none, earlier (the least noisy), later (the noisiest)
     or range (from begin to end)."""
     multiplier: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    """How many times as often as the others they are drawn."""
+    """The number of times as often as the others that they are drawn."""
     portion: Annotated[float, Meta(gt=0, le=1)] = 0.25
-    """The share of all timesteps that earlier and later mean."""
+    """The share of all timesteps that earlier and later stand for."""
     begin: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The first timestep of range."""
     end: Count = 1000
@@ -42,7 +42,7 @@ class TimestepBiasConfig(Options):
 
 
 def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray | None:
-    """How likely each of `count` timesteps is, float64; None where all are alike."""
+    """Returns the probability of each of `count` timesteps, float64; None where all are equal."""
     biased = round(config.portion * count)
     ranges = {
         "earlier": slice(biased),
@@ -57,7 +57,7 @@ def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray
 
 
 def draw_timestep(key: jax.Array, count: int, probabilities: np.ndarray | None) -> jax.Array:
-    """A timestep from 0 to count - 1, a scalar int32."""
+    """Draws a timestep from 0 to count - 1, a scalar int32."""
     if probabilities is None:
         return jax.random.randint(key, (), 0, count)
     below = jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32)

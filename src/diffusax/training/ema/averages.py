@@ -1,4 +1,4 @@
-"""Other averages of a run's parameters, made of those that it stored."""
+"""Makes other averages of a run's parameters from those that it stored."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,26 +27,27 @@ def make_average(
     decay: float | None = None,
     step: int | None = None,
 ) -> float:
-    """Writes the model with another average of the run that config.output holds.
+    """Writes the model with another average of the parameters of the run in config.output.
 
-    Either `length` or `start` is given.
+    Give either `length` or `start`.
 
     Args:
-        recipe: of the run.
-        config: of the run.
-        folder: to write to.
-        length: sigma_rel of a power-function average.
-        start: of a late average: the step, or a fraction of the steps up to its end.
-        decay: of the late average's weights into the past, by update; without one all are alike.
-        step: the last that is averaged, one at which the run stored its averages; by default the
+        recipe: the recipe of the run.
+        config: the options of the run.
+        folder: the folder to write to.
+        length: the sigma_rel of a power-function average.
+        start: where a late average starts: the step, or a fraction of the steps up to its end.
+        decay: the decay of the late average's weights into the past, by update; by default all
+            weights are equal.
+        step: the last step of the average, at which the run stored its averages; by default the
             last of those.
 
     Returns:
-        The profile's error: see `diffusax.training.ema.posthoc.Sum`.
+        The error of the profile, see `diffusax.training.ema.posthoc.Sum`.
 
     Raises:
-        ValueError: the run stored no averages, or none at this step; or the average cannot be made
-            of them, with an error of at most a tenth.
+        ValueError: the run stored no averages, or none at this step; or the error of the average
+            would be more than a tenth.
     """
     snapshots = read_snapshots(Path(config.output) / AVERAGES)
     step = _last_step(snapshots, step)
@@ -81,7 +82,7 @@ def _last_step(snapshots: Sequence[Snapshot], step: int | None) -> int:
 
 
 def _late(last: Snapshot, start: int | float, decay: float | None) -> LateAverage:
-    """The late average in updates: the steps that were skipped are spread evenly."""
+    """Returns the late average in updates; steps that were skipped are spread evenly."""
     step = start if isinstance(start, int) else round(start * last.step)
     if not last.start <= step < last.step:
         raise ValueError(
@@ -94,7 +95,7 @@ def _late(last: Snapshot, start: int | float, decay: float | None) -> LateAverag
 
 
 def _steps(snapshots: Sequence[Snapshot]) -> str:
-    """The steps of snapshots, or the last few of them."""
+    """Lists the steps of snapshots, or the last few of them, as text."""
     steps = sorted({snapshot.step for snapshot in snapshots})
     few = ", ".join(map(str, steps[-10:]))
     return few if len(steps) <= 10 else f"..., {few}"

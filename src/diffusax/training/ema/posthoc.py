@@ -1,4 +1,4 @@
-"""Averages of any length after a run (Karras et al. 2024, section 3 and appendix C).
+"""Computes averages of any length after a run (Karras et al. 2024, section 3 and appendix C).
 
 The average of a run is a weighted sum of the parameters after each update; the weights are its
 profile. A power-function average has the profile t^gamma, which grows longer with the run: its
@@ -15,17 +15,19 @@ import numpy as np
 from msgspec import Meta
 
 Length = Annotated[float, Meta(ge=0.005, le=0.28)]
-"""sigma_rel; beyond 0.2887, the uniform average's, there is no power function that grows."""
+"""The width sigma_rel. Beyond 0.2887, the uniform average's, no power function grows."""
 
 MAX_ERROR = 0.1
-"""The largest error of a profile, relative to its norm, that an average is made with."""
+"""The largest error of a profile, relative to its norm, with which an average is made."""
 
 # Longer runs are looked at in this many pieces, of which the shortest average spans some twenty.
 _CELLS = 4096
 
 
 class Stored(NamedTuple):
-    """A power-function average that was kept: its sigma_rel, and updates when it was written."""
+    """A stored power-function average: its sigma_rel, and the number of updates when it was
+    written.
+    """
 
     length: float
     updates: int
@@ -35,43 +37,47 @@ class Wanted(Protocol):
     """A profile that ends at an update."""
 
     def points(self, updates: int) -> Sequence[int]:
-        """Updates at which it jumps."""
+        """Returns the updates at which the profile jumps."""
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """What it weighs between neighbouring edges, n -> n - 1; 1 in all."""
+        """Returns the profile's weight between neighbouring edges, n -> n - 1; the sum is 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PowerFunction:
-    """The average of a sigma_rel."""
+    """The power-function average of a sigma_rel."""
 
     length: float
 
     def points(self, updates: int) -> Sequence[int]:
-        """It has no jumps."""
+        """Returns nothing, because it has no jumps."""
         return ()
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """The sum over whole updates k of (k^(gamma + 1) - (k - 1)^(gamma + 1)) / t^(gamma + 1).
+        """Returns the sums over updates k of (k^(gamma + 1) - (k - 1)^(gamma + 1)) / t^(gamma + 1).
 
-        So it is with updates of (1 - 1 / t)^(gamma + 1) (section 3.1), exactly.
+        These are exactly the weights that updates of (1 - 1 / t)^(gamma + 1) give (section 3.1).
         """
         return np.diff((np.clip(edges, 0, updates) / updates) ** (power_gamma(self.length) + 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class LateAverage:
-    """The average of the updates after `start`: uniform, or of weights that decay into the past."""
+    """The average of the updates after `start`: uniform, or with weights that decay into the
+    past.
+    """
 
     start: int
     decay: float | None = None
 
     def points(self, updates: int) -> Sequence[int]:
-        """Its start."""
+        """Returns its start."""
         return (self.start,)
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """Unlike in training, there is no copy of the weights at its start that only decays."""
+        """Returns the weights; unlike in training, the average does not begin with a copy that
+        decays.
+        """
         inside = np.clip(edges, self.start, updates)
         if self.decay in (None, 1):
             return np.diff(inside) / (updates - self.start)
@@ -81,10 +87,10 @@ class LateAverage:
 
 
 class Sum(NamedTuple):
-    """What to make of the stored averages."""
+    """The weights of the stored averages in the wanted one."""
 
     weights: np.ndarray
-    """One for each, 1 in all."""
+    """The weight of each stored average; the sum is 1."""
     error: float
     """The norm of the difference between the wanted profile and the sum's, relative to the
     former's. Were the parameters of all steps independent, it would be that share of what noise the
@@ -92,24 +98,24 @@ class Sum(NamedTuple):
 
 
 def power_gamma(length: float) -> float:
-    """gamma of a sigma_rel: sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))."""
+    """Returns gamma of a sigma_rel: sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3))."""
     t = length**-2
     return float(np.roots([1, 7, 16 - t, 12 - t]).real.max())
 
 
 def solve(stored: Sequence[Stored], wanted: Wanted, updates: int) -> Sum:
-    """The sum of stored averages that is nearest to the wanted one after some updates.
+    """Finds the sum of stored averages that is nearest to the wanted one at an update.
 
-    Least squares over the profiles (algorithm 3), among sums whose weights are 1 in all: others
-    would make all parameters larger or smaller. The profiles are of the updates themselves, or of
-    as many pieces of the run, instead of the paper's functions of continuous time.
+    It is a least-squares fit of the profiles (algorithm 3) among weights whose sum is 1: others
+    would make all parameters larger or smaller. The profiles are those of the updates themselves,
+    or of pieces of the run, instead of the paper's functions of continuous time.
     """
     edges = _edges([*(s.updates for s in stored), *wanted.points(updates)], updates)
     density = 1 / np.sqrt(np.diff(edges))
     columns = [PowerFunction(s.length).masses(edges, s.updates) * density for s in stored]
     profiles = np.stack(columns, axis=1)
     target = wanted.masses(edges, updates) * density
-    # The one most alike takes what the others leave of 1.
+    # The average most like the wanted one gets what the others leave of 1.
     first = int(np.argmax(target @ profiles / np.linalg.norm(profiles, axis=0)))
     others = np.delete(profiles, first, axis=1) - profiles[:, [first]]
     rest = target - profiles[:, first]
@@ -120,7 +126,7 @@ def solve(stored: Sequence[Stored], wanted: Wanted, updates: int) -> Sum:
 
 
 def _edges(points: Sequence[int], updates: int) -> np.ndarray:
-    """Where pieces begin and end."""
+    """Returns where the pieces of the run begin and end."""
     if updates <= _CELLS:
         return np.arange(updates + 1.0)
     even = np.linspace(0, updates, _CELLS + 1)

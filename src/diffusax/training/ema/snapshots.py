@@ -1,6 +1,6 @@
-"""A run's averages as they were every so many steps, on disk.
+"""A run's averages on disk, as they were every so many steps.
 
-Each is a safetensors file whose tensors have the names of the checkpoint, after the component's.
+Each is a safetensors file. Its tensors have the component's name before their own in checkpoints.
 """
 
 import json
@@ -20,9 +20,9 @@ from diffusax.runtime.mesh import to_host
 from diffusax.training.ema.update import EMAConfig, EMAState
 
 AVERAGES = "averages"
-"""The folder in that of the run."""
+"""The folder of the averages inside the run's."""
 
-# One text, so that the same average is the same bytes.
+# One value, so that the same average is the same bytes.
 _FACTS = "average"
 _NAME = re.compile(r"(\d{7,})-[\d.]+\.safetensors")
 
@@ -32,15 +32,15 @@ class Snapshot(NamedTuple):
 
     path: Path
     step: int
-    """Of the run."""
+    """The step of the run."""
     start: int
-    """The step that averaging began after."""
+    """The step after which averaging began."""
     updates: int
-    """Of the average."""
+    """The number of the average's updates."""
     length: float
-    """sigma_rel."""
+    """The width sigma_rel of the average."""
     recipe: str
-    """The name of the run's."""
+    """The name of the run's recipe."""
 
 
 def write_snapshots(
@@ -48,7 +48,7 @@ def write_snapshots(
 ) -> None:
     """Writes each average to a file, which appears only when whole; all processes must call it.
 
-    One that was not updated yet has no profile, and is left out.
+    An average that was not updated yet has no profile and is left out.
 
     Raises:
         OSError: a file cannot be written; names it and says why.
@@ -76,10 +76,10 @@ def write_snapshots(
 
 
 def read_snapshots(folder: Path) -> list[Snapshot]:
-    """The averages in a folder, in the order of their steps; of the files the headers are read.
+    """Reads the averages in a folder in the order of their steps; only the headers of the files.
 
     Raises:
-        ValueError: there are none, or a file is not one of them.
+        ValueError: there are no averages, or a file is not an average.
     """
     files = sorted(_files(folder))
     if not files:
@@ -90,16 +90,16 @@ def read_snapshots(folder: Path) -> list[Snapshot]:
 
 
 def remove_snapshots_after(folder: Path, step: int) -> None:
-    """Removes what an earlier try wrote after a step, or did not write to the end."""
+    """Removes what an earlier attempt of the run wrote after a step or did not finish writing."""
     for path in [*_files(folder), *folder.glob("*.partial")]:
         if path.suffix == ".partial" or int(path.name.split("-")[0]) > step:
             path.unlink(missing_ok=True)
 
 
 def combine(snapshots: Sequence[Snapshot], weights: np.ndarray, shapes: Params) -> Params:
-    """The sum of stored averages, tensor by tensor, float32.
+    """Computes the sum of stored averages, tensor by tensor, in float32.
 
-    shapes: of the tree.
+    shapes: the parameter tree as shapes.
 
     Raises:
         ValueError: a file has other tensors.

@@ -1,4 +1,4 @@
-"""Moving averages of the parameters, during a run or only at its end.
+"""Updates moving averages of the parameters, during a run or only at its end.
 
 The average starts as a copy of the parameters after step `start` and costs neither time nor memory
 before. From there on, after every `every` steps, with n the number of updates so far (from 1),
@@ -61,10 +61,11 @@ class EMAConfig(Options):
     """The number of steps from one update of the average to the next."""
     lengths: Annotated[tuple[Length, ...], Meta(min_length=1, max_length=4)] = (0.05, 0.1)
     """The averages of the rule power: the width of each (sigma_rel) as a share of the steps since
-    ema.start. The first is the result; `diffusax ema` makes any other of both."""
+    ema.start. The first is the result; `diffusax ema` makes any other from them.
+    """
     snapshot_every: Count = 1000
-    """The number of steps from one time to the next that the rule power's averages are stored, as
-    they are after the last step. All are kept."""
+    """The number of steps from one time that the rule power's averages are stored to the next; they
+    are also stored after the last step. All are kept."""
     snapshot_dtype: Literal["float32", "float16"] = "float32"
     """The dtype of the stored averages."""
 
@@ -76,7 +77,9 @@ class EMAConfig(Options):
             )
 
     def start_step(self, total_steps: int) -> int | None:
-        """The step after which the average begins as a copy, or None where there is none."""
+        """Returns the step after which the average begins as a copy; None where there is no
+        average.
+        """
         if self.rule == "none":
             return None
         if isinstance(self.start, int):
@@ -85,19 +88,19 @@ class EMAConfig(Options):
 
     @property
     def averages(self) -> int:
-        """How many averages there are once it has begun."""
+        """The number of averages once averaging has begun."""
         return {"none": 0, "power": len(self.lengths)}.get(self.rule, 1)
 
     @property
     def kind(self) -> str:
-        """What is averaged, in words; averages of one kind may go on with other options."""
+        """The kind of average in words; averages of one kind can continue with other options."""
         if self.rule == "power":
             return f"averages of the lengths {', '.join(f'{x:g}' for x in self.lengths)}"
         return "" if self.rule == "none" else "an average of one length"
 
 
 class EMAState(NamedTuple):
-    """The averages and how often they were updated."""
+    """The averages, and the number of their updates."""
 
     averages: tuple[Params, ...]
     updates: jax.Array
@@ -109,7 +112,7 @@ class EMAState(NamedTuple):
 
 
 def copy_as_average(params: Params, averages: int = 1) -> EMAState:
-    """The averages as copies of the parameters."""
+    """Makes the first averages, which are copies of the parameters."""
     copies = (jax.tree.map(jnp.copy, params) for _ in range(averages))
     return EMAState(tuple(copies), jnp.int32(0))
 
@@ -117,11 +120,11 @@ def copy_as_average(params: Params, averages: int = 1) -> EMAState:
 def one_minus_decay(
     config: EMAConfig, updates: Any, images_per_update: int, average: int = 0
 ) -> jax.Array:
-    """1 - decay(updates) in float32; as a difference it would lose the last four digits.
+    """Returns 1 - decay(updates) in float32; computing the decay first would lose four digits.
 
     Upstream of ramp and warmup: diffusers training_utils.py, EMAModel.get_decay.
 
-    average: which of several.
+    average: the number of the average, where there are several.
     """
     n = jnp.asarray(updates, jnp.float32)
     if config.rule == "power":
@@ -141,7 +144,7 @@ def one_minus_decay(
 def update_ema(
     config: EMAConfig, state: EMAState, params: Params, *, images_per_update: int
 ) -> EMAState:
-    """One update of the averages; parameters that are not float32 are averaged in float32."""
+    """Updates the averages once; parameters that are not float32 are averaged in float32."""
     updates = state.updates + 1
 
     def updated(index: int, average: Params) -> Params:
@@ -162,7 +165,7 @@ def maybe_update_ema(
     steps_since_start: jax.Array,
     images_per_step: int,
 ) -> EMAState | None:
-    """The update of a training step, which does nothing on steps between two updates."""
+    """Updates the averages in a training step; does nothing on steps between two updates."""
     if state is None:
         return None
 
@@ -175,7 +178,7 @@ def maybe_update_ema(
 
 
 def share_left(config: EMAConfig, updates: int, images_per_update: int) -> float:
-    """How much of an average is still the weights that it began with: the product of the decays."""
+    """Returns the share of an average that is still its first copy: the product of the decays."""
     log, first, chunk = 0.0, 1, 2**20
     while first <= updates and log > -50:
         n = np.arange(first, min(first + chunk, updates + 1))
@@ -187,12 +190,12 @@ def share_left(config: EMAConfig, updates: int, images_per_update: int) -> float
 
 
 def short_window(config: EMAConfig, total_steps: int, images_per_step: int) -> str | None:
-    """What to say of an average that begins too late for its decay; None where it does not.
+    """Returns a warning about an average that begins too late for its decay, or None.
 
-    It does where more than an eighth of it would still be the weights at its start, so that three
-    half-lives of the decay do not fit. The decay that is named instead has a half-life of a seventh
-    of the window, which leaves 1/128. So it is in mosaicml/diffusion's training of Stable Diffusion
-    2, with a decay of 0.9999 over the last 50,000 of 1,400,000 steps.
+    It begins too late where more than an eighth of it would still be the weights at its start, so
+    that three half-lives of the decay do not fit. The decay that the warning suggests has a half-
+    life of a seventh of the window, which leaves 1/128, as in mosaicml/diffusion's training of
+    Stable Diffusion 2: a decay of 0.9999 over the last 50,000 of 1,400,000 steps.
     """
     start = config.start_step(total_steps)
     if start is None:

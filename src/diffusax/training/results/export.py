@@ -1,4 +1,4 @@
-"""The end of a run: folders that diffusers opens, with a model card."""
+"""Writes the result of a run: folders that diffusers opens, with a model card."""
 
 import os
 from pathlib import Path
@@ -43,15 +43,15 @@ _CALLS = {
     "text-to-image": '"a prompt"',
     "image-to-image": '"make it snowy", image="photo.png"',
 }
-"""What a card shows of a call, by the model's pipeline_tag."""
+"""The example call of a card, by the model's pipeline_tag."""
 
 
 def export(
     recipe: Recipe, config: TrainConfig, *, steps: int, params: Params, ema: Params | None
 ) -> list[Path]:
-    """Writes `model`, and `model_ema` where there is an average; the first process does.
+    """Writes `model`, and `model_ema` where there is an average; only the first process writes.
 
-    With push_to_hub the average, or the model where there is none, is uploaded.
+    With push_to_hub it uploads the average, or the model where there is none.
     """
     if jax.process_index():
         return []
@@ -68,7 +68,7 @@ def export(
 
 
 def result_folders(config: TrainConfig, *, averaged: bool) -> list[Path]:
-    """Where the model goes, and its average if there is one."""
+    """Returns the folders of the model, and of its average if there is one."""
     names = ("model", "model_ema") if averaged else ("model",)
     return [Path(config.output) / name for name in names]
 
@@ -82,14 +82,14 @@ def write_model_card(
     address: str | None = None,
     average: str | None = None,
 ) -> None:
-    """README.md: what the model is, from what, on what data, with which options.
+    """Writes README.md: what the model is, and from which model, data and options it was made.
 
     Args:
-        folder: to write to.
-        recipe: of the run.
-        config: of the run.
-        steps: that it was trained for.
-        address: the Hub repository that it goes to.
+        folder: the folder to write to.
+        recipe: the recipe of the run.
+        config: the options of the run.
+        steps: the number of steps that the model was trained for.
+        address: the Hub repository that it is uploaded to.
         average: how its parameters are averaged, in words.
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
@@ -115,7 +115,7 @@ def write_model_card(
 
 
 def create_on_hub(repo: str) -> None:
-    """Creates the repository, unless it is there; so a mistake shows before the training.
+    """Creates the repository unless it exists, so that a mistake shows before the training.
 
     Raises:
         ValueError: the Hub refuses; says why.

@@ -1,4 +1,4 @@
-"""A run that has nothing left to do: its result stays as it is."""
+"""Handles a run that is at its last step already: its result does not change."""
 
 import dataclasses
 import logging
@@ -19,23 +19,23 @@ from diffusax.training.step import TrainState
 log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
-"""The file in a run's folder with its options."""
+"""The name of the file with a run's options in its folder."""
 
 
 def leave_finished(recipe: Recipe, config: TrainConfig, step: int, state: TrainState) -> TrainState:
-    """Says that the run has done its steps, and hands its state back.
+    """Logs that the run has done its steps, and returns its state.
 
-    Nothing in its folder changes, but for a result that is missing: that is written, with the
-    options that the run had.
+    Nothing in its folder changes, except that a missing result is written, with the options that
+    the run had.
 
     Args:
-        recipe: of the run.
-        config: that it was started with again.
-        step: that it has reached.
-        state: at that step.
+        recipe: the recipe of the run.
+        config: the options of this start.
+        step: the step that the run has reached.
+        state: the state at that step.
     """
     folders = result_folders(config, averaged=state.ema is not None)
-    # A card is the last that is written of each.
+    # The card of each is written last.
     missing = _agreed(not all((folder / "README.md").is_file() for folder in folders))
     done = "; its result was missing and is written now" if missing else ", and stays as it is"
     log.info("the run in %s is finished at step %d%s", config.output, step, done)
@@ -47,13 +47,13 @@ def leave_finished(recipe: Recipe, config: TrainConfig, step: int, state: TrainS
 
 
 def results(state: TrainState) -> dict[str, Params | None]:
-    """The parameters and their average, on the host; all processes must call it."""
+    """Returns the parameters and their average on the host; all processes must call it."""
     ema = None if state.ema is None else to_host(state.ema.params)
     return {"params": to_host(state.params), "ema": ema}
 
 
 def _own_options(config: TrainConfig) -> TrainConfig:
-    """The options in the run's folder; those given where they cannot be read."""
+    """Reads the options in the run's folder; returns the given ones where they cannot be read."""
     try:
         own = read_config(type(config), Path(config.output) / CONFIG)
     except ValueError:
@@ -62,7 +62,7 @@ def _own_options(config: TrainConfig) -> TrainConfig:
 
 
 def _agreed(value: bool) -> bool:
-    """What the first process says."""
+    """Returns the first process's value."""
     if jax.process_count() == 1:
         return value
     return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))

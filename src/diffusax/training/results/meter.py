@@ -1,4 +1,4 @@
-"""Losses and speed of a run, from one line of its log to the next."""
+"""Measures losses and speed of a run, from one line of its log to the next."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ class Meter:
     """Losses and speed since the last reading."""
 
     def __init__(self, config: TrainConfig, step: int):
-        """step: that the run begins after."""
+        """Starts to measure. step: the step that the run begins after."""
         self.config = config
         self.flops: int | None = None
         self.peak = peak_flops(config)
@@ -24,7 +24,7 @@ class Meter:
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        """Begins to measure after a step."""
+        """Starts to measure anew after a step."""
         self.metrics: list[dict[str, jax.Array]] = []
         self.step, self.time = step, time.perf_counter()
 
@@ -33,11 +33,11 @@ class Meter:
         self.time += seconds
 
     def add(self, metrics: dict[str, jax.Array]) -> None:
-        """The metrics of one more step, which need not be computed yet."""
+        """Adds the metrics of one more step, which need not be computed yet."""
         self.metrics.append(metrics)
 
     def read(self, step: int) -> dict[str, float]:
-        """Means over the steps since the last reading; waits for the last of them."""
+        """Returns means over the steps since the last reading; waits until they are computed."""
         metrics = jax.device_get(self.metrics)
         losses = [float(m["loss"]) for m in metrics if np.isfinite(m["loss"])]
         skipped = int(metrics[-1]["skipped"])

@@ -1,4 +1,4 @@
-"""What a run says of itself: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Reports of a run: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from diffusax.runtime.mesh import batch_size
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
 
-# Dense bfloat16, from the makers' data sheets, in FLOP/s for one JAX device.
+# FLOP/s of one JAX device for dense bfloat16, from the makers' data sheets.
 PEAK_FLOPS = {
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
@@ -37,7 +37,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(config: TrainConfig) -> float | None:
-    """The peak FLOP/s of all devices together, or None where it is not known."""
+    """Returns the peak FLOP/s of all devices together, or None where it is not known."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12 * jax.device_count()
     kind = jax.devices()[0].device_kind
@@ -46,7 +46,7 @@ def peak_flops(config: TrainConfig) -> float | None:
 
 
 def batch_arithmetic(config: TrainConfig, mesh: jax.sharding.Mesh) -> str:
-    """What a batch is made of, as a product."""
+    """Describes in a product what a batch is made of."""
     processes, parts = jax.process_count(), batch_size(mesh)
     groups, members = parts // processes, mesh.size // parts
     of = f" groups of {members} devices" if members > 1 else " devices"
@@ -59,10 +59,16 @@ def batch_arithmetic(config: TrainConfig, mesh: jax.sharding.Mesh) -> str:
 
 
 class Reports:
-    """The first process's logs; the other processes' do nothing."""
+    """The logs of the first process; on other processes nothing is logged."""
 
     def __init__(self, config: TrainConfig, *, name: str, start: int):
-        """start: the step from which the run goes on; later lines of an earlier try are cut off."""
+        """Opens the logs.
+
+        Args:
+            config: the options of the run.
+            name: the name of the recipe.
+            start: the step that the run continues from; later lines in its log are removed.
+        """
         self._main = jax.process_index() == 0
         self._folder = Path(config.output)
         self._tensorboard: Any = None
@@ -76,7 +82,7 @@ class Reports:
         self._lines = _truncated(self._folder / "metrics.jsonl", start)
         if "tensorboard" in config.report_to:
             writer = require_extra("tensorboardX", "train").SummaryWriter
-            # A run that is killed writes nothing more; by default two minutes would be lost.
+            # A killed run writes nothing more, and by default would lose two minutes of its log.
             self._tensorboard = writer(
                 str(self._folder / "logs"), purge_step=start + 1, flush_secs=1
             )
@@ -89,10 +95,10 @@ class Reports:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[Callable[[], None]]:
-        """Inside, the bar says that the run compiles, and its clock stands still.
+        """Shows, inside the context, that the run compiles; the bar's clock stands still.
 
         Yields:
-            A function that shows the time, to be called now and then.
+            A function that updates the time shown, to be called now and then.
         """
         self._bar.set_postfix_str("compiling")
         try:
@@ -102,7 +108,7 @@ class Reports:
             self._bar.unpause()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """A line of metrics.jsonl, and the same numbers everywhere else."""
+        """Writes a line of metrics.jsonl, and the same numbers to the other logs."""
         if not self._main:
             return
         shown = {k: f"{values[k]:.3g}" for k in ("loss", "images_per_s", "mfu") if k in values}
@@ -116,7 +122,7 @@ class Reports:
             self._wandb.log(values, step=step)
 
     def images(self, step: int, images: Sequence[Image.Image], *, name: str = "validation") -> None:
-        """A contact sheet in the folder `validation`, and in TensorBoard."""
+        """Writes a contact sheet to the folder `validation` and to TensorBoard."""
         if not self._main:
             return
         sheet = contact_sheet(images)
@@ -128,7 +134,7 @@ class Reports:
             self._wandb.log({name: [wandb.Image(image) for image in images]}, step=step)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes what is not written yet, and closes the logs."""
         self._bar.close()
         if not self._main:
             return
@@ -139,16 +145,16 @@ class Reports:
             self._wandb.finish()
 
     def _show_time(self) -> None:
-        """Draws the bar anew, on a terminal; in a file it would fill the page."""
+        """Redraws the bar on a terminal; in a log file it would add lines."""
         if self._main and sys.stderr.isatty():
             self._bar.refresh()
 
 
 def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
-    """The run at Weights & Biases; a resumed run goes on with its own.
+    """Starts the run at Weights & Biases; a resumed run continues its own.
 
     Raises:
-        ValueError: it cannot be started, for want of a login or a connection.
+        ValueError: it cannot be started, because there is no login or no connection.
     """
     wandb = require_extra("wandb", "wandb")
     file = Path(config.output) / "wandb.txt"
@@ -163,7 +169,7 @@ def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
             config=by_name(config),
             dir=config.output,
         )
-    # Its errors have no class of their own in common.
+    # wandb's errors have no common class of their own.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
@@ -173,7 +179,7 @@ def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
 
 
 def _truncated(path: Path, start: int) -> Any:
-    """The file, open at its end, without the lines after `start`, which will be written again."""
+    """Opens the file at its end, without the lines after `start`, which will be written again."""
     kept = []
     if path.is_file():
         for line in path.read_text("utf-8").splitlines():
