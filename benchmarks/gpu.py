@@ -61,7 +61,7 @@ from random_models import (
 
 from diffusax.runtime.flops import count_training_flops
 from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.reports import PEAK_FLOPS
+from diffusax.training.results.reports import PEAK_FLOPS
 from diffusax.training.step import initial_state, make_train_step
 
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.

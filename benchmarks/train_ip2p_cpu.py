@@ -21,9 +21,9 @@ from machine import describe
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.training.base_model import BaseModel
-from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.converting import to_instruct_pix2pix
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped
 
 DROPOUT = 0.05
 

@@ -5,14 +5,14 @@ from typing import Any
 from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.named import *  # noqa: F403
-from diffusax.pictures import load_image
+from diffusax.images.pictures import load_image
+from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.runtime.mesh import initialize, make_mesh
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
-from diffusax.sheets import make_image_grid
 
 
 def _from_torch(cls: Any, pipe: Any, **options: Any) -> Any:

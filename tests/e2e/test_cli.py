@@ -22,10 +22,10 @@ from diffusax.cli.evaluate import command as evaluate
 from diffusax.cli.generate import Generate
 from diffusax.cli.generate_many import GenerateMany
 from diffusax.cli.train import TextToImage
-from diffusax.masks import blur
-from diffusax.pictures import resize
+from diffusax.images.masks import blur
+from diffusax.images.pictures import resize
+from diffusax.images.sheets import labelled_grid
 from diffusax.runtime.program import PROGRAMS, forget_executables
-from diffusax.sheets import labelled_grid
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from diffusers.training_utils import compute_snr
 from tiny import build_stable_diffusion
 
 from diffusax.training.base_model import BaseModel
-from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step import initial_state, make_train_step
 

@@ -21,7 +21,7 @@ from diffusax.training import (
     InstructPix2PixValidationConfig,
     instruct_pix2pix,
 )
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
 
 SIZE = {"resolution": 32, "center_crop": True}
 UNFLIPPED = {**SIZE, "random_flip": False}

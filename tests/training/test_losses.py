@@ -9,7 +9,7 @@ from diffusers import DDPMScheduler
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.training_utils import compute_snr
 
-from diffusax.training import losses
+from diffusax.training.diffusion import losses
 
 TIMESTEPS = np.array([0, 1, 250, 700, 999])
 

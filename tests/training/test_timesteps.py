@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.training.timesteps import (
+from diffusax.training.diffusion.timesteps import (
     TimestepBiasConfig,
     draw_timestep,
     timestep_probabilities,

@@ -190,8 +190,8 @@ def save(
         seed: of the run.
         sheet: of all of them, a PIL image; by default a contact sheet.
     """
-    from diffusax.pictures import png_parameters
-    from diffusax.sheets import contact_sheet
+    from diffusax.images.pictures import png_parameters
+    from diffusax.images.sheets import contact_sheet
 
     count = len(images)
     files = _free_files(count) if output is None else _files(output, count)

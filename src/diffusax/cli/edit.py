@@ -12,8 +12,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
+from diffusax.images.sheets import labelled_grid
 from diffusax.ranges import Count, Pixels, Scale
-from diffusax.sheets import labelled_grid
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
 MULTIPLE = 64
@@ -63,7 +63,7 @@ class Edit(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Draws the versions and returns the files written, the sheet first."""
-        from diffusax.pictures import load_image
+        from diffusax.images.pictures import load_image
 
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)

@@ -12,11 +12,11 @@ from diffusax.cli.train import RECIPES
 from diffusax.options import Count, Options, Share
 from diffusax.printable import escaped
 from diffusax.training import TrainConfig
-from diffusax.training.averages import make_average
-from diffusax.training.ema import Start
+from diffusax.training.ema.averages import make_average
+from diffusax.training.ema.posthoc import Length
+from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
+from diffusax.training.ema.update import Start
 from diffusax.training.options import read_config
-from diffusax.training.posthoc import Length
-from diffusax.training.snapshots import AVERAGES, read_snapshots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
 from diffusax.extras import install_command
+from diffusax.images.sheets import labelled_grid
 from diffusax.printable import escaped
-from diffusax.sheets import labelled_grid
 
 METRICS = {
     "image_similarity": "CLIP image similarity",

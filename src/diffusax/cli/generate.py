@@ -186,7 +186,7 @@ def _load(options: Generate) -> Any:
 
 def _pictures(options: Generate) -> dict[str, Any]:
     """The picture arguments, read before anything large is loaded."""
-    from diffusax.pictures import load_image, open_upright, resize
+    from diffusax.images.pictures import load_image, open_upright, resize
 
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
-        from diffusax.masks import blur
+        from diffusax.images.masks import blur
 
         mask = open_upright(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask

@@ -18,8 +18,8 @@ from diffusax.evaluation.metrics import (
     text_image_similarity,
 )
 from diffusax.options import Count, Options, Seed
-from diffusax.training.examples import prepare_images, read_picture
-from diffusax.training.sources import Source, open_source
+from diffusax.training.data.examples import prepare_images, read_picture
+from diffusax.training.data.sources import Source, open_source
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
 Guidance = Annotated[float, Meta(gt=1, le=1000)]

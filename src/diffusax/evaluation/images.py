@@ -17,8 +17,8 @@ from diffusax.evaluation.metrics import (
     load_statistics,
     mean_and_error,
 )
-from diffusax.training.examples import read_picture
-from diffusax.training.sources import open_source
+from diffusax.training.data.examples import read_picture
+from diffusax.training.data.sources import open_source
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diffusax.images.pictures import png_parameters, to_pil
 from diffusax.offline.batches import draw_batch, plan_batch
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
@@ -21,7 +22,6 @@ from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.parameters import parameters_text
-from diffusax.pictures import png_parameters, to_pil
 from diffusax.runtime.signals import StopRequest
 
 log = logging.getLogger(__name__)

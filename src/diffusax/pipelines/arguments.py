@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from diffusax.pictures import as_numpy
+from diffusax.images.pictures import as_numpy
 from diffusax.ranges import Count, Fraction, Pixels, Scale, Steps
 
 Texts = str | list[str] | None

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.images.pictures import load_image, target_size, to_control
 from diffusax.models.controlnet import guess_scales
-from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.extras import require_extra
-from diffusax.pictures import to_pil
+from diffusax.images.pictures import to_pil
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import decode

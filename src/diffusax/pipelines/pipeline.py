@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
+from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
-from diffusax.outputs import ImagePipelineOutput
 from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.attributes import ComponentAttribute

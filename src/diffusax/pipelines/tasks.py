@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.masks import apply_overlay, get_crop_region, to_mask
+from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
+from diffusax.images.pictures import nearest, to_pixels
 from diffusax.models.freeu import freeu_rows
-from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components

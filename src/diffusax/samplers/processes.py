@@ -1,7 +1,7 @@
-"""What samplers take the network to be trained for: networks of one kind draw nothing with another.
+"""The processes that networks are trained for: a sampler suits the networks of one process only.
 
-A sampler of flow matching tells a network that predicts noise other times, and takes its noise for
-a velocity. Nothing fails: the pictures are noise.
+A sampler of flow matching would give other times to a network that predicts noise, and take the
+noise for a velocity. Nothing would fail, but the images would be noise.
 """
 
 from typing import Any, Literal
@@ -26,20 +26,20 @@ _FITTING: dict[Process, str] = {
 
 
 def samples(process: Process) -> str:
-    """The networks of a process, in words."""
+    """Describes the networks of a process in words."""
     return f"networks trained {_TRAINED[process]}"
 
 
 def check_process(name: str, scheduler: Any, trained: Process) -> None:
-    """Refuses a sampler for networks that were trained for another process.
+    """Raises an error where a sampler is for networks that were trained for another process.
 
     Args:
-        name: what the error calls the sampler.
+        name: the sampler's name in the error.
         scheduler: the sampler.
         trained: the networks' process, which is that of the sampler that the checkpoint names.
 
     Raises:
-        ValueError: the two are not the same.
+        ValueError: the sampler is for another process.
     """
     if scheduler.process != trained:
         raise ValueError(

@@ -19,8 +19,8 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
 from diffusax.training.converting import check_channels
+from diffusax.training.data.examples import clean_caption
 from diffusax.training.denoising import LENGTHS, ids_name
-from diffusax.training.examples import clean_caption
 
 
 @dataclasses.dataclass(frozen=True)

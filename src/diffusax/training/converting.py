@@ -1,4 +1,4 @@
-"""Checkpoints of one task made into checkpoints of another."""
+"""Converts checkpoints of one task into checkpoints of another."""
 
 from typing import Any
 
@@ -14,18 +14,19 @@ _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPi
 
 
 def instruct_class(family: Family) -> Any:
-    """The class that edits with a family's checkpoints as InstructPix2Pix does."""
+    """Returns the class that edits with a family's checkpoints like InstructPix2Pix."""
     return next(cls for cls in _INSTRUCT if cls.family is family)
 
 
 def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """The InstructPix2Pix pipeline that a training starts from (Brooks et al. 2023, section 3.2).
+    """Makes the InstructPix2Pix pipeline that a training starts from (Brooks et al. 2023, section
+    3.2).
 
-    Its UNet takes the latents of another picture besides, and gives them no weight yet. All else
-    is shared with `pipe`.
+    Its UNet also takes the latents of a second image, and gives them zero weight. It shares all
+    other components with `pipe`.
 
     Raises:
-        ValueError: the UNet takes something else besides the latents already.
+        ValueError: the UNet already takes something else besides the latents.
     """
     latents, channels = pipe.vae.config.latent_channels, pipe.unet.config.in_channels
     check_channels("the pipeline", channels, latents, edits=True)

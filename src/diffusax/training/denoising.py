@@ -14,15 +14,15 @@ from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.training.conditioning_dropout import Dropped, drop_conditions
-from diffusax.training.losses import (
+from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
+from diffusax.training.diffusion.losses import (
     add_noise,
     min_snr_weight,
     prediction_target,
     squared_error,
 )
+from diffusax.training.diffusion.timesteps import draw_timestep
 from diffusax.training.step import Batch
-from diffusax.training.timesteps import draw_timestep
 
 LENGTHS = "lengths"
 """What a batch calls how many tokens of a text count, where the family tells."""

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.checkpoints import read_model_index, write_model_index
+from diffusax.images.pictures import to_pil
 from diffusax.interop.flax import schedulers
 from diffusax.interop.flax.models import (
     LOADING,
@@ -24,7 +25,6 @@ from diffusax.interop.flax.text import (
     PromptTokenizer,
 )
 from diffusax.interop.flax.weights import fetch
-from diffusax.pictures import to_pil
 from diffusax.text.tokenizer import CLIPTokenizer
 
 MODELS: dict[str, Any] = {

@@ -22,8 +22,8 @@ from diffusax.files import load_json, write_json
 from diffusax.interop.flax.models import LOADING
 from diffusax.interop.flax.outputs import FlaxSchedulerOutput
 from diffusax.samplers import Schedule, Scheduler, Table, run
-from diffusax.samplers.options import Options
 from diffusax.samplers.rows import SLOTS
+from diffusax.samplers.schedulers.options import Options
 
 _FILE = "scheduler_config.json"
 

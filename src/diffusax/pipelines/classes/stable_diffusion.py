@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
-from diffusax.masks import MaskProcessor
+from diffusax.images.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion
 from diffusax.pipelines.tasks import (

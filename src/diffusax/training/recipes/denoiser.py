@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.images.sheets import captioned
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
@@ -18,18 +19,17 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.output import output
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import Sampled, at_once, sample
-from diffusax.sheets import captioned
 from diffusax.training.base_model import BaseModel
-from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import DataConfig
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.cached import CachedSource, is_cache
+from diffusax.training.data.examples import picture_size
+from diffusax.training.data.opening import open_data
+from diffusax.training.data.sources import Source
 from diffusax.training.denoising import DenoisingLoss, encode_captions
-from diffusax.training.examples import picture_size
-from diffusax.training.opening import open_data
+from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
 from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.sources import Source
 from diffusax.training.step import Batch
-from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
 # Ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code).
 _ZERO = frozenset(["conv2", "proj_out", "conv_out"])

@@ -1,0 +1,106 @@
+"""The targets that a diffusion model is trained to predict, and the weights of its errors.
+
+Latents are b h w c, alpha-bar is b (the product of 1 - beta up to the drawn timestep).
+"""
+
+import jax
+import jax.numpy as jnp
+
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
+
+
+def add_noise(x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array) -> jax.Array:
+    """Returns x_t = sqrt(a) x_0 + sqrt(1 - a) noise (Ho et al. 2020, equation 4)."""
+    signal, deviation = _coefficients(alpha_bar, x0.ndim)
+    return signal * x0 + deviation * noise
+
+
+def prediction_target(
+    prediction_type: str, x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array
+) -> jax.Array:
+    """Returns the noise, v = sqrt(a) noise - sqrt(1 - a) x_0, or x_0 (Salimans and Ho 2022,
+    appendix D).
+
+    Raises:
+        ValueError: the prediction_type is unknown.
+    """
+    if prediction_type == "epsilon":
+        return noise
+    if prediction_type == "sample":
+        return x0
+    if prediction_type == "v_prediction":
+        signal, deviation = _coefficients(alpha_bar, x0.ndim)
+        return signal * noise - deviation * x0
+    raise ValueError(
+        f"prediction_type={prediction_type!r} is not supported; use {', '.join(PREDICTION_TYPES)}"
+    )
+
+
+def min_snr_weight(prediction_type: str, alpha_bar: jax.Array, gamma: float) -> jax.Array:
+    """Returns the loss weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section
+    3.4).
+
+    SNR = a / (1 - a). The weight is divided by SNR for epsilon and by SNR + 1 for v, not for x_0.
+    At a = 0 the weight of epsilon is its limit, 1.
+    """
+    snr = alpha_bar / (1 - alpha_bar)
+    if prediction_type == "epsilon":
+        return jnp.minimum(1.0, gamma * (1 - alpha_bar) / jnp.maximum(alpha_bar, 1e-12))
+    if prediction_type == "v_prediction":
+        return jnp.minimum(snr, gamma) * (1 - alpha_bar)
+    return jnp.minimum(snr, gamma)
+
+
+def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
+    """Returns the mean squared error of each example, in float32. b ... -> b."""
+    difference = prediction.astype(jnp.float32) - target.astype(jnp.float32)
+    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
+
+
+def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:
+    """Returns the KL divergence of a diagonal normal from the standard normal, summed over latents.
+
+    Kingma and Welling 2014, appendix B. b h w z -> b.
+    """
+    terms = mean**2 + jnp.exp(logvar) - 1.0 - logvar
+    return 0.5 * jnp.sum(terms, axis=tuple(range(1, terms.ndim)))
+
+
+def gradient_difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the mean absolute difference of image gradients (Mathieu et al. 2016, equation 6,
+    alpha=1).
+
+    It sums vertical and horizontal gradients; a blurred edge costs its lost contrast. b h w c -> b.
+    """
+    difference = x - y
+    vertical = jnp.abs(jnp.diff(difference, axis=1)).mean((1, 2, 3))
+    horizontal = jnp.abs(jnp.diff(difference, axis=2)).mean((1, 2, 3))
+    return vertical + horizontal
+
+
+def structural_dissimilarity(x: jax.Array, y: jax.Array, *, window: int = 7) -> jax.Array:
+    """Returns (1 - SSIM) / 2 in uniform windows, for images in [-1, 1].
+
+    Wang et al. 2004. b h w c -> b.
+    """
+
+    def local_mean(z: jax.Array) -> jax.Array:
+        total = jax.lax.reduce_window(
+            z, 0.0, jax.lax.add, (1, window, window, 1), (1, 1, 1, 1), "VALID"
+        )
+        return total / window**2
+
+    c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
+    mean_x, mean_y = local_mean(x), local_mean(y)
+    variance_x = local_mean(x * x) - mean_x**2
+    variance_y = local_mean(y * y) - mean_y**2
+    covariance = local_mean(x * y) - mean_x * mean_y
+    ssim = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)) / (
+        (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    )
+    return (1 - ssim.mean((1, 2, 3))) / 2
+
+
+def _coefficients(alpha_bar: jax.Array, ndim: int) -> tuple[jax.Array, jax.Array]:
+    a = alpha_bar.reshape(alpha_bar.shape + (1,) * (ndim - 1))
+    return jnp.sqrt(a), jnp.sqrt(1 - a)
