@@ -13,7 +13,7 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.families.family import Denoiser, Family
 from diffusax.pipelines.plan import Decoding
-from diffusax.samplers.processes import Process
+from diffusax.samplers.processes import Kind
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class Components:
     options: dict[str, Any]
     mesh: Mesh | None = None
     """Of several devices, over which parameters and batches are spread."""
-    process: Process | None = None
+    process: Kind | None = None
     """What the networks were trained for, as the scheduler says that they came with; None where
     nobody knows."""
 

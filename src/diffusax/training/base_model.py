@@ -163,9 +163,11 @@ def _scheduler(
     config: dict[str, Any] = load_json(folder / name / "scheduler_config.json")
     changed = {} if prediction_type is None else {"prediction_type": prediction_type}
     scheduler = scheduler_from_config({"_class_name": class_name, **config}, **changed)
-    if not hasattr(scheduler, "alphas_cumprod"):
+    try:
+        scheduler.forward_process  # noqa: B018
+    except ValueError:
         raise ValueError(
-            f"{folder} has the scheduler {class_name}, which has no alphas_cumprod to add noise "
-            "with; training needs a checkpoint with discrete timesteps"
-        )
+            f"{folder} has the scheduler {class_name}, whose networks diffusax cannot train; "
+            "training needs discrete noise levels or flow matching"
+        ) from None
     return scheduler

@@ -14,14 +14,9 @@ from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.samplers.processes import Process, add_noise
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
-from diffusax.training.diffusion.losses import (
-    add_noise,
-    min_snr_weight,
-    prediction_target,
-    squared_error,
-)
-from diffusax.training.diffusion.timesteps import draw_timestep
+from diffusax.training.diffusion.losses import squared_error
 from diffusax.training.step import Batch
 
 LENGTHS = "lengths"
@@ -36,7 +31,7 @@ class Draws(NamedTuple):
     noise: jax.Array
     """b h w z, with its offset."""
     timesteps: jax.Array
-    """b, from 0 to num_train_timesteps - 1."""
+    """b, the training times of the process."""
     dropped: Dropped
     """b: the empty caption instead, zeros instead of the picture."""
 
@@ -62,7 +57,8 @@ class DenoisingLoss:
     networks: Mapping[str, Network]
     """By the names in the checkpoint: the denoiser, the autoencoder, and the text encoders unless
     all is cached; the controlnet that is trained."""
-    alphas_cumprod: np.ndarray
+    process: Process
+    """How clean latents become noise."""
     prediction_type: str
     snr_gamma: float | None = None
     noise_offset: float = 0.0
@@ -93,7 +89,7 @@ class DenoisingLoss:
             return Draws(
                 jax.random.normal(latent, shape),
                 jax.random.normal(noise, shape) + mean,
-                draw_timestep(timestep, len(self.alphas_cumprod), self.timestep_probabilities),
+                self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
             )
 
@@ -103,20 +99,18 @@ class DenoisingLoss:
         """As a call, from these random numbers."""
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
-        alpha_bar = jnp.asarray(self.alphas_cumprod, jnp.float32)[draws.timesteps]
+        process, t = self.process, draws.timesteps
         prediction = self._denoiser(
             weights,
-            add_noise(x0, draws.noise, alpha_bar),
-            draws.timesteps,
+            add_noise(process, x0, draws.noise, t),
+            process.timesteps(t),
             self._conditions(weights, batch, draws.dropped),
             StepInputs(None, None, self._control_weights()),
             gradient_checkpointing=self.gradient_checkpointing,
         )
-        target = prediction_target(self.prediction_type, x0, draws.noise, alpha_bar)
+        target = process.target(x0, draws.noise, t, self.prediction_type)
         error = squared_error(prediction, target)
-        if self.snr_gamma is None:
-            return error
-        return error * min_snr_weight(self.prediction_type, alpha_bar, self.snr_gamma)
+        return error * process.weight(t, self.prediction_type, self.snr_gamma)
 
     @functools.cached_property
     def _denoiser(self) -> Denoiser:

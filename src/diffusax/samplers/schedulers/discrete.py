@@ -7,6 +7,7 @@ import numpy as np
 
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods.alpha_methods import Limits
+from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
 from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
 from diffusax.samplers.schedulers.scheduler import Scheduler
@@ -43,6 +44,16 @@ class DiscreteScheduler(Scheduler, sampler=False):
             rescale_zero_snr=rescale,
             floor=rescale and self.zero_snr_floor,
         )
+
+    @property
+    def diffusion(self) -> Diffusion:
+        """The process of its discrete noise levels."""
+        return Diffusion(self.alphas_cumprod)
+
+    @property
+    def forward_process(self) -> Process:
+        """How the networks were trained that it samples."""
+        return self.diffusion
 
     @property
     def final_alpha(self) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from diffusax.samplers.methods import sigma_methods, snr_methods
 from diffusax.samplers.noise_levels import exponential_sigmas, karras_sigmas, rounded
-from diffusax.samplers.processes import Process
+from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import RAW, X
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import limits_of
@@ -43,7 +43,7 @@ class EDMScheduler(Scheduler, sampler=False):
         return [type(self)]
 
     @property
-    def process(self) -> Process:
+    def process(self) -> Kind:
         """The process that the networks were trained for."""
         unit = (self.prediction_type, self.sigma_data) == ("v_prediction", 1.0)
         return "continuous" if unit else "edm"

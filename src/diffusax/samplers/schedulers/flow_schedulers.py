@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from diffusax.samplers import flow_levels
 from diffusax.samplers.methods import flow_methods
+from diffusax.samplers.processes import Flow
 from diffusax.samplers.runs import Request, Run, check_highest
 from diffusax.samplers.schedulers.discrete import check_one_spacing, respaced
 from diffusax.samplers.schedulers.options import Count, Positive, Terminal, TimeShift
@@ -27,6 +28,11 @@ class FlowMatchScheduler(Scheduler, sampler=False):
     prediction_type: ClassVar[str] = "flow_prediction"  # type: ignore[misc]
 
     shift: Positive = 1.0
+
+    @property
+    def forward_process(self) -> Flow:
+        """How the networks were trained that it samples."""
+        return Flow(self.shift, self.num_train_timesteps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,13 +116,13 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
             return request.sigmas.astype(np.float32)
         if request.timesteps is not None:
             return request.timesteps.astype(np.float32) / total
-        shift = 1.0 if self.use_dynamic_shifting else self.shift
-        high, low = flow_levels.ends(total, shift)
+        process = Flow(1.0, total) if self.use_dynamic_shifting else self.forward_process
+        high, low = process.ends()
         return np.linspace(high * total, low * total, request.steps) / total
 
     def _shifted(self, sigmas: np.ndarray, mu: float | None) -> np.ndarray:
         if mu is None:
-            return flow_levels.shifted(sigmas, self.shift)
+            return self.forward_process.shifted(sigmas)
         return flow_levels.time_shifted(sigmas, mu, self.time_shift_type)
 
 
@@ -128,8 +134,8 @@ class FlowMatchHeunDiscreteScheduler(FlowMatchScheduler):
 
     def _run(self, request: Request) -> Run:
         total = self.num_train_timesteps
-        high, low = flow_levels.ends(total, self.shift)
+        high, low = self.forward_process.ends()
         sigmas = np.linspace(high * total, low * total, request.steps) / total
-        sigmas = flow_levels.shifted(sigmas, self.shift).astype(np.float32)
+        sigmas = self.forward_process.shifted(sigmas).astype(np.float32)
         timesteps = (sigmas * total).astype(np.float64)
         return Run(flow_methods.heun(timesteps, np.append(sigmas, 0.0).astype(np.float64)))

@@ -12,7 +12,7 @@ import numpy as np
 from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json
 from diffusax.missing import SCHEDULER, hinting
-from diffusax.samplers.processes import Process
+from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
 from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
@@ -152,7 +152,7 @@ class Scheduler:
         return [cls for cls in SCHEDULERS.values() if cls.swappable]
 
     @property
-    def process(self) -> Process:
+    def process(self) -> Kind:
         """The process that the networks were trained for."""
         kind: str = self.prediction_type
         return "flow" if kind == "flow_prediction" else "diffusion"
@@ -227,6 +227,15 @@ class Scheduler:
             strength=number("strength", strength),
             mu=None if mu is None else number("mu", mu),
         )
+
+    @property
+    def forward_process(self) -> Process:
+        """How the networks were trained that it samples.
+
+        Raises:
+            ValueError: they were trained in a way that diffusax cannot train.
+        """
+        raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
 
     @property
     def alphas_cumprod(self) -> np.ndarray:

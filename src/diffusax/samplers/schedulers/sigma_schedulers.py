@@ -10,7 +10,7 @@ from diffusax.runtime.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
-from diffusax.samplers.processes import Process
+from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import Row
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
@@ -40,7 +40,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Returns the timesteps, n, and sigmas, n+1, of a run."""
-        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        every = self.diffusion.sigmas
         if request.sigmas is not None:
             sigmas = noise_levels.rounded(request.sigmas)
             return noise_levels.sigmas_to_timesteps(sigmas[:-1], every), sigmas
@@ -112,7 +112,7 @@ class EulerDiscreteScheduler(SigmaScheduler):
     final_sigmas_type: FinalSigma = "zero"
 
     @property
-    def process(self) -> Process:
+    def process(self) -> Kind:
         """The process that the networks were trained for."""
         # In diffusers, the other prediction types keep discrete timesteps.
         kinds = self.timestep_type, self.prediction_type
@@ -173,7 +173,7 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
         timesteps, sigmas = self._levels(request)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
-        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        every = self.diffusion.sigmas
         return self._result(self._method(timesteps, sigmas, self.prediction_type, every), sigmas)
 
 
@@ -205,7 +205,7 @@ class DPMSolverSDEScheduler(SigmaScheduler):
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
-        every = noise_levels.all_sigmas(self.alphas_cumprod)
+        every = self.diffusion.sigmas
         rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
         steps = sigma_methods.brownian_steps(sigmas)
         low = sigmas.min(initial=np.inf, where=sigmas > 0)

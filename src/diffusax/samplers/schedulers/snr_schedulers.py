@@ -10,6 +10,7 @@ from diffusax.samplers import flow_levels, noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
+from diffusax.samplers.processes import Flow, Process
 from diffusax.samplers.runs import Request, Run, check_highest
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of, respaced, spacings
 from diffusax.samplers.schedulers.options import (
@@ -83,6 +84,13 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         """Whether the method takes a flow prediction, which those that integrate noise do not."""
         return True
 
+    @property
+    def forward_process(self) -> Process:
+        """How the networks were trained that it samples."""
+        if self.use_flow_sigmas:
+            return Flow(self.flow_shift, self.num_train_timesteps)
+        return self.diffusion
+
     def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
         """Returns the sigmas of flow matching: n. spaced: the result of `respaced`."""
         shift = self.flow_shift
@@ -105,7 +113,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         to_zero: whether it ends at zero. own_last: whether it otherwise ends at its own lowest
         sigma, where it has its own spacing of sigmas, and not at the schedule's.
         """
-        n, every = request.steps, noise_levels.all_sigmas(self.alphas_cumprod)
+        n, every = request.steps, self.diffusion.sigmas
         spaced = respaced(self, n, every[::-1])
         lu = getattr(self, "use_lu_lambdas", False)
         if lu and not self.use_karras_sigmas:

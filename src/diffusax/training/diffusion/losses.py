@@ -1,54 +1,7 @@
-"""The targets that a diffusion model is trained to predict, and the weights of its errors.
-
-Latents are b h w c, alpha-bar is b (the product of 1 - beta up to the drawn timestep).
-"""
+"""Errors of predictions and of reconstructed images, one for each example."""
 
 import jax
 import jax.numpy as jnp
-
-PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
-
-
-def add_noise(x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array) -> jax.Array:
-    """Returns x_t = sqrt(a) x_0 + sqrt(1 - a) noise (Ho et al. 2020, equation 4)."""
-    signal, deviation = _coefficients(alpha_bar, x0.ndim)
-    return signal * x0 + deviation * noise
-
-
-def prediction_target(
-    prediction_type: str, x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array
-) -> jax.Array:
-    """Returns the noise, v = sqrt(a) noise - sqrt(1 - a) x_0, or x_0 (Salimans and Ho 2022,
-    appendix D).
-
-    Raises:
-        ValueError: the prediction_type is unknown.
-    """
-    if prediction_type == "epsilon":
-        return noise
-    if prediction_type == "sample":
-        return x0
-    if prediction_type == "v_prediction":
-        signal, deviation = _coefficients(alpha_bar, x0.ndim)
-        return signal * noise - deviation * x0
-    raise ValueError(
-        f"prediction_type={prediction_type!r} is not supported; use {', '.join(PREDICTION_TYPES)}"
-    )
-
-
-def min_snr_weight(prediction_type: str, alpha_bar: jax.Array, gamma: float) -> jax.Array:
-    """Returns the loss weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section
-    3.4).
-
-    SNR = a / (1 - a). The weight is divided by SNR for epsilon and by SNR + 1 for v, not for x_0.
-    At a = 0 the weight of epsilon is its limit, 1.
-    """
-    snr = alpha_bar / (1 - alpha_bar)
-    if prediction_type == "epsilon":
-        return jnp.minimum(1.0, gamma * (1 - alpha_bar) / jnp.maximum(alpha_bar, 1e-12))
-    if prediction_type == "v_prediction":
-        return jnp.minimum(snr, gamma) * (1 - alpha_bar)
-    return jnp.minimum(snr, gamma)
 
 
 def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
@@ -99,8 +52,3 @@ def structural_dissimilarity(x: jax.Array, y: jax.Array, *, window: int = 7) -> 
         (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
     )
     return (1 - ssim.mean((1, 2, 3))) / 2
-
-
-def _coefficients(alpha_bar: jax.Array, ndim: int) -> tuple[jax.Array, jax.Array]:
-    a = alpha_bar.reshape(alpha_bar.shape + (1,) * (ndim - 1))
-    return jnp.sqrt(a), jnp.sqrt(1 - a)

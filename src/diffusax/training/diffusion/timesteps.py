@@ -7,8 +7,6 @@ whose options these are.
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
@@ -54,12 +52,3 @@ def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray
     weights = np.ones(count)
     weights[ranges[config.strategy]] *= config.multiplier
     return weights / weights.sum()
-
-
-def draw_timestep(key: jax.Array, count: int, probabilities: np.ndarray | None) -> jax.Array:
-    """Draws a timestep from 0 to count - 1, a scalar int32."""
-    if probabilities is None:
-        return jax.random.randint(key, (), 0, count)
-    below = jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32)
-    drawn = jnp.searchsorted(below, jax.random.uniform(key), side="right")
-    return drawn.astype(jnp.int32)

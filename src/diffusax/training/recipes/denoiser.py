@@ -151,14 +151,14 @@ class Denoiser:
         self.denoising = DenoisingLoss(
             base.family,
             base.networks,
-            scheduler.alphas_cumprod,
+            scheduler.forward_process,
             scheduler.prediction_type,
             snr_gamma=config.snr_gamma,
             noise_offset=config.noise_offset,
             gradient_checkpointing=config.gradient_checkpointing,
             compute_dtype=jnp.dtype(config.compute_dtype),
             timestep_probabilities=timestep_probabilities(
-                config.timestep_bias, len(scheduler.alphas_cumprod)
+                config.timestep_bias, scheduler.num_train_timesteps
             ),
             **dropout,
         )
