@@ -47,7 +47,7 @@ class ToyTransformer(nnx.Module):
     """x: b h w c, timestep b, context b s d of which lengths b count, pooled b p -> b h w c."""
 
     config_class = ToyTransformerConfig
-    tensor_rules = ((r"up\.kernel", (None, "tensor")), (r"down\.kernel", ("tensor", None)))
+    tensor_rules = ((r"up\.kernel", 1), (r"down\.kernel", 0))
 
     def __init__(self, config, *, rngs):
         d = config.width

@@ -123,7 +123,7 @@ def test_a_new_shape_is_one_line_in_the_log(pipe, caplog):
         pipe("a frog", **CALL)
         lines = [m for m in caplog.messages if "compiled, or read from the cache, in" in m]
         assert [line.split(":")[0] for line in lines] == [
-            "encode_texts for ids 2x1x28 int32",
+            "encode_texts for tokens 2x1x28 int32",
             "denoise for state 6x1x8x8x8 float32",
             "decode for latents 1x8x8x8 float32",
         ]

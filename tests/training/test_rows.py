@@ -26,11 +26,11 @@ def cut_image(image, rng, **options):
     return pixels
 
 
-@pytest.mark.parametrize("size", [(40, 32), (31, 77), (16, 16), (8, 12)])
 def ids_of(tokenizer, caption):
     return tokenize_caption([tokenizer], clean_caption(caption)).ids[0]
 
 
+@pytest.mark.parametrize("size", [(40, 32), (31, 77), (16, 16), (8, 12)])
 def test_pictures_are_resized_and_cropped_in_the_middle(size):
     image = picture(0, size)
     rng = np.random.default_rng(0)

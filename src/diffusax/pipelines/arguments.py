@@ -195,11 +195,25 @@ def documented(call: Any) -> Any:
             callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
             if callback is not None:
                 given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
-        bound = signature.bind(self, *args, **given)
-        bound.apply_defaults()
-        return self._generate(bound.arguments)
+        return self._generate(bound_arguments(signature, self, args, given))
 
     return called
+
+
+def bound_arguments(
+    signature: inspect.Signature, self: Any, args: tuple[Any, ...], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a method's call by name, defaults among them.
+
+    Raises:
+        TypeError: they do not fit the signature; names the method.
+    """
+    try:
+        bound = signature.bind(self, *args, **given)
+    except TypeError as error:
+        raise TypeError(f"{type(self).__name__}.__call__() {error}") from None
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def as_list(value: Any) -> list[Any]:
