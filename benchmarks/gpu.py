@@ -227,7 +227,7 @@ def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
     return DenoisingLoss(
         c.family,
         c.networks,
-        c.scheduler.alphas_cumprod,
+        c.scheduler.forward_process,
         c.scheduler.prediction_type,
         gradient_checkpointing="blocks" if options.checkpointing else "none",
         compute_dtype=jnp.bfloat16,

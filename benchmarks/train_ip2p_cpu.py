@@ -50,7 +50,7 @@ def jax_step(base: BaseModel, data: dict[str, np.ndarray]):
     loss = DenoisingLoss(
         base.family,
         base.networks,
-        base.scheduler.alphas_cumprod,
+        base.scheduler.forward_process,
         base.scheduler.prediction_type,
         conditioning_dropout=DROPOUT,
     )

@@ -202,7 +202,7 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
     loss = DenoisingLoss(
         base.family,
         base.networks,
-        base.scheduler.alphas_cumprod,
+        base.scheduler.forward_process,
         base.scheduler.prediction_type,
         snr_gamma=case.gamma,
         keep_pooled=case.keep_pooled,

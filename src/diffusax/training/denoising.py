@@ -73,6 +73,14 @@ class DenoisingLoss:
     timestep_probabilities: np.ndarray | None = None
     """One for each timestep; None where all are alike."""
 
+    def __post_init__(self) -> None:
+        def ask(key: jax.Array) -> jax.Array:
+            t = self.process.sample_time(key, self.timestep_probabilities)
+            return self.process.weight(t, self.prediction_type, self.snr_gamma)
+
+        # The process refuses what it has no meaning for, before anything is loaded.
+        jax.eval_shape(ask, jax.eval_shape(lambda: jax.random.key(0)))
+
     def __call__(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """The loss of each example, b, float32."""
         return self.with_draws(trained, frozen, batch, self.draw(batch, keys))
