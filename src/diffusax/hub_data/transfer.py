@@ -1,17 +1,20 @@
 """Getting the files of a data set: in parallel, resumable inside a file, with digests checked."""
 
+import contextlib
 import dataclasses
-import functools
 import hashlib
+import io
 import logging
+import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from huggingface_hub import constants, errors, utils
+from huggingface_hub import errors, utils
+from huggingface_hub.file_download import http_get
 from tqdm.auto import tqdm
 
 from diffusax.checkpoints.hub import hub_errors, is_connection_problem
@@ -20,9 +23,9 @@ from diffusax.hub_data.repository import HubDataset, HubFile
 
 log = logging.getLogger(__name__)
 
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds before each new attempt where the Hub is not reached."""
-_CHUNK = 10 * 2**20
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each new attempt where the Hub is not reached, on top of huggingface_hub's own."""
+_PROGRESS_OF_HUB = "huggingface_hub.http_get"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ def download(
         desc=dataset.repo,
         disable=None if progress else True,
     )
-    with line:
+    with line, _quiet_hub():
         run = _Download(dataset, folder, line.update)
         _in_threads(run, shards, threads)
     files = tuple(folder / shard.path for shard in shards)
@@ -80,8 +83,7 @@ def download(
 
 def check_room(shards: Sequence[HubFile], folder: Path) -> None:
     """Raises ValueError where the disk has no room for what is missing of the files."""
-    present = (_size(folder / s.path) or _size(_partial(s, folder)) for s in shards)
-    missing = sum(max(s.size - there, 0) for s, there in zip(shards, present))
+    missing = sum(max(shard.size - _present(shard, folder), 0) for shard in shards)
     free = shutil.disk_usage(folder).free
     if missing > free:
         raise ValueError(
@@ -122,7 +124,7 @@ class _Download:
                 with self._lock:
                     self.fetched += 1
                 return
-            self._count(-_size(partial))
+            self._count(-partial.stat().st_size)
             partial.unlink()
             if attempt == 1:
                 log.warning("%s has not the digest that the Hub gives; once more", shard.path)
@@ -133,58 +135,67 @@ class _Download:
 
     def _transfer(self, shard: HubFile, partial: Path) -> None:
         """Gets what is missing of the file; tries again where the Hub is not reached."""
+        present = partial.stat().st_size if partial.is_file() else 0
+        if present > shard.size:
+            partial.unlink()
+            present = 0
+        self._count(present)
         failures = 0
-        with partial.open("ab") as file:
-            if file.tell() > shard.size:
-                file.truncate(0)
-                file.seek(0)
-            self._count(file.tell())
-            while (before := file.tell()) < shard.size:
-                try:
-                    self._append(shard, file)
-                except (errors.HTTPError, OSError) as error:
-                    failures = 0 if file.tell() > before else failures + 1
-                    if not is_connection_problem(error) or failures > len(WAITS):
-                        raise
-                    log.info("%s: %s; going on at byte %d", shard.path, error, file.tell())
-                    self.stopping.wait(WAITS[max(failures - 1, 0)])
+        while True:
+            try:
+                self._append(shard, partial)
+                return
+            except (errors.HTTPError, OSError) as error:
+                now = partial.stat().st_size if partial.is_file() else 0
+                failures = 0 if now > present else failures + 1
+                present = now
+                if not is_connection_problem(error) or failures > len(WAITS):
+                    raise
+                log.info("%s: %s; going on at byte %d", shard.path, error, present)
+                self.stopping.wait(WAITS[max(failures - 1, 0)])
 
-    def _append(self, shard: HubFile, file: BinaryIO) -> None:
-        """Appends what the Hub sends of the file, from the byte on where it ends here.
+    def _append(self, shard: HubFile, partial: Path) -> None:
+        with _CountedFile(partial, self._write) as file:
+            present = file.tell()
+            if present < shard.size:
+                http_get(
+                    file_url(self.dataset, shard),
+                    file,
+                    resume_size=present,
+                    headers=utils.build_hf_headers(library_name="diffusax"),
+                    expected_size=shard.size,
+                )
 
-        Raises:
-            OSError: the connection ends before the file does, or the disk is full.
-        """
-        # Not `hf_hub_download`, which begins a file again that was not got to its end.
-        present = file.tell()
-        with utils.http_stream_backoff(
-            "GET",
-            file_url(self.dataset, shard),
-            headers=utils.build_hf_headers(
-                library_name="diffusax",
-                headers={"Range": f"bytes={present}-"} if present else None,
-            ),
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            retry_on_exceptions=(),
-            retry_on_status_codes=(408, 429),
-        ) as answer:
-            utils.hf_raise_for_status(answer)
-            if present and answer.status_code == 200:  # The server sends the file, not its rest.
-                file.truncate(0)
-                file.seek(0)
-                self._count(-present)
-            for data in answer.iter_bytes(_CHUNK):
-                if self.stopping.is_set():
-                    raise _Stopped
-                file.write(data)
-                self._count(len(data), transferred=len(data))
-        if file.tell() < shard.size:
-            raise OSError(f"the connection ended at byte {file.tell()} of {shard.size}")
-
-    def _count(self, change: int, *, transferred: int = 0) -> None:
+    def _write(self, change: int) -> None:
+        if self.stopping.is_set():
+            raise _Stopped
         with self._lock:
-            self.transferred += transferred
+            self.transferred += max(change, 0)
+        self._count(change)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
             self.advance(change)
+
+
+class _CountedFile(io.BufferedWriter):
+    """A file to append to, which says how many bytes it gains and loses."""
+
+    def __init__(self, path: Path, changed: Callable[[int], None]):
+        super().__init__(io.FileIO(path, "ab"))
+        self._changed = changed
+
+    def write(self, data: Any) -> int:
+        self._changed(len(data))
+        return super().write(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        # The Hub's client does so where a server sends the whole file instead of its rest.
+        self.flush()
+        before = os.fstat(self.fileno()).st_size
+        after = super().truncate(size)
+        self._changed(after - before)
+        return after
 
 
 def _in_threads(run: _Download, shards: Sequence[HubFile], threads: int) -> None:
@@ -201,9 +212,12 @@ def _in_threads(run: _Download, shards: Sequence[HubFile], threads: int) -> None
             raise
 
 
-def _size(file: Path) -> int:
-    """The bytes of a file, 0 where there is none."""
-    return file.stat().st_size if file.is_file() else 0
+def _present(shard: HubFile, folder: Path) -> int:
+    """The bytes of a file that are there."""
+    for path in (folder / shard.path, _partial(shard, folder)):
+        if path.is_file():
+            return path.stat().st_size
+    return 0
 
 
 def _partial(shard: HubFile, folder: Path) -> Path:
@@ -214,9 +228,25 @@ def _partial(shard: HubFile, folder: Path) -> Path:
 
 def _is_whole(file: Path, shard: HubFile) -> bool:
     """Whether the file has the size and the digest that the Hub gives."""
-    if _size(file) != shard.size:
+    if file.stat().st_size != shard.size:
         return False
-    git = functools.partial(hashlib.sha1, b"blob %d\0" % shard.size, usedforsecurity=False)
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256" if shard.sha256 else git)
-    return digest.hexdigest() == (shard.sha256 or shard.blob)
+        if shard.sha256 is not None:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == shard.sha256
+        digest = hashlib.sha1(b"blob %d\0" % shard.size, usedforsecurity=False)
+        while chunk := opened.read(2**20):
+            digest.update(chunk)
+        return digest.hexdigest() == shard.blob
+
+
+@contextlib.contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Without huggingface_hub's bar for each file: one line is shown for all."""
+    if utils.are_progress_bars_disabled(_PROGRESS_OF_HUB):
+        yield
+        return
+    utils.disable_progress_bars(_PROGRESS_OF_HUB)
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars(_PROGRESS_OF_HUB)
