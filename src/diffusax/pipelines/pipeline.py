@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 from jax.sharding import Mesh
@@ -61,6 +61,10 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """What diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
+
+    if TYPE_CHECKING:
+        # Components are attributes that no type checker sees.
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls) -> None:
         cls.all_components = (*cls.family.components, *cls.extra_components)
