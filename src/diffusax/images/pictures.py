@@ -43,7 +43,7 @@ def open_upright(value: Any) -> Image.Image:
     """Opens an image like `load_image`, but keeps its own mode; 16 bits become 8 bits, in mode L.
 
     Raises:
-        ValueError: there is no such file, or no picture in it; names the file and the reason.
+        ValueError: there is no such file, or no image in it; names the file and the reason.
     """
     try:
         if isinstance(value, Image.Image):

@@ -147,7 +147,7 @@ def apply_weights(embeddings: Array, weights: Array) -> Array:
 
     This is stable-diffusion-webui's "Original" emphasis (modules/sd_emphasis.py), but with a mean
     for each of the n rows instead of one for all, so that rows do not depend on each other. Pass
-    one window per row (t = 77). It takes NumPy or JAX arrays and computes in the dtype of `weights`.
+    one window per row (t = 77). It takes NumPy or JAX arrays, and computes in `weights`' dtype.
     """
     x = embeddings.astype(weights.dtype)
     weighted = x * weights[..., None]

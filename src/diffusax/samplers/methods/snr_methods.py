@@ -334,7 +334,7 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
         prediction, output, limits = _output(solver, ls[i], of_x0=False)
         points = [ls[i].lam - ls[i - k].lam for k in range(order)]
         weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
-        # Where nothing is cut, in X and RAW: large terms cancel here and not in float32.
+        # Without limits, in X and RAW, because large terms cancel here and would not in float32.
         now = prediction if limits == Limits() else output
         slope = sum(w * form for w, form in zip(weights, (now, M1, M2)))
         x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha
