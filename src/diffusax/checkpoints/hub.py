@@ -126,9 +126,7 @@ class _Wanted:
     weights: bool
 
     def folders(self, root: Path) -> list[str]:
-        """Returns the folders of a checkpoint to read; `root` holds model_index.json, if there is
-        one.
-        """
+        """Returns the folders to read of a checkpoint; `root` may hold its model_index.json."""
         if self.subfolder or not (root / MODEL_INDEX).is_file():
             return [self.subfolder]
         _, components, _ = read_model_index(root)

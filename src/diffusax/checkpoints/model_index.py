@@ -13,8 +13,7 @@ NAME = "model_index.json"
 
 
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
-    """Reads the pipeline's class ("" if none is named), its components (library, class), its
-    options.
+    """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 
     Components that are null, without which the pipeline runs, are left out.
 

@@ -35,8 +35,7 @@ class Download(Options):
     output: Annotated[Path | None, OWN] = None
     """Write the files to this folder, by default data/name."""
     split: Annotated[str | None, OWN] = None
-    """Get only the files of this split, such as train, which the data set's card or their names
-    tell."""
+    """Get only the files of this split, such as train, by the data set's card or their names."""
     subset: Annotated[str | None, OWN] = None
     """Get only the files of this subset, which the data set's card names."""
     include: Annotated[tuple[str, ...], OWN] = ()

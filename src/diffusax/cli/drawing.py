@@ -21,8 +21,7 @@ from diffusax.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], str]]
-"""A function of a command's options and a seed that returns images, and the text for their
-files."""
+"""A function of a command's options and a seed that returns images and the text for each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,7 @@ class EvaluateTextToImage(Drawing):
     """The weights of FID's Inception v3 as a .safetensors file with the tensors of pytorch-fid's
     pt_inception-2015-12-05-6726825d.pth."""
     reference: Annotated[str | None, OWN] = None
-    """The images that FID compares with: a folder or data set, or an .npz file with their mu and
-    sigma."""
+    """What FID compares with: a folder or data set of images, or an .npz file with mu and sigma."""
     samples: Annotated[Count | None, OWN] = None
     """The number of images; by default one for each prompt, or all there are. With more images than
     prompts, prompts are used again with other noise."""

@@ -41,8 +41,7 @@ class EditSettings(Options):
     edited_caption_column: str = "edited_prompt"
     """The column with captions of the images after the edit."""
     samples: Count | None = None
-    """The number of rows to edit, which the seed draws from the data set; all of them by
-    default."""
+    """The number of rows to edit, chosen by the seed; all rows of the data set by default."""
     image_guidance: Annotated[tuple[ImageGuidance, ...], Meta(min_length=1)] = (
         1.0,
         1.2,

@@ -51,7 +51,7 @@ class CLIP:
         mesh: Mesh | None = None,
         **hub: Any,
     ) -> "CLIP":
-        """Loads the checkpoint in a folder or Hub repository, such as
+        """Loads a checkpoint from a folder or Hub repository, such as
         openai/clip-vit-large-patch14.
 
         Args:

@@ -48,8 +48,7 @@ def image_similarity(original: Any, edited: Any) -> jax.Array:
 
 
 def direction_similarity(original: Any, edited: Any, before: Any, after: Any) -> jax.Array:
-    """Returns cos(E(edited) - E(original), T(after) - T(before)): how well an edit follows
-    captions.
+    """Returns cos(E(edited) - E(original), T(after) - T(before)): how well edits follow captions.
 
     Gal et al. 2022, "StyleGAN-NADA", equation 2, as InstructPix2Pix measures it: the features have
     length one before they are subtracted (its metrics/clip_similarity.py).

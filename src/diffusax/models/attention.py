@@ -1,6 +1,4 @@
-"""Computes scaled dot-product attention, lowered to what is fastest on the platform at that
-shape.
-"""
+"""Computes scaled dot-product attention, in the fastest form for the platform and shape."""
 
 import importlib
 import math
@@ -51,9 +49,7 @@ def _by_platform(
 def choose_lowering(
     platform: str, dtype: Any, q_shape: Sequence[int], k_shape: Sequence[int]
 ) -> Lowering:
-    """Chooses the lowering of an attention: on CPU the faster one in
-    benchmarks/lowerings_cpu.py.
-    """
+    """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py."""
     b, t, h, d = q_shape
     s = k_shape[1]
     scores = b * h * t * s
@@ -179,9 +175,7 @@ def _flash_on_one_device(
 
 
 def _block(n: int) -> int:
-    """Returns the number of positions per block, which is large because each block reads all
-    keys.
-    """
+    """Returns the positions per block, which are many because each block reads all keys."""
     return next((size for size in (512, 384, 256) if n % size == 0), 512 if n > 2048 else 128)
 
 
@@ -225,9 +219,7 @@ def _chunks(
 def _scores_times_values(
     q: jax.Array, k: jax.Array, v: jax.Array, *, first: jax.Array, scale: float, causal: bool
 ) -> jax.Array:
-    """Computes one head; `first` is the position of the first query. q: t d, k and v: s d -> t
-    d.
-    """
+    """Computes one head; `first` is the first query's position. q: t d, k and v: s d -> t d."""
     scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
     if causal:
         seen = jnp.arange(k.shape[0]) <= first + jnp.arange(q.shape[0])[:, None]

@@ -74,9 +74,7 @@ class AsymmetricAutoencoderKLConfig:
         return self.up_block_out_channels
 
     def half(self, side: Literal["down", "up"]) -> AutoencoderKLConfig:
-        """Returns the options of an AutoencoderKL with this one's encoder ("down") or decoder
-        ("up").
-        """
+        """Returns the options of an AutoencoderKL with this encoder ("down") or decoder ("up")."""
         shared = ("in_channels", "out_channels", "latent_channels", "norm_num_groups")
         return AutoencoderKLConfig(
             **{name: getattr(self, name) for name in shared},
@@ -88,14 +86,13 @@ class AsymmetricAutoencoderKLConfig:
 
 
 class MaskConditionEncoder(nnx.Module):
-    """Maps of what a mask keeps, x: b H W 3 -> five maps b h w c, each half the size of the one
-    before.
+    """Maps of what a mask keeps, x: b H W 3 -> five maps b h w c, each half as large as the last.
 
     The first two have the size of the image.
     """
 
     def __init__(self, c: int, width: int, limit: int, *, rngs: nnx.Rngs):
-        """Builds the layers. width: channels of the first map, doubled for each next one up to
+        """Builds the layers. width: the first map's channels, doubled for each next one up to
         limit.
         """
         widths = [*(min(width * 2**i, limit) for i in range(4)), limit]

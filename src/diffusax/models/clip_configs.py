@@ -95,8 +95,8 @@ class CLIPVisionConfig:
 
     @property
     def patches(self) -> int:
-        """The number of patches of an image; pixels left over at its right and bottom edges are not
-        seen.
+        """The number of patches of an image; pixels left over at its right and bottom do not
+        count.
         """
         return (self.image_size // self.patch_size) ** 2
 

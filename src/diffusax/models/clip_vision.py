@@ -146,9 +146,7 @@ class CLIPModel(nnx.Module):
         return jnp.exp(self.logit_scale[...]) * (images @ texts.T)
 
     def get_image_features(self, pixel_values: jax.Array) -> jax.Array:
-        """Returns the features of images. pixel_values: b h w c, normalised as by the processor ->
-        b p.
-        """
+        """Returns the features of images. pixel_values: b h w c, normalised -> b p."""
         return self.visual_projection(self.vision_model(pixel_values)[1])
 
     def get_text_features(self, input_ids: jax.Array) -> jax.Array:

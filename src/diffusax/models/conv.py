@@ -1,6 +1,4 @@
-"""Computes 2-D convolution, channels last, lowered to what is fastest on the platform at that
-shape.
-"""
+"""Computes 2-D convolution, channels last, in the fastest form for the platform and shape."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -12,8 +12,7 @@ from diffusax.models.layers import Linear
 def timestep_embedding(
     timesteps: jax.Array, dim: int, *, flip_sin_to_cos: bool = True, freq_shift: float = 0.0
 ) -> jax.Array:
-    """Computes sinusoidal embeddings (Vaswani et al. 2017, section 3.5). timesteps: b -> b dim,
-    float32.
+    """Computes sinusoidal embeddings (Vaswani et al. 2017, 3.5). timesteps: b -> b dim, float32.
 
     Upstream: diffusers models/embeddings.py, get_timestep_embedding.
     """

@@ -13,8 +13,7 @@ LEVELS = 2
 
 
 class FreeU(NamedTuple):
-    """FreeU's numbers under diffusers' names: s1 and b1 for the smallest maps, s2 and b2 for the
-    next.
+    """FreeU's numbers under diffusers' names: s1, b1 for the smallest maps, s2, b2 for the next.
 
     s: the factor of the skip connections' low frequencies. b: that of half the backbone's channels.
     """

@@ -91,9 +91,7 @@ class Model:
         return model
 
     def keep_params(self) -> None:
-        """Makes the model keep its parameters itself, whatever happens to the store that had
-        them.
-        """
+        """Makes the model keep its parameters itself, whatever happens to a store that had them."""
         self._store, self._name = {"params": self.params}, "params"
 
     @property
@@ -187,9 +185,7 @@ class Model:
         self.switches.freeu = None
 
     def fuse_qkv_projections(self) -> None:
-        """Does nothing, because XLA decides about products with one input; diffusers' programs call
-        it.
-        """
+        """Does nothing, because XLA decides about such products; diffusers' programs call it."""
 
     def unfuse_qkv_projections(self) -> None:
         """Does nothing; diffusers' programs call it."""

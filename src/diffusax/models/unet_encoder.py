@@ -34,8 +34,7 @@ _DEPTH = "transformer_layers_per_block"
 Depth = Annotated[int, Meta(ge=0, le=64)]
 PerLayer = Depth | Annotated[tuple[Depth, ...], Meta(min_length=1)]
 Depths = Depth | tuple[PerLayer, ...]
-"""The number of transformer blocks per transformer: one number, one per level, or one per layer of
-each level."""
+"""Transformer blocks per transformer: one number, one per level, or one per layer of a level."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,9 +145,7 @@ class Shard:
         write_durably(self._batch(number), json.dumps(done).encode())
 
     def finish(self, batches: int, errors: Sequence[Mapping[str, Any]]) -> None:
-        """Makes the finished shard from its batches. errors: those of lines that are in no
-        batch.
-        """
+        """Makes the finished shard from its batches. errors: those of lines in no batch."""
         done = [json.loads(self._batch(number).read_bytes()) for number in range(batches)]
         failed = [*errors, *(error for batch in done for error in batch["errors"])]
         if failed:

@@ -43,9 +43,7 @@ def open_format(name: str) -> Format:
 
 
 class Images:
-    """A folder with KEY.png for each image and metadata.jsonl, in the form that `datasets`
-    reads.
-    """
+    """A folder with KEY.png for each image and metadata.jsonl, which `datasets` reads."""
 
     suffix = ""
 
@@ -84,9 +82,7 @@ class WebDataset:
 
 
 class Parquet:
-    """A Parquet file with a column `image` of {bytes, path}, and one for each piece of
-    information.
-    """
+    """A Parquet file with a column `image` of {bytes, path}, and one for each other value."""
 
     suffix = ".parquet"
 

@@ -16,8 +16,7 @@ import msgspec
 from diffusax.extras import require_extra
 
 MAX_LINE_BYTES = 2**20
-"""The longest line in bytes; longer ones are reported and skipped. CLIP reads some hundred
-bytes."""
+"""The longest line in bytes; longer ones are reported and skipped."""
 
 COLUMNS = {
     "prompt": "prompt",
@@ -49,18 +48,14 @@ Wanted = Callable[[int], bool]
 
 @runtime_checkable
 class Prompts(Protocol):
-    """A source of prompts. name: for messages. count: the number of lines. digest: of all they
-    say.
-    """
+    """A source of prompts. name: for messages. count: the lines. digest: that of all they say."""
 
     name: str
     count: int
     digest: str
 
     def parts(self, size: int, wanted: Wanted) -> Iterator[Part]:
-        """Yields the parts of `size` lines whose number is wanted, in order, each with its
-        number.
-        """
+        """Yields the wanted parts of `size` lines, in order, each with its number."""
 
     @staticmethod
     def row(line: Line) -> Mapping[str, Any] | None:

@@ -91,8 +91,7 @@ class Drawing:
         self._unknown: set[str] = set()
 
     def run(self, parts: Iterable[Part], advance: Advance) -> Iterator[int]:
-        """Generates the shards of these parts; yields the number of images that each batch has
-        added.
+        """Generates the shards of these parts; yields the number of images that each batch adds.
 
         advance: called with the number of requested images that are settled, generated or not.
         """
@@ -121,9 +120,7 @@ class Drawing:
         return OpenShard(shard, batches, errors, left_out)
 
     def _read(self, lines: list[Line]) -> tuple[list[Request], list[dict[str, Any]], int]:
-        """Returns the requests of the lines, the errors, and the number of images that will be
-        missing.
-        """
+        """Returns the requests of the lines, the errors, and the number of missing images."""
         found: dict[str, list[Request]] = {}
         errors, left_out = [], 0
         for line in lines:
@@ -168,9 +165,7 @@ class Drawing:
         return task, *draw_batch(c, plan_batch(c, pictures), tiled=self._pipe.vae.tiling)
 
     def _write(self, task: Task, images: Any, finite: Any, pool: Executor) -> tuple[int, int]:
-        """Writes a batch, or the shard; returns the numbers of images settled by it, and
-        generated.
-        """
+        """Writes a batch, or the shard; returns how many images that settles, and generates."""
         opened, batch = task.opened, task.batch
         if not batch:
             opened.shard.finish(task.number, opened.errors)

@@ -73,8 +73,8 @@ class BoundedJit:
         self._uncounted = frozenset(uncounted)
         self._options = {**options, "static_argnums": tuple(static_argnums)}
         self.jitted: Any = jax.jit(function, **self._options)
-        """The function for all shapes: for other functions' traces, and to be compiled ahead of
-        time.
+        """The function for all shapes, for other functions' traces and for ahead-of-time
+        compilation.
         """
         self._shapes: dict[Any, _Shape] = {}
         _FUNCTIONS.add(self)

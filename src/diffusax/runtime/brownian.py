@@ -89,8 +89,8 @@ class BrownianTree:
         self._kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def increment(self, low: float, high: float) -> np.ndarray:
-        """Returns what the motion adds from `low` to `high`, float32; outside its ends it adds
-        nothing.
+        """Returns what the motion adds from `low` to `high`, float32; it adds nothing outside its
+        ends.
         """
         first, last = self._root.start, self._root.end
         low, high = (_rounded(min(max(float(t), first), last)) for t in (low, high))

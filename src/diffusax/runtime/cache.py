@@ -62,9 +62,7 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def default_folder() -> Path | None:
-    """Returns diffusax/programs in the user's cache folder (XDG_CACHE_HOME); None without a
-    home.
-    """
+    """Returns diffusax/programs in the user's cache folder (XDG_CACHE_HOME), or None."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:

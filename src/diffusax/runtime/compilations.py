@@ -11,9 +11,7 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 @contextlib.contextmanager
 def count_compilations() -> Iterator[list[str]]:
-    """Yields a list to which every program that this thread compiles inside the context is
-    added.
-    """
+    """Yields a list of the programs that this thread compiles inside the context."""
     compiled: list[str] = []
     active, thread = True, threading.get_ident()
 

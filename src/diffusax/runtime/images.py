@@ -14,9 +14,7 @@ NO_IMAGES = -1
 
 
 def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
-    """Puts an array of this process's images on the mesh, padded along an axis with the last
-    one.
-    """
+    """Puts an array of this process's images on the mesh, padded along an axis with the last."""
     if mesh is None:
         return x
     x = pad_images(jnp.asarray(x), batch_size(mesh.local_mesh), axis)

@@ -35,9 +35,7 @@ def by_platform(
 
 
 def known_sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the shape for choosing lowerings, with 2 for sizes that an exported program leaves
-    open.
-    """
+    """Returns a shape for choosing lowerings, with 2 for sizes that an export leaves open."""
     return tuple(n if isinstance(n, int) else 2 for n in shape)
 
 

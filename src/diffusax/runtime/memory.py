@@ -25,8 +25,7 @@ def host_memory() -> int | None:
 
 
 def device_memory(device: jax.Device) -> int | None:
-    """Returns the bytes of a device that programs can use; CPU devices of a process share the
-    machine's.
+    """Returns the bytes that programs can use on a device; CPU devices share the machine's.
 
     Returns None if it is not known.
     """

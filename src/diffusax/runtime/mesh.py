@@ -145,7 +145,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def param_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
 ) -> NamedSharding:
-    """Returns where a parameter is: an axis over "tensor" by the rules, the largest other over
+    """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
     "fsdp".
 
     Small arrays are not split, and neither are axes that the devices do not divide.
@@ -246,9 +246,7 @@ def to_host(tree: Any) -> Any:
 
 
 def mesh_of(params: Any) -> Mesh | None:
-    """Returns the mesh of several devices that parameters are on; None if they are on one
-    device.
-    """
+    """Returns the mesh of several devices that parameters are on; None for one device."""
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]

@@ -38,8 +38,8 @@ class TorchNoise:
     """Keys for programs that use no noise, so that they are the same as with JAX's numbers."""
 
     def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
-        """Draws the next numbers as rows c h w, and returns rows h w c; by default one row per
-        image.
+        """Draws the next numbers as rows c h w, and returns rows h w c; one row per image by
+        default.
         """
         h, w, c = shape
         rows = self.images if rows is None else rows

@@ -169,9 +169,7 @@ def key(request: Request) -> Any:
 
 
 def _placement(sharding: Sharding | None) -> Any:
-    """Returns how an array is split over several devices, and which ones; None if it is not
-    split.
-    """
+    """Returns how an array is split over which devices; None if it is not split."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     # Axes of one device, and trailing ones without a name, do not matter.

@@ -18,9 +18,7 @@ class StopRequest:
     _since = 0.0
 
     def __init__(self, answer: str):
-        """Starts without a signal. answer: the reaction to print on the terminal, which may
-        change.
-        """
+        """Starts without a signal. answer: the reaction to print, which may change."""
         self.answer = answer
 
     def receive(self, number: int, _frame: object) -> None:

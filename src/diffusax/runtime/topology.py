@@ -137,8 +137,8 @@ class Cost(NamedTuple):
         return self.peak <= chip.memory
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the least time that the chip needs: to compute or to move, whichever is
-        longer.
+        """Returns the least time that the chip needs: to compute or to move, the longer of the
+        two.
         """
         return max(self.tflop / chip.tflops, self.moved / chip.bandwidth)
 

@@ -42,8 +42,7 @@ _SIN = tuple(_f32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e
 
 
 class TorchGenerator:
-    """The stream of `torch.Generator().manual_seed(seed)`; each call continues where the last
-    ended.
+    """The stream of `torch.Generator().manual_seed(seed)`; each call continues it.
 
     Raises:
         ValueError: the seed is not an integer in PyTorch's range, -2**63 to 2**64 - 1.
@@ -55,8 +54,7 @@ class TorchGenerator:
         self._second_normal: float | None = None
 
     def randn(self, shape: int | Sequence[int]) -> np.ndarray:
-        """Returns standard normal float32 numbers, as `torch.randn(shape, generator=...)` draws
-        them.
+        """Returns standard normal float32 numbers, those of `torch.randn(shape, generator=...)`.
 
         Raises:
             ValueError: a size is negative.
@@ -80,9 +78,7 @@ class TorchGenerator:
         return values
 
     def _singly(self, n: int) -> np.ndarray:
-        """Computes normal_distribution<double> of aten/src/ATen/core/DistributionsHelper.h, one by
-        one.
-        """
+        """Computes normal_distribution<double> of aten/src/ATen/core/DistributionsHelper.h."""
         return np.array([self._next_normal() for _ in range(n)], np.float32)
 
     def _next_normal(self) -> float:

@@ -250,8 +250,8 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
 
 
 def _split(tokens: list[Token], room: int, comma: list[int]) -> Iterator[list[Token]]:
-    """Splits tokens into windows of at most `room`; each but the last ends after a late comma, if
-    any.
+    """Splits tokens into windows of at most `room`, which end after a late comma if there is
+    one.
     """
     start = 0
     while len(tokens) - start > room:

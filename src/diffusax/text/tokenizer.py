@@ -112,7 +112,7 @@ class CLIPTokenizer:
         return text.replace(_END_OF_WORD, " ").strip()
 
     def window(self, ids: Sequence[int]) -> np.ndarray:
-        """Makes one window: bos, at most model_max_length - 2 ids, eos, pads: int32,
+        """Makes a window: bos, ids (at most model_max_length - 2), eos, pads:
         (model_max_length,).
         """
         window = np.full(self.model_max_length, self.pad_token_id, np.int32)

@@ -122,9 +122,7 @@ def _is_id(value: Any) -> bool:
 def _special_tokens(
     folder: Path, config: dict[str, Any]
 ) -> tuple[dict[str, str], list[AddedToken]]:
-    """Returns special tokens by name, and all tokens to add to the pipeline in transformers'
-    order.
-    """
+    """Returns special tokens by name, and all tokens to add, in transformers' order."""
     special = {key: _token(config[key]) for key in _SPECIAL if config.get(key) is not None}
     extra = [_token(token) for token in _extra_tokens(config)]
     contents = {token.content for token in (*special.values(), *extra)}

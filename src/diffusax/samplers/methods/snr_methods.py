@@ -83,8 +83,7 @@ class DEIS(NamedTuple):
 def _output(
     solver: DPM | UniPC | DEIS, level: Level, *, of_x0: bool
 ) -> tuple[np.ndarray, np.ndarray, Limits]:
-    """Returns the integrated quantity: the coefficients of p, those of X and P, and the limits of
-    p.
+    """Returns what is integrated: coefficients of p, those of X and P, and the limits of p.
 
     Only a sample has limits: where the noise is integrated it follows from the limited sample.
     """
@@ -173,9 +172,7 @@ def _update(
     points: Sequence[Level],
     end: Level,
 ) -> np.ndarray:
-    """Returns the coefficients of one multistep update to `end`; outputs and points: latest
-    first.
-    """
+    """Returns the coefficients of one multistep update to `end`; outputs, points: latest first."""
     start = points[0]
     h = end.lam - start.lam
     d0 = outputs[0]
@@ -223,8 +220,7 @@ def _expand(
     *,
     heun: bool = False,
 ) -> np.ndarray:
-    """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4 and
-    appendix).
+    """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4).
 
     `heun` takes the second coefficient exactly instead of as half the first (its midpoint form).
     """
@@ -281,9 +277,7 @@ def _uni_bh(
     *,
     target: np.ndarray | None,
 ) -> np.ndarray:
-    """Computes UniP (target None) or UniC (target: the prediction at `end`) of order
-    len(outputs).
-    """
+    """Computes UniP (target None) or UniC (target: the prediction at `end`), order len(outputs)."""
     start, order = points[0], len(outputs)
     h = end.lam - start.lam
     z = -h if solver.predict_x0 else h
