@@ -71,7 +71,7 @@ class Edit(drawing.ToFile):
         pipe = load_editor(self)
         size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
         picture = fit(picture, size)
-        # Otherwise SDXL's pipeline would generate at its own size.
+        # SDXL's pipeline draws at its own size otherwise.
         sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
         images, texts = [], []
         with self.profiled():

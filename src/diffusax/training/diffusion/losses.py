@@ -18,7 +18,8 @@ def add_noise(x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array) -> jax.Arra
 def prediction_target(
     prediction_type: str, x0: jax.Array, noise: jax.Array, alpha_bar: jax.Array
 ) -> jax.Array:
-    """Returns noise, v = sqrt(a) noise - sqrt(1 - a) x_0 (Salimans and Ho 2022, D), or x_0.
+    """Returns the noise, v = sqrt(a) noise - sqrt(1 - a) x_0, or x_0 (Salimans and Ho 2022,
+    appendix D).
 
     Raises:
         ValueError: the prediction_type is unknown.
@@ -36,7 +37,8 @@ def prediction_target(
 
 
 def min_snr_weight(prediction_type: str, alpha_bar: jax.Array, gamma: float) -> jax.Array:
-    """Returns the loss weight min(SNR, gamma) for a prediction type (Hang et al. 2023, 3.4).
+    """Returns the loss weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section
+    3.4).
 
     SNR = a / (1 - a). The weight is divided by SNR for epsilon and by SNR + 1 for v, not for x_0.
     At a = 0 the weight of epsilon is its limit, 1.
