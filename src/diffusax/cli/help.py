@@ -84,7 +84,7 @@ def commands_help(prog: str, description: str, commands: Mapping[str, str]) -> s
 
 
 def _groups(spec: Any, text: str = "") -> Iterator[Group]:
-    """Yields the options of tyro's specification, and of the sets of options inside it."""
+    """The options of tyro's specification, and of the sets of options among them."""
     yield Group(spec.extern_prefix, text, [_option(arg) for arg in spec.args if _shown(arg)])
     for child in spec.child_from_prefix.values():
         yield from _groups(child, _joined(child.description))

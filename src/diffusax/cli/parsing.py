@@ -23,7 +23,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from diffusax.cli.help import FLAGS, command_help, commands_help
 
-# No boxes or colours, and argparse, whose errors name the option that is wrong.
+# Without boxes and colours; with argparse, whose errors name the option that is wrong.
 tyro._experimental_options["backend"] = "argparse"
 tyro._experimental_options["utf8_boxes"] = False
 tyro._experimental_options["ansi_codes"] = False
@@ -110,7 +110,7 @@ def parse_with_files(
 
 
 def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
-    # tyro forgets the arguments it did not recognise the last time only if prog is one word.
+    # tyro forgets what it did not recognise the last time only where prog is one word.
     _argparse_formatter.global_unrecognized_arg_and_prog.clear()
     return tyro.cli(kind, args=args, prog=prog, config=_MARKERS, registry=_registry, **options)
 

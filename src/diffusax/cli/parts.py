@@ -19,8 +19,8 @@ def jax_part() -> tuple[int, int]:
     state: Any = importlib.import_module("jax._src.distributed").global_state
     part = state.process_id, state.num_processes
     jax.distributed.shutdown()
-    # JAX remembers both numbers, and its devices would look for the other processes as soon as two
-    # devices exchange data.
+    # JAX remembers both, and devices made as some of several processes' would look for the others
+    # as soon as two of them exchange something.
     state.process_id, state.num_processes = 0, 1
     return part
 

@@ -1,4 +1,4 @@
-"""Downloads the files of a data set: in parallel, resumable, with digests checked."""
+"""Getting the files of a data set: in parallel, resumable inside a file, with digests checked."""
 
 import contextlib
 import dataclasses
@@ -24,19 +24,19 @@ from diffusax.hub_data.repository import HubDataset, HubFile
 log = logging.getLogger(__name__)
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each new attempt to reach the Hub, on top of huggingface_hub's own retries."""
+"""Seconds before each new attempt where the Hub is not reached, on top of huggingface_hub's own."""
 _PROGRESS_OF_HUB = "huggingface_hub.http_get"
 
 
 @dataclasses.dataclass(frozen=True)
 class Downloaded:
-    """The result of a download."""
+    """What came of a download."""
 
     files: tuple[Path, ...]
     fetched: int
-    """The number of files that were not there before."""
+    """How many of the files were not there before."""
     transferred: int
-    """The number of bytes that came over the network."""
+    """The bytes that came over the network."""
 
 
 def download(
@@ -47,22 +47,21 @@ def download(
     threads: int = 8,
     progress: bool = True,
 ) -> Downloaded:
-    """Downloads the files into the folder, under their paths in the repository.
+    """Gets the files into the folder, under their paths in the repository.
 
     A file appears under its name only when it is whole and has the digest that the Hub gives: the
-    SHA-256 of large files, git's SHA-1 of others. Until then it is called *.partial, which another
-    call continues. Files that exist are checked, and fetched again if they differ.
+    SHA-256 of large files, git's SHA-1 of others. Until then it is called *.partial, from where
+    another call goes on. Files that are there are checked, and fetched again where they differ.
 
     Args:
-        dataset: the data set.
-        shards: its files to download.
-        folder: the folder, made where it is missing.
-        threads: the number of files to download at a time.
-        progress: whether to show a line with the bytes of all files on a terminal.
+        dataset: whose files they are.
+        shards: the files to get.
+        folder: made where it is missing.
+        threads: how many files to get at a time.
+        progress: show a line with the bytes of all files on a terminal.
 
     Raises:
-        ValueError: the Hub does not answer, the disk is too small, or a file has a wrong digest
-            twice.
+        ValueError: the Hub does not answer, the disk is too small, or a file is wrong twice.
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ def download(
 
 
 def check_room(shards: Sequence[HubFile], folder: Path) -> None:
-    """Raises ValueError if the disk has no room for the missing parts of the files."""
+    """Raises ValueError where the disk has no room for what is missing of the files."""
     missing = sum(max(shard.size - _present(shard, folder), 0) for shard in shards)
     free = shutil.disk_usage(folder).free
     if missing > free:
@@ -94,7 +93,7 @@ def check_room(shards: Sequence[HubFile], folder: Path) -> None:
 
 
 def in_bytes(count: int) -> str:
-    """Formats a number of bytes, such as 1.23GB."""
+    """A number of bytes in words, such as 1.23GB."""
     return str(tqdm.format_sizeof(count, "B"))
 
 
@@ -103,7 +102,7 @@ class _Stopped(Exception):
 
 
 class _Download:
-    """Downloads single files, and counts for all of them."""
+    """Fetches single files; counts for all of them."""
 
     def __init__(self, dataset: HubDataset, folder: Path, advance: Callable[[int], Any]):
         self.dataset, self.folder, self.advance = dataset, folder, advance
@@ -135,7 +134,7 @@ class _Download:
         )
 
     def _transfer(self, shard: HubFile, partial: Path) -> None:
-        """Downloads the missing part of the file; tries again if the Hub is not reached."""
+        """Gets what is missing of the file; tries again where the Hub is not reached."""
         present = partial.stat().st_size if partial.is_file() else 0
         if present > shard.size:
             partial.unlink()
@@ -180,7 +179,7 @@ class _Download:
 
 
 class _CountedFile(io.BufferedWriter):
-    """A file opened to append, which reports the bytes it gains and loses."""
+    """A file to append to, which says how many bytes it gains and loses."""
 
     def __init__(self, path: Path, changed: Callable[[int], None]):
         super().__init__(io.FileIO(path, "ab"))
@@ -191,7 +190,7 @@ class _CountedFile(io.BufferedWriter):
         return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
-        # The Hub's client truncates where a server sends the whole file instead of its rest.
+        # The Hub's client does so where a server sends the whole file instead of its rest.
         self.flush()
         before = os.fstat(self.fileno()).st_size
         after = super().truncate(size)
@@ -200,7 +199,7 @@ class _CountedFile(io.BufferedWriter):
 
 
 def _in_threads(run: _Download, shards: Sequence[HubFile], threads: int) -> None:
-    """Downloads all files or raises the first error; an interrupt stops all threads."""
+    """All files, or the first error; an interrupt ends the transfers of all threads."""
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(run.fetch, shard) for shard in shards]
         try:
@@ -214,7 +213,7 @@ def _in_threads(run: _Download, shards: Sequence[HubFile], threads: int) -> None
 
 
 def _present(shard: HubFile, folder: Path) -> int:
-    """Returns the number of a file's bytes that exist."""
+    """The bytes of a file that are there."""
     for path in (folder / shard.path, _partial(shard, folder)):
         if path.is_file():
             return path.stat().st_size
@@ -222,13 +221,13 @@ def _present(shard: HubFile, folder: Path) -> int:
 
 
 def _partial(shard: HubFile, folder: Path) -> Path:
-    # The name has the digest, so that a part of an earlier commit's file is never continued.
+    # With the digest, so that what was got of an earlier commit is never gone on with.
     name = Path(shard.path)
     return folder / name.with_name(f"{name.name}.{shard.blob[:12]}.partial")
 
 
 def _is_whole(file: Path, shard: HubFile) -> bool:
-    """Returns whether the file has the size and the digest that the Hub gives."""
+    """Whether the file has the size and the digest that the Hub gives."""
     if file.stat().st_size != shard.size:
         return False
     with file.open("rb") as opened:
@@ -242,7 +241,7 @@ def _is_whole(file: Path, shard: HubFile) -> bool:
 
 @contextlib.contextmanager
 def _quiet_hub() -> Iterator[None]:
-    """Turns off huggingface_hub's bar for each file, because one line is shown for all."""
+    """Without huggingface_hub's bar for each file: one line is shown for all."""
     if utils.are_progress_bars_disabled(_PROGRESS_OF_HUB):
         yield
         return

@@ -97,11 +97,11 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 
 @cache
 def _pretend_cudnn() -> None:
-    """Makes JAX write cuDNN's call on a machine that has no cuDNN.
+    """Has JAX write cuDNN's call on a machine that has no cuDNN.
 
-    JAX asks for the library's version while it traces, to choose among calls. Without the library
-    this answers 9.8, which JAX's CUDA plugins bring at least. Programs that are compiled for other
-    platforms hold no such call.
+    It asks for the library's version while it traces, to choose among calls. What it knows nothing
+    of is 9.8 from then on, which JAX's CUDA plugins come with at least; a program that is compiled
+    for another platform holds no such call.
     """
     try:
         module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")

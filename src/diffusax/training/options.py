@@ -79,7 +79,7 @@ def require_options(options: Options, names: Iterable[str]) -> None:
 
 
 def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O:
-    """Makes options from values. root: the whole options, for the error's suggestion."""
+    """root: the options that these belong to, which a mistake's mend is looked for in."""
     kinds = option_types(cls)
     converted: dict[str, Any] = {}
     for name, value in values.items():
@@ -106,7 +106,7 @@ def _unknown(cls: type[Options], name: Any, root: type[Options]) -> str:
 
 
 def _names(cls: Any) -> Iterator[str]:
-    """Yields the names of options and of groups of them."""
+    """Options and groups of them."""
     for name, kind in option_types(cls).items():
         yield f"{cls.group}{name}"
         if is_group(kind):
