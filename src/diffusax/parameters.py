@@ -26,5 +26,5 @@ def parameters_text(prompt: str, negative_prompt: str | None, settings: Mapping[
 
 
 def _quoted(text: str) -> str:
-    # As webui quotes what would end the setting.
+    # webui quotes values that would otherwise end the setting.
     return json.dumps(text) if {*text} & {",", ":"} else text

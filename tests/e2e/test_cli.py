@@ -467,7 +467,7 @@ def test_the_short_help_of_an_option_is_its_first_sentence(capsys, monkeypatch):
     assert "--model STR" in short
     assert "Show all " in short
     whole = help_of(capsys, "generate", "--help-all")
-    assert "Picture i of a seed is always the same." in " ".join(whole.split())
+    assert "Image i of a seed is always the same." in " ".join(whole.split())
     assert "(default: 16)" in help_of(capsys, "train", "text-to-image", "--help")
 
 

@@ -107,9 +107,7 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         return pixels
 
     def with_pixels_from_minus_one(self) -> "CLIPImageProcessor":
-        """Returns a processor that scales pixels to [-1, 1] first, on which CLIP was not
-        trained.
-        """
+        """Returns a processor that scales pixels to [-1, 1], with which CLIP was not trained."""
         mean = tuple((value + 1) / 2 for value in self.image_mean)
         std = tuple(value / 2 for value in self.image_std)
         return msgspec.structs.replace(self, image_mean=mean, image_std=std)

@@ -145,7 +145,7 @@ def _grey(value: Any) -> np.ndarray:
     if str(getattr(value, "dtype", "")).removeprefix("torch.") in ("int32", "int64"):
         value = value != 0
     array = read_array(value, "mask_image")
-    # Of integers 0 and 1, 1 is white.
+    # Among integers 0 and 1, 1 is white.
     array = array * 255 if 0 < array.max() <= 1 / 255 else array
     if array.ndim in (3, 4) and array.shape[-1] == 3:
         array = array @ LUMA

@@ -43,7 +43,7 @@ def open_upright(value: Any) -> Image.Image:
     """Opens an image like `load_image`, but keeps its own mode; 16 bits become 8 bits, in mode L.
 
     Raises:
-        ValueError: there is no such file, or no picture in it; names the file and the reason.
+        ValueError: there is no such file, or no image in it; names the file and the reason.
     """
     try:
         if isinstance(value, Image.Image):
@@ -304,9 +304,7 @@ def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray
 
 
 def _source(value: Any) -> Any:
-    """Returns what Pillow opens. Raises ValueError or OSError, without reading, if it is no
-    file.
-    """
+    """Returns what Pillow opens. Raises ValueError or OSError, before reading, for other values."""
     if isinstance(value, bytes):
         return io.BytesIO(value)
     if not isinstance(value, str | Path):
@@ -325,9 +323,7 @@ def _called(value: Any) -> str:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Converts an image to 8 bits; Pillow alone would clip 16-bit greys at 255, fractions at 0 or
-    1.
-    """
+    """Converts an image to 8 bits; Pillow would clip 16-bit greys at 255 and fractions at 1."""
     if not image.mode.startswith("I") and image.mode != "F":
         return image
     values = np.asarray(image).astype(np.float64)

@@ -1,4 +1,4 @@
-"""An autoencoder's own latents <-> those of its diffusion model, and the ranges of pixels."""
+"""Converts an autoencoder's latents to those of its diffusion model, and ranges of pixels."""
 
 import dataclasses
 from typing import Any
@@ -37,9 +37,9 @@ class LatentFormat:
 
 
 def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
-    """The latents that a diffusion model is trained on. z: b h w z, the autoencoder's.
+    """Returns the latents that a diffusion model is trained on. z: b h w z, the autoencoder's.
 
-    (z - shift_factor) * scaling_factor. With `normalize`, and where the config has them,
+    They are (z - shift_factor) * scaling_factor. With `normalize`, and if the config has them,
     latents_mean is the shift and latents_std divides: SDXL's pipelines do so, Stable Diffusion's
     ignore the two (diffusers pipeline_stable_diffusion_xl_img2img.py, prepare_latents).
     """
@@ -48,23 +48,23 @@ def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
 
 
 def unscale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
-    """The inverse of `scale_latents`: what the autoencoder decodes."""
+    """Inverts `scale_latents`: returns what the autoencoder decodes."""
     shift, scale = _shift_and_scale(config, normalize)
     return z / scale + shift
 
 
 def sample_latents(mean: jax.Array, logvar: jax.Array, noise: jax.Array) -> jax.Array:
-    """A draw from the distribution that `AutoencoderKL.encode` gives. All b h w z."""
+    """Samples the distribution that `AutoencoderKL.encode` returns. All arrays are b h w z."""
     return mean + jnp.exp(0.5 * logvar) * noise
 
 
 def to_unit(x: jax.Array) -> jax.Array:
-    """Pixels from [-1, 1] to [0, 1], cut off there."""
+    """Scales pixels from [-1, 1] to [0, 1], and clips them there."""
     return jnp.clip(x / 2 + 0.5, 0.0, 1.0)
 
 
 def from_bytes(x: jax.Array) -> jax.Array:
-    """Pixels from 0..255 to [-1, 1], float32."""
+    """Scales pixels from 0..255 to [-1, 1], float32."""
     return x.astype(jnp.float32) / 127.5 - 1
 
 

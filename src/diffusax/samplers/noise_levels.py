@@ -52,7 +52,7 @@ def alphas_cumprod(
 
 
 def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarray:
-    """Returns n of `total` training timesteps, descending and not rounded (Lin et al. 2024, table
+    """Returns n of `total` training timesteps, descending, not rounded (Lin et al. 2024, table
     2).
     """
     if spacing == "linspace":
@@ -72,9 +72,7 @@ def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int)
 
 
 def all_sigmas(alphas: np.ndarray) -> np.ndarray:
-    """Returns sqrt((1 - alpha) / alpha) for each training timestep, ascending (Song et al.
-    2021).
-    """
+    """Returns sqrt((1 - alpha) / alpha) of all training timesteps, ascending (Song et al. 2021)."""
     a = alphas.astype(np.float32)
     return np.sqrt((1 - a) / a).astype(np.float64)
 
@@ -116,8 +114,8 @@ def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:
 
 
 def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.ndarray:
-    """Returns quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling is
-    All...").
+    """Returns quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling
+    ...").
     """
     quantiles = _special().betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n))
     return low + quantiles * (high - low)
@@ -148,9 +146,7 @@ def _exponential(t: float) -> float:
 
 
 def _laplace(t: float) -> float:
-    """Computes alpha-bar at time t of Hang et al. 2024 ("Improved Noise Schedule ..."), as
-    diffusers.
-    """
+    """Computes alpha-bar at time t of Hang et al. 2024, "Improved Noise Schedule for ..."."""
     log_snr = -0.5 * math.copysign(1, 0.5 - t) * math.log(1 - 2 * abs(0.5 - t) + 1e-6)
     return math.sqrt(math.exp(log_snr) / (1 + math.exp(log_snr)))
 
@@ -179,7 +175,5 @@ def _cumprod(alphas: np.ndarray) -> np.ndarray:
 
 
 def _special() -> Any:
-    """Imports scipy.special, which takes a tenth of the package's import time and serves two
-    options.
-    """
+    """Imports scipy.special, which takes a tenth of the package's import and serves two options."""
     return importlib.import_module("scipy.special")

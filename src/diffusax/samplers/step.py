@@ -72,9 +72,7 @@ def _mix(update: jax.Array, terms: jax.Array) -> jax.Array:
 
 
 def _threshold(p: jax.Array, quantile: jax.Array, highest: jax.Array) -> jax.Array:
-    """Applies dynamic thresholding (Saharia et al. 2022, section 2.3) where `highest` is above
-    0.
-    """
+    """Applies dynamic thresholding (Saharia et al. 2022, section 2.3) if `highest` is above 0."""
     sizes = jnp.abs(p).reshape(p.shape[0], -1)
     quantile = jnp.broadcast_to(quantile, p.shape[:1])
     limit = jnp.minimum(jnp.maximum(jax.vmap(jnp.quantile)(sizes, quantile), 1), highest)

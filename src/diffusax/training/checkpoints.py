@@ -149,9 +149,7 @@ class Checkpoints:
             write_manifest(folder)
 
     def _damage(self, step: int) -> str | None:
-        """Describes what the first process finds wrong with a checkpoint; returns None for
-        nothing.
-        """
+        """Describes what the first process finds wrong with a checkpoint; None for nothing."""
         if jax.process_count() == 1:
             return damage(self.folder / str(step))
         found = damage(self.folder / str(step)) if jax.process_index() == 0 else None

@@ -49,14 +49,14 @@ class TrainConfig(Options):
     """The number of checkpoints to keep. With two or more, a damaged checkpoint costs only the
     steps since the one before."""
     resume: bool = True
-    """Continue from the last checkpoint in the output folder; if this is off, a checkpoint there is
-    an error."""
+    """Continue from the last checkpoint in the output folder; if off, a checkpoint there is an
+    error."""
     log_every: Count = 10
     """The number of steps from one line of metrics.jsonl to the next."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where to report besides metrics.jsonl: tensorboard, wandb, both or none."""
     peak_tflops: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    """The peak TFLOP/s of one device, to compute the model FLOP utilisation where diffusax does not
+    """The peak TFLOP/s of a device, for the model FLOP utilisation where diffusax does not
     know it."""
     push_to_hub: str | None = None
     """A Hub repository to upload the result to; it is created before the first step."""

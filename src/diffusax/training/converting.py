@@ -19,8 +19,7 @@ def instruct_class(family: Family) -> Any:
 
 
 def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """Makes the InstructPix2Pix pipeline that a training starts from (Brooks et al. 2023, section
-    3.2).
+    """Makes an InstructPix2Pix pipeline to be trained (Brooks et al. 2023, section 3.2).
 
     Its UNet also takes the latents of a second image, and gives them zero weight. It shares all
     other components with `pipe`.

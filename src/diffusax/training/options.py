@@ -18,8 +18,7 @@ O = TypeVar("O", bound="Options")  # noqa: E741
 
 
 def from_values(cls: type[O], values: dict[Any, Any]) -> O:
-    """Makes options from the values of a file, where texts may be numbers: YAML reads 1e-4 as a
-    text.
+    """Makes options from a file's values, where texts may be numbers: YAML reads 1e-4 as a text.
 
     values: the values by name; that of a group of options, such as ema, is a mapping.
 
@@ -80,9 +79,7 @@ def require_options(options: Options, names: Iterable[str]) -> None:
 
 
 def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O:
-    """Makes options from values. root: the options that they belong to, for the error's
-    suggestion.
-    """
+    """root: the options that these belong to, which a mistake's mend is looked for in."""
     kinds = option_types(cls)
     converted: dict[str, Any] = {}
     for name, value in values.items():
@@ -109,7 +106,7 @@ def _unknown(cls: type[Options], name: Any, root: type[Options]) -> str:
 
 
 def _names(cls: Any) -> Iterator[str]:
-    """Yields the names of options and of groups of them."""
+    """Options and groups of them."""
     for name, kind in option_types(cls).items():
         yield f"{cls.group}{name}"
         if is_group(kind):

@@ -47,9 +47,7 @@ def abstract_state(
     averages: int,
     averaged: bool,
 ) -> TrainState:
-    """Returns the state as shapes with shardings; averages: their number, if the state is
-    averaged.
-    """
+    """Returns the state as shapes with shardings; averages: their number, if it is averaged."""
     shapes = jax.eval_shape(create, params)
     if averaged:
         copy = functools.partial(copy_as_average, averages=averages)

@@ -17,9 +17,7 @@ class Preempted(Exception):
     """A signal stopped the run; the state was saved if there was one."""
 
     def __init__(self, number: int, step: int):
-        """Takes the signal's number, and the step of the saved state, which is 0 if there is
-        none.
-        """
+        """Takes the signal's number, and the step of the saved state, 0 if there is none."""
         self.exit_code = 128 + number
         """The exit code of a process that the signal ended."""
         saved = (
@@ -82,9 +80,7 @@ class TrainingStop(StopRequest):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[TrainingStop]:
-    """Yields the request that the first SIGTERM or Ctrl-C makes; the second one ends the
-    process.
-    """
+    """Yields the request that the first SIGTERM or Ctrl-C makes; a second ends the process."""
     stop = TrainingStop()
     with contextlib.nullcontext() if jax.process_count() > 1 else receiving(stop):
         yield stop

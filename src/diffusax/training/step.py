@@ -25,8 +25,7 @@ class TrainState(NamedTuple):
     key: jax.Array
     """The run's random key, as `jax.random.key_data`; it never changes."""
     skipped: jax.Array
-    """The number of steps whose loss, gradients or update were not finite; they changed nothing
-    else."""
+    """The number of steps with a loss, gradients or update that were not finite."""
 
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
@@ -125,7 +124,5 @@ def _global_norm(tree: Any) -> jax.Array:
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
-    """Splits (b, ...) into (count, b / count, ...), each device's examples over all
-    microbatches.
-    """
+    """Splits (b, ...) into (count, b / count, ...), each device's examples over all of them."""
     return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)

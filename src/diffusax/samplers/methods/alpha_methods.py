@@ -8,8 +8,7 @@ from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X
 
 SIGMA_DATA = 0.5
-"""The standard deviation of the data that consistency models assume (Luo et al. 2023, appendix
-C)."""
+"""The deviation of the data that consistency models assume (Luo et al. 2023, appendix C)."""
 
 
 class Limits(NamedTuple):
@@ -192,9 +191,7 @@ def lcm(
 
 
 def tcd(process: Process, timesteps: np.ndarray, *, eta: float) -> list[Row]:
-    """Computes the rows of trajectory consistency (Zheng et al. 2024, algorithm 4); eta is its
-    gamma.
-    """
+    """Computes trajectory consistency (Zheng et al. 2024, algorithm 4); eta is its gamma."""
     a, kind = process.alphas_cumprod, process.prediction_type
     rows = []
     for i, t in enumerate(timesteps):

@@ -164,8 +164,7 @@ def kdpm2_ancestral(
 def dpm_sde(
     timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
 ) -> list[Row]:
-    """Computes stochastic DPM-Solver++ with the midpoint in log sigma (k-diffusion,
-    sample_dpmpp_sde).
+    """Computes stochastic DPM-Solver++ with midpoints in log sigma (k-diffusion, sample_dpmpp_sde).
 
     The noise comes from a Brownian motion, so that of a step contains that of its first half.
     Slots: m1 the x before the step, m2 the noise of the first half.

@@ -83,8 +83,7 @@ class DEIS(NamedTuple):
 def _output(
     solver: DPM | UniPC | DEIS, level: Level, *, of_x0: bool
 ) -> tuple[np.ndarray, np.ndarray, Limits]:
-    """Returns the integrated quantity: the coefficients of p, those of X and P, and the limits of
-    p.
+    """Returns what is integrated: coefficients of p, those of X and P, and the limits of p.
 
     Only a sample has limits: where the noise is integrated it follows from the limited sample.
     """
@@ -173,9 +172,7 @@ def _update(
     points: Sequence[Level],
     end: Level,
 ) -> np.ndarray:
-    """Returns the coefficients of one multistep update to `end`; outputs and points: latest
-    first.
-    """
+    """Returns the coefficients of one multistep update to `end`; outputs, points: latest first."""
     start = points[0]
     h = end.lam - start.lam
     d0 = outputs[0]
@@ -223,8 +220,7 @@ def _expand(
     *,
     heun: bool = False,
 ) -> np.ndarray:
-    """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4 and
-    appendix).
+    """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4).
 
     `heun` takes the second coefficient exactly instead of as half the first (its midpoint form).
     """
@@ -281,9 +277,7 @@ def _uni_bh(
     *,
     target: np.ndarray | None,
 ) -> np.ndarray:
-    """Computes UniP (target None) or UniC (target: the prediction at `end`) of order
-    len(outputs).
-    """
+    """Computes UniP (target None) or UniC (target: the prediction at `end`), order len(outputs)."""
     start, order = points[0], len(outputs)
     h = end.lam - start.lam
     z = -h if solver.predict_x0 else h
@@ -334,7 +328,7 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
         prediction, output, limits = _output(solver, ls[i], of_x0=False)
         points = [ls[i].lam - ls[i - k].lam for k in range(order)]
         weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
-        # Where nothing is cut, in X and RAW: large terms cancel here and not in float32.
+        # Without limits, in X and RAW, because large terms cancel here and would not in float32.
         now = prediction if limits == Limits() else output
         slope = sum(w * form for w, form in zip(weights, (now, M1, M2)))
         x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha

@@ -82,9 +82,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
 
 
 def limits_of(scheduler: Scheduler) -> Limits:
-    """Returns the limits of the predicted sample that the options ask for; thresholding goes
-    first.
-    """
+    """Returns the options' limits of the predicted sample; thresholding goes first."""
     options = scheduler.to_config()
     if options.get("thresholding"):
         ratio, highest = options["dynamic_thresholding_ratio"], options["sample_max_value"]

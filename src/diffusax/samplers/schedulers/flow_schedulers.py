@@ -106,8 +106,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         return timesteps.astype(np.float64), np.append(sigmas, last).astype(np.float64)
 
     def _unshifted(self, request: Request) -> np.ndarray:
-        """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones,
-        float32.
+        """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones.
 
         The ends of the latter are shifted already, and so shifted twice, as in diffusers.
         """

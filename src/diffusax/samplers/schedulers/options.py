@@ -141,7 +141,7 @@ def _convert(owner: str, name: str, value: Any, hint: Any) -> Any:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """Returns the values of a Literal, or of an optional Literal."""
+    """The values of a Literal, or of one that may also be None."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     literal, *none = get_args(hint) or (None,)

@@ -37,7 +37,7 @@ class Scheduler:
     class_name: ClassVar[str] = ""
     fixed: ClassVar[dict[str, Any]] = {}
     ignored: ClassVar[frozenset[str]] = frozenset()
-    # What `schedule` takes besides the number of steps.
+    # The arguments that `schedule` takes besides the number of steps.
     custom: ClassVar[tuple[str, ...]] = ()
     # Whether timesteps and sigmas may be given together.
     paired: ClassVar[bool] = False

@@ -20,8 +20,7 @@ def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:
 
 
 def gradient_difference(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the mean absolute difference of image gradients (Mathieu et al. 2016, equation 6,
-    alpha=1).
+    """Returns the mean difference of image gradients (Mathieu et al. 2016, equation 6, alpha=1).
 
     It sums vertical and horizontal gradients; a blurred edge costs its lost contrast. b h w c -> b.
     """

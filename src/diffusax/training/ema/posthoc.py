@@ -25,9 +25,7 @@ _CELLS = 4096
 
 
 class Stored(NamedTuple):
-    """A stored power-function average: its sigma_rel, and the number of updates when it was
-    written.
-    """
+    """A stored power-function average: its sigma_rel, and its number of updates."""
 
     length: float
     updates: int
@@ -63,9 +61,7 @@ class PowerFunction:
 
 @dataclasses.dataclass(frozen=True)
 class LateAverage:
-    """The average of the updates after `start`: uniform, or with weights that decay into the
-    past.
-    """
+    """The average of the updates after `start`: uniform, or with weights that decay backwards."""
 
     start: int
     decay: float | None = None
@@ -75,9 +71,7 @@ class LateAverage:
         return (self.start,)
 
     def masses(self, edges: np.ndarray, updates: int) -> np.ndarray:
-        """Returns the weights; unlike in training, the average does not begin with a copy that
-        decays.
-        """
+        """Returns the weights; unlike in training, the average begins without a copy."""
         inside = np.clip(edges, self.start, updates)
         if self.decay in (None, 1):
             return np.diff(inside) / (updates - self.start)

@@ -77,9 +77,7 @@ class EMAConfig(Options):
             )
 
     def start_step(self, total_steps: int) -> int | None:
-        """Returns the step after which the average begins as a copy; None where there is no
-        average.
-        """
+        """Returns the step after which the average begins as a copy; None without an average."""
         if self.rule == "none":
             return None
         if isinstance(self.start, int):
