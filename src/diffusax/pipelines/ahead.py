@@ -107,8 +107,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     """
     _, listed, _ = read_model_index(folder)
     models = {}
-    base = next(k for k in reversed(cls.__mro__) if hasattr(k, "from_pretrained"))
-    family = class_for(cls, folder, base).family
+    family = class_for(None, folder).family
     for name in listed:
         if not (folder / name / "config.json").is_file() or name in IGNORED:
             continue

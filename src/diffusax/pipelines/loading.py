@@ -24,34 +24,33 @@ WITHOUT_MEANING = frozenset(
 """Arguments of diffusers' from_pretrained that change nothing here."""
 
 
-def class_for(cls: Any, folder: Path, base: Any) -> Any:
-    """The class to load a folder with: `cls`, or for the base class the one that it names.
+CLASSES: dict[str, Any] = {}
+"""The classes of pipelines by name; each enters itself as it is defined."""
+
+
+def class_for(cls: Any, folder: Path) -> Any:
+    """The class to load a folder with: `cls`, or for one without a family the one that it names.
 
     Raises:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
     """
     class_name, _, _ = read_model_index(folder)
-    named = known_classes(base).get(class_name)
+    named = CLASSES.get(class_name)
     if named is None:
         raise ValueError(
             f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
             "diffusax does not have"
         )
-    return fitting_class(cls, named, base, str(folder))
+    return fitting_class(cls, named, str(folder))
 
 
-def known_classes(base: Any) -> dict[str, Any]:
-    """The classes of pipelines by name."""
-    return {c.__name__: c for c in _subclasses(base) if hasattr(c, "task")}
-
-
-def fitting_class(cls: Any, named: Any, base: Any, source: str) -> Any:
-    """`cls`, or for the base class the one that the source names.
+def fitting_class(cls: Any, named: Any, source: str) -> Any:
+    """`cls`, or for a class without a family the one that the source names.
 
     Raises:
         ValueError: `cls` is for another family.
     """
-    if cls is base:
+    if not hasattr(cls, "family"):
         return named
     if named.family is not cls.family:
         raise ValueError(
@@ -144,7 +143,3 @@ def save_components(
     write_json(folder / name / "scheduler_config.json", parts.scheduler.to_config())
     listed[name] = ("diffusers", parts.scheduler.class_name)
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
-
-
-def _subclasses(cls: Any) -> list[Any]:
-    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

@@ -22,6 +22,7 @@ from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.loading import (
+    CLASSES,
     IGNORED,
     WITHOUT_MEANING,
     class_for,
@@ -71,6 +72,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         cls.component_names = tuple(component.name for component in cls.all_components)
         for component in cls.all_components:
             setattr(cls, component.name, ComponentAttribute(component))
+        if hasattr(cls, "task"):
+            CLASSES[cls.__name__] = cls
 
     def __init__(self, **components: Any):
         """The pipeline of these components, under the names in a checkpoint.
@@ -222,7 +225,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         hub |= {"variant": variant, "local_files_only": local_files_only}
         devices = devices_for(device, mesh)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
-        target = class_for(cls, folder, DiffusionPipeline)
+        target = class_for(cls, folder)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted

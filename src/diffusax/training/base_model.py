@@ -52,7 +52,7 @@ class BaseModel:
             ValueError: it cannot be had or read, or is of another kind; says why.
         """
         folder = resolve(path_or_repo)
-        family = class_for(DiffusionPipeline, folder, DiffusionPipeline).family
+        family = class_for(DiffusionPipeline, folder).family
         _, listed, stored = read_model_index(folder)
         names = family.names("denoiser", "autoencoder", "text_encoder")
         tokenizers = [c for c in family.components if c.role == "tokenizer"]

@@ -10,7 +10,7 @@ from diffusax.interop.torch.networks import ALTERNATIVE
 from diffusax.models.network import parse_dtype
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.families import Component
-from diffusax.pipelines.loading import fitting_class, known_classes
+from diffusax.pipelines.loading import CLASSES, fitting_class
 from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.pipelines.placement import component_mesh
 from diffusax.runtime.mesh import devices_for
@@ -31,8 +31,7 @@ def from_torch(
 
 def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> Any:
     """As `from_torch`, on a device or a mesh."""
-    base = DiffusionPipeline
-    target = fitting_class(cls, _named_class(pipe, base), base, "the PyTorch pipeline")
+    target = fitting_class(cls, _named_class(pipe), "the PyTorch pipeline")
     dtype = None if dtype is None else parse_dtype(dtype)
     components = {
         part.name: _component(pipe, part, value, dtype, devices)
@@ -47,7 +46,7 @@ def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> A
     return made
 
 
-def _named_class(pipe: Any, base: Any) -> Any:
+def _named_class(pipe: Any) -> Any:
     """The class here of a pipeline, or of the class of diffusers that it inherits from.
 
     Raises:
@@ -55,10 +54,9 @@ def _named_class(pipe: Any, base: Any) -> Any:
     """
     upstream = (k for k in type(pipe).__mro__ if k.__module__.partition(".")[0] == "diffusers")
     name = next(upstream, type(pipe)).__name__
-    known = known_classes(base)
-    if name not in known:
+    if name not in CLASSES:
         raise ValueError(f"diffusax has no {name} of its own; {ALTERNATIVE}")
-    return known[name]
+    return CLASSES[name]
 
 
 def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any) -> Any:
