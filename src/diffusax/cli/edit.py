@@ -15,7 +15,7 @@ from diffusax.cli.parsing import OWN, parse
 from diffusax.images.sheets import labelled_grid
 from diffusax.ranges import Count, Pixels, Scale
 
-# Sides are multiples of this, so that a UNet can halve the latents three times.
+# Sides are multiples of this, so that a network can halve the latents three times.
 MULTIPLE = 64
 
 

@@ -66,7 +66,7 @@ class Generate(drawing.ToFile):
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
     """The number of the text encoder's last layers to leave out."""
     long_prompt: bool = False
-    """Use all of a long prompt, in windows of 77 tokens."""
+    """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
 

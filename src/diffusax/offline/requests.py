@@ -54,7 +54,7 @@ class Settings(Options):
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     """The number of the text encoder's last layers to leave out."""
     long_prompt: bool = False
-    """Use all of a long prompt, in windows of 77 tokens."""
+    """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
 

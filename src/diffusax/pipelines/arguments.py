@@ -130,7 +130,7 @@ DESCRIPTIONS = {
     "(b c h/8 w/8).",
     "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
     "return changed tensors, and False stops the run.",
-    "long_prompt": "Use all of a long prompt, in windows of 77 tokens.",
+    "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
 

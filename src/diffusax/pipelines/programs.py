@@ -220,7 +220,7 @@ def tile(x: jax.Array, b: int) -> jax.Array:
 
 @jax.jit
 def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
-    """An inpainting UNet's further input, b 1 h w c+1: the mask, then the masked latents."""
+    """An inpainting network's further input, b 1 h w c+1: the mask, then the masked latents."""
     return jnp.concatenate([mask, latents], axis=-1)[:, None]
 
 

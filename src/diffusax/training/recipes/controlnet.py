@@ -1,6 +1,6 @@
-"""ControlNet (Zhang et al. 2023): a copy of the UNet's encoder learns to steer it by pictures.
+"""ControlNet (Zhang et al. 2023): a copy of its encoder learns to steer a denoiser.
 
-The denoising loss of text to image with the UNet frozen, as in diffusers' examples/controlnet.
+The denoising loss of text to image with the denoiser frozen, as in diffusers' examples/controlnet.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class ControlNetConfig(DenoiserConfig):
 
     controlnet: str = ""
     """The ControlNet to start from: a folder with config.json and weights, or a Hub repository id;
-    by default a copy of the UNet's encoder."""
+    by default a copy of the denoiser's encoder."""
     caption_dropout: Share = 0.1
     """The share of captions replaced by the empty one, so that the picture alone steers."""
     data: ControlDataConfig = dataclasses.field(default_factory=ControlDataConfig)

@@ -58,7 +58,7 @@ class InstructPix2PixConfig(DenoiserConfig):
 def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
     """The recipe for these options.
 
-    The UNet of a text-to-image checkpoint is given the input channels for the other picture, with
+    The denoiser of a text-to-image checkpoint is given the input channels for the other picture, with
     weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
 
     Raises:
