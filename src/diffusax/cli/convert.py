@@ -18,8 +18,8 @@ from diffusax.training.converting import to_instruct_pix2pix
 class Convert(Options):
     """Convert a text-to-image checkpoint into one of another task, to be trained further.
 
-    The denoiser gets input channels for a second image, whose weights are zero, so that its predictions
-    do not change.
+    The denoiser gets input channels for a second image, whose weights are zero, so that its
+    predictions do not change.
     """
 
     task: Positional[Literal["instruct-pix2pix"]]

@@ -246,8 +246,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     ) -> Self:
         """The pipeline of the same class with the weights of a PyTorch diffusers pipeline.
 
-        Parameters are copied out of its modules. A denoiser, autoencoder or text encoder that diffusax
-        does not have is traced as the PyTorch module that it is, and runs in the same programs.
+        Parameters are copied out of its modules. A denoiser, autoencoder or text encoder that
+        diffusax does not have is traced as the PyTorch module that it is, and runs in the same programs.
 
         Args:
             pipe: a pipeline of diffusers, or of a class that inherits from one.

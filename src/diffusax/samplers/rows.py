@@ -7,8 +7,7 @@ The state is the latents x and five memory slots. A row evaluates
     state' = A (x, m1 ... m5, raw, p, noise)
 
 with A one row of coefficients for each slot. The methods write the rows of A as sums of the unit
-vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers. Such a sum is
-called a form.
+vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers.
 """
 
 import dataclasses
@@ -58,8 +57,8 @@ class Table(NamedTuple):
 class Row:
     """The coefficients for one evaluation of the network.
 
-    timestep: the network's time input. x: the form of the next x. level: the (signal, noise) of the
-    x before the row. prediction: the form of p, in X and RAW. memory: the forms of m1, m2 ... after
+    timestep: the network's time input. x: the coefficients of the next x. level: the (signal, noise) of the
+    x before the row. prediction: those of p, in X and RAW. memory: those of m1, m2 ... after
     the row; the other slots do not change.
     """
 
@@ -101,7 +100,7 @@ class Schedule:
     @functools.cached_property
     def draws_noise(self) -> np.ndarray:
         """Whether each row draws noise: n."""
-        return _frozen(np.any(self._forms()[:, :, _NOISE], axis=1))
+        return _frozen(np.any(self._matrices()[:, :, _NOISE], axis=1))
 
     @functools.cached_property
     def levels(self) -> np.ndarray:
@@ -129,7 +128,7 @@ class Schedule:
         height = max(MIN_HEIGHT, 1 << n.bit_length())
         update = np.zeros((height, SLOTS, SLOTS + 3), np.float32)
         update[n:, range(SLOTS), range(SLOTS)] = 1
-        update[:n] = self._forms()
+        update[:n] = self._matrices()
         rows = self.rows
         prediction = np.array([row.prediction for row in rows]) @ np.stack([X, RAW], 1)
         threshold = np.array([row.threshold for row in rows])
@@ -143,13 +142,13 @@ class Schedule:
             threshold=_padded(threshold, height, 0.0) if threshold.any() else None,
         )
 
-    def _forms(self) -> np.ndarray:
+    def _matrices(self) -> np.ndarray:
         """Returns the matrices A of the rows: n 6 9."""
-        forms = [form for row in self.rows for form in (row.x, *row.memory)]
+        coefficients = [c for row in self.rows for c in (row.x, *row.memory)]
         counts = np.array([1 + len(row.memory) for row in self.rows])
         update = np.zeros((len(self.rows), SLOTS, SLOTS + 3))
         update[:, range(SLOTS), range(SLOTS)] = 1
-        update[np.arange(SLOTS) < counts[:, None]] = forms
+        update[np.arange(SLOTS) < counts[:, None]] = coefficients
         return update
 
 

@@ -40,6 +40,6 @@ def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> No
     if channels not in fitting:
         task = "InstructPix2Pix" if edits else "text to image"
         raise ValueError(
-            f"{task} needs a denoiser with {' or '.join(map(str, fitting))} input channels; that of "
-            f"{name} has {channels}"
+            f"{task} needs a denoiser with {' or '.join(map(str, fitting))} input channels; that "
+            f"of {name} has {channels}"
         )

@@ -183,7 +183,7 @@ class DenoisingLoss:
         return encode_captions(self.family, self.networks, weights, text)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
-        """The latents before the edit as a denoiser takes them besides: the likeliest, not scaled."""
+        """The latents before the edit, as a denoiser takes them: the likeliest, not scaled."""
         if "original_latents" in batch:
             latents = batch["original_latents"].astype(jnp.float32)
         elif "original_pixel_values" in batch:

@@ -79,7 +79,7 @@ def lms(
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         d = derivative(prediction_type, sigma)
         weights = [_lagrange_integral(sigmas, i, k, min(i + 1, order)) for k in range(order)]
-        x = X + sum(w * form for w, form in zip(weights, (P, M1, M2, M3)))
+        x = X + sum(w * m for w, m in zip(weights, (P, M1, M2, M3)))
         rows.append(Row(t, x, (1.0, sigma), d, (P, M1, M2), in_scale(sigma)))
     return rows
 

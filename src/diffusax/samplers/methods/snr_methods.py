@@ -330,7 +330,7 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
         weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
         # Without limits, in X and RAW, because large terms cancel here and would not in float32.
         now = prediction if limits == Limits() else output
-        slope = sum(w * form for w, form in zip(weights, (now, M1, M2)))
+        slope = sum(w * m for w, m in zip(weights, (now, M1, M2)))
         x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha
         rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
     return rows

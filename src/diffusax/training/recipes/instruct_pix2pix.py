@@ -58,8 +58,8 @@ class InstructPix2PixConfig(DenoiserConfig):
 def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
     """The recipe for these options.
 
-    The denoiser of a text-to-image checkpoint is given the input channels for the other picture, with
-    weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
+    The denoiser of a text-to-image checkpoint is given the input channels for the other image,
+    with weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
 
     Raises:
         ValueError: the checkpoint, the data set or a validation picture cannot be used, or options
