@@ -66,7 +66,8 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     guided = bool(guidance_weights(c, call))
     zeros = guided and call.negative_prompt is None and _zeros(c)
-    kind = (*size, guided, zeros, c.family.batch_key(c, call))
+    key = None if c.family.batch_key is None else c.family.batch_key(c, call)
+    kind = (*size, guided, zeros, key)
     return Picture(call, make_schedule(c, call, size), kind, number)
 
 

@@ -80,8 +80,7 @@ class Components:
     @property
     def freeu(self) -> FreeU | None:
         """The numbers that the denoiser runs with, if it does with FreeU."""
-        model = self.models.get(self.family.names("denoiser")[0])
-        return None if model is None else model.switches.freeu
+        return self.models[self.denoiser.components[0]].switches.freeu
 
     @property
     def dtype(self) -> Any:

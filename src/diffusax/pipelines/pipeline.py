@@ -247,7 +247,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """The pipeline of the same class with the weights of a PyTorch diffusers pipeline.
 
         Parameters are copied out of its modules. A denoiser, autoencoder or text encoder that
-        diffusax does not have is traced as the PyTorch module that it is, and runs in the same programs.
+        diffusax does not have is traced as the PyTorch module that it is, and runs in the same
+        programs.
 
         Args:
             pipe: a pipeline of diffusers, or of a class that inherits from one.
@@ -321,11 +322,11 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         latents = watch(
             self.parts,
             run,
-            on_step_end(self, call),
+            on_step_end(self, call) if call.callback_on_step_end is not None else None,
             interrupted=lambda: self._interrupt,
             bar=self.progress_bar_options,
         )
-        tiled = self.parts.models[self.parts.autoencoder_name].tiling
+        tiled = self.parts.models[self.parts.autoencoder_name].switches.tiling
         images = output(self.parts, latents, run, call.output_type, tiled=tiled)
         images = images if run.finish is None else run.finish(images)
         if call.return_dict:

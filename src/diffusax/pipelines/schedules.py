@@ -40,8 +40,9 @@ def make_schedule(
         "eta": call.eta or 0.0,
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
-        **c.family.schedule_options(c, call, size),
     }
+    if c.family.schedule_options is not None:
+        options |= c.family.schedule_options(c, call, size)
     last = call.denoising_end or 0.0
     if not from_image and not 0 < last < 1:
         return cached_schedule(c.scheduler, **options)

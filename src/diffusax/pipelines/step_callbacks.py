@@ -24,13 +24,11 @@ _NEGATIVES = {
 _PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
-def on_step_end(pipe: Any, call: Call) -> OnRow | None:
-    """What `watch` calls after each row for the call's callback_on_step_end; None without one.
+def on_step_end(pipe: Any, call: Call) -> OnRow:
+    """What `watch` calls after each row for the call's callback_on_step_end.
 
     pipe: handed to the callback, which may set its `_guidance_scale`.
     """
-    if call.callback_on_step_end is None:
-        return None
     return lambda row, state, run: _call_back(pipe, call, row, state, run)
 
 

@@ -189,7 +189,7 @@ def prepare_run(
     inputs = StepInputs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
-        freeu=freeu_rows(c.freeu, height),
+        freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
     )
     plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
     return PreparedRun(plan, schedule, noise, weights, c.decoding())

@@ -1,5 +1,6 @@
 """Measures the memory of this machine and of a device."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ _LIMITS = (
 )
 
 
+@functools.cache
 def host_memory() -> int | None:
     """Returns the bytes of this machine's memory, or of its container's if that has fewer.
 

@@ -57,9 +57,9 @@ class Table(NamedTuple):
 class Row:
     """The coefficients for one evaluation of the network.
 
-    timestep: the network's time input. x: the coefficients of the next x. level: the (signal, noise) of the
-    x before the row. prediction: those of p, in X and RAW. memory: those of m1, m2 ... after
-    the row; the other slots do not change.
+    timestep: the network's time input. x: the coefficients of the next x. level: the (signal,
+    noise) of the x before the row. prediction: those of p, in X and RAW. memory: those of m1, m2
+    ... after the row; the other slots do not change.
     """
 
     timestep: float

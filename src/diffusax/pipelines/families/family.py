@@ -1,6 +1,7 @@
 """What a family of checkpoints is: everything in which one kind of model differs from another."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -94,11 +95,7 @@ class Denoiser(Protocol):
         """One prediction of those of an image's branches: b k ... -> b ..., float32."""
 
 
-def _no_options(*_: Any) -> dict[str, Any]:
-    return {}
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Family:
     """How the checkpoints of one kind are read, and what their networks are told.
 
@@ -130,9 +127,9 @@ class Family:
     """(networks of the denoiser and the ControlNets by name) -> Denoiser."""
     latents: Callable[[Any], LatentFormat] = LatentFormat.of
     """(the autoencoder's config) -> LatentFormat."""
-    schedule_options: Callable[..., dict[str, Any]] = _no_options
+    schedule_options: Callable[..., dict[str, Any]] | None = None
     """(components, call, size) -> options of `Scheduler.schedule`, such as mu."""
-    batch_key: Callable[..., Any] = _no_options
+    batch_key: Callable[..., Any] | None = None
     """(components, call) -> what the prompts of images in one batch must have in common."""
     embeds: tuple[str, ...] = ("prompt_embeds",)
     """The arguments of a call that stand for a prompt, in the order of `Prompt`'s fields."""
@@ -150,9 +147,6 @@ class Family:
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def names(self, *roles: Role) -> tuple[str, ...]:
         """The names of the components that have one of these roles."""
         return tuple(c.name for c in self.components if c.role in roles)
@@ -162,7 +156,7 @@ class Family:
         known = {c.name: c.role for c in self.components}
         return known.get(name, CONTROLNET.role)
 
-    @property
+    @functools.cached_property
     def text_encoders(self) -> tuple[Component, ...]:
         """The text encoders, in order."""
         return tuple(c for c in self.components if c.role == "text_encoder")

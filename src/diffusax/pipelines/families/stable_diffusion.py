@@ -41,8 +41,9 @@ def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
     """The context and, for a distilled UNet, the guidance scales."""
-    added = timestep_condition(components.denoiser, scales)
-    return Conditions(prompt.context, added=added or None)
+    denoiser = components.denoiser
+    added = timestep_condition(denoiser, scales) if denoiser.embeds_guidance else None
+    return Conditions(prompt.context, added=added)
 
 
 STABLE_DIFFUSION = Family(

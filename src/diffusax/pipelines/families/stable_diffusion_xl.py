@@ -67,7 +67,8 @@ def conditions(
     ids = np.array([positive] + [negative] * (k - 1), np.float32)
     _check_width(components, width, ids.shape[-1])
     added = {"time_ids": np.broadcast_to(ids, (b, *ids.shape))}
-    added |= timestep_condition(components.denoiser, scales)
+    if components.denoiser.embeds_guidance:
+        added |= timestep_condition(components.denoiser, scales)
     return Conditions(prompt.context, prompt.pooled, added=added)
 
 

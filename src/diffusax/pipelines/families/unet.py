@@ -1,6 +1,7 @@
 """The denoiser of Stable Diffusion's families: a UNet with its conditions and ControlNets."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,29 +38,29 @@ class UNetDenoiser:
         nets = (networks[n] for n in control_names(len(networks) - 1))
         return cls(networks["unet"], tuple(nets))
 
-    @property
+    @functools.cached_property
     def components(self) -> tuple[str, ...]:
         """The names of the parameters that it reads."""
         return ("unet", *control_names(len(self.controlnets)))
 
-    @property
+    @functools.cached_property
     def in_channels(self) -> int:
         """The channels of the UNet's input."""
         return int(self.unet.config.in_channels)
 
-    @property
+    @functools.cached_property
     def sample_size(self) -> tuple[int, int]:
         """The rows and columns of latents that the UNet was trained at."""
         size = self.unet.config.sample_size or 64
         return size if isinstance(size, tuple) else (size, size)
 
-    @property
+    @functools.cached_property
     def context_dim(self) -> int:
         """The width of what cross-attention looks at."""
         dim = self.unet.config.cross_attention_dim
         return int(dim[0] if isinstance(dim, tuple) else dim)
 
-    @property
+    @functools.cached_property
     def embeds_guidance(self) -> bool:
         """Whether the UNet was distilled from a guided one and is told the scale."""
         return getattr(self.unet.config, "time_cond_proj_dim", None) is not None
@@ -158,11 +159,9 @@ def _per_branch(numbers: jax.Array, b: int) -> jax.Array:
 
 
 def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:
-    """What a distilled UNet is told of the guidance scales, b: timestep_cond b 1 d, or nothing.
+    """What a distilled UNet is told of the guidance scales, b: timestep_cond b 1 d.
 
     Meng et al. 2023, "On Distillation of Guided Diffusion Models".
     """
-    if not denoiser.embeds_guidance:
-        return {}
     dim = denoiser.unet.config.time_cond_proj_dim
     return {"timestep_cond": _embed_scales(np.asarray(scales, np.float32) - 1, dim)[:, None]}
