@@ -12,8 +12,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
-from diffusax.ranges import Count, Pixels, Scale
 from diffusax.sheets import labelled_grid
+from diffusax.typed.ranges import Count, Pixels, Scale
 
 # Sides are multiples of this, so that a UNet can halve the latents three times.
 MULTIPLE = 64

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from PIL import Image
 
-from diffusax.options import option_types
 from diffusax.sheets import labelled_grid
+from diffusax.typed.options import option_types
 
 AXES = ("sampler", "steps", "guidance", "seed", "strength", "clip_skip")
 """The options that may vary over a grid."""

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.pictures import as_numpy
-from diffusax.ranges import Count, Fraction, Pixels, Scale, Steps
+from diffusax.typed.ranges import Count, Fraction, Pixels, Scale, Steps
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]

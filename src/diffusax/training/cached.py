@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Params
-from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data import Broken, Element, Tally
@@ -27,6 +26,7 @@ from diffusax.training.opening import open_data, own_share
 from diffusax.training.options import require_options
 from diffusax.training.rows import caption_example, edit_example
 from diffusax.training.sources import ArrowSource, Source
+from diffusax.typed.options import Count, Options, Seed
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"

@@ -9,10 +9,10 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.extras import require_extra
-from diffusax.options import Options
 from diffusax.training.signals import follow_parent
 from diffusax.training.sources import Source, SourceFailed
 from diffusax.training.streaming import StreamedSource, WindowOrder
+from diffusax.typed.options import Options
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from diffusax.options import Options, is_group, option_types
+from diffusax.typed.options import Options, is_group, option_types
 
 ComputeDtype = Literal["float32", "bfloat16"]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
-from diffusax.options import Count, Options
+from diffusax.typed.options import Count, Options
 
 
 @dataclasses.dataclass(frozen=True)

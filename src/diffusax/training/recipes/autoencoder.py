@@ -27,7 +27,6 @@ from diffusax.models.network import (
     cast_shapes,
     initialize_params,
 )
-from diffusax.options import Weight
 from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data import Element
@@ -41,6 +40,7 @@ from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import Batch
+from diffusax.typed.options import Weight
 
 _ENCODER = ("encoder", "quant_conv")
 

@@ -7,13 +7,13 @@ import numpy as np
 from PIL import Image
 
 from diffusax.models.network import Params
-from diffusax.options import Share
 from diffusax.pipelines import tasks
 from diffusax.training.data import Element
 from diffusax.training.examples import CaptionedDataConfig
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
 from diffusax.training.rows import caption_example
+from diffusax.typed.options import Share
 
 
 @dataclasses.dataclass(frozen=True)
