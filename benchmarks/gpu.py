@@ -61,7 +61,7 @@ from random_models import (
 
 from diffusax.runtime.flops import count_training_flops
 from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.reports import PEAK_FLOPS
+from diffusax.training.results.reports import PEAK_FLOPS
 from diffusax.training.step import initial_state, make_train_step
 
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.
@@ -227,7 +227,7 @@ def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
     return DenoisingLoss(
         c.family,
         c.networks,
-        c.scheduler.alphas_cumprod,
+        c.scheduler.forward_process,
         c.scheduler.prediction_type,
         gradient_checkpointing="blocks" if options.checkpointing else "none",
         compute_dtype=jnp.bfloat16,
@@ -236,7 +236,7 @@ def denoising_loss(pipe: Any, options: argparse.Namespace) -> DenoisingLoss:
 
 def training_shapes(pipe: Any, case: Case, batch: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Frozen parameters and a batch."""
-    side, width = case.side(pipe), pipe.parts.context_dim
+    side, width = case.side(pipe), pipe.parts.denoiser.context_dim
     shape = jax.ShapeDtypeStruct
     empty = {"encoder_hidden_states": shape((TOKENS, width), jnp.bfloat16)}
     return {"empty": empty}, {

@@ -27,8 +27,8 @@ class Case(NamedTuple):
 
     def side(self, pipe: Any) -> int:
         """The side of the latents."""
-        own: int = pipe.parts.unet_config.sample_size
-        return own if self.pixels is None else min(own, self.pixels // pipe.parts.factor)
+        own: int = pipe.unet.config.sample_size
+        return own if self.pixels is None else min(own, self.pixels // pipe.vae_scale_factor)
 
 
 CASES = {
@@ -47,7 +47,7 @@ def call_arguments(case: Case) -> dict[str, Any]:
 
 def first_latents(pipe: Any, batch: int) -> np.ndarray:
     """The noise that a call starts from, b 4 h w."""
-    side = pipe.parts.unet_config.sample_size
+    side = pipe.unet.config.sample_size
     return np.random.default_rng(0).standard_normal((batch, 4, side, side), np.float32)
 
 

@@ -135,7 +135,7 @@ def training(
         unet.parameters(), lr=LR, weight_decay=1e-2, fused=DEVICE == "cuda"
     )
     scheduler = diffusers.DDPMScheduler(beta_start=0.00085, beta_end=0.012)
-    side, width = case.side(pipe), pipe.parts.context_dim
+    side, width = case.side(pipe), pipe.parts.denoiser.context_dim
 
     def prepare(batch: int) -> Callable[[], float]:
         _reset_peak()

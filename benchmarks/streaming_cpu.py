@@ -49,9 +49,9 @@ def measure(name: str, folder: str, size: int, endpoint: str | None = None, **op
     """One epoch with an empty cache, one from the cache."""
     from huggingface_hub import constants
 
-    from diffusax.training.data import Batches, DataConfig
-    from diffusax.training.examples import read_pixels
-    from diffusax.training.opening import open_data
+    from diffusax.training.data.batches import Batches, DataConfig
+    from diffusax.training.data.examples import read_pixels
+    from diffusax.training.data.opening import open_data
 
     if endpoint:
         constants.ENDPOINT = endpoint

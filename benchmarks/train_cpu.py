@@ -27,8 +27,8 @@ from diffusax.models import (
 )
 from diffusax.models.network import Network
 from diffusax.pipelines.families import STABLE_DIFFUSION
-from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped
 from diffusax.typed.config import config_from_dict
 
 
@@ -75,8 +75,8 @@ def jax_step(network, latents, noise, timesteps, hidden):
     # Only the autoencoder's scale is used where the latents are given.
     vae = Network(AutoencoderKL, AutoencoderKLConfig())
     networks = {"unet": network.network, "vae": vae}
-    alphas_cumprod = diffusax.DDPMScheduler().alphas_cumprod
-    loss = DenoisingLoss(STABLE_DIFFUSION, networks, alphas_cumprod, "epsilon")
+    process = diffusax.DDPMScheduler().forward_process
+    loss = DenoisingLoss(STABLE_DIFFUSION, networks, process, "epsilon")
     zeros = jnp.zeros_like(latents)
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
     none = jnp.zeros(len(latents), bool)

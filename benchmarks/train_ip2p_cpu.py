@@ -21,9 +21,9 @@ from machine import describe
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.training.base_model import BaseModel
-from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.converting import to_instruct_pix2pix
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped
 
 DROPOUT = 0.05
 
@@ -50,7 +50,7 @@ def jax_step(base: BaseModel, data: dict[str, np.ndarray]):
     loss = DenoisingLoss(
         base.family,
         base.networks,
-        base.scheduler.alphas_cumprod,
+        base.scheduler.forward_process,
         base.scheduler.prediction_type,
         conditioning_dropout=DROPOUT,
     )

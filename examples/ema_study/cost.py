@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from diffusax.training import EMAConfig, InstructPix2PixConfig, instruct_pix2pix, read_config
-from diffusax.training.data import Batches
-from diffusax.training.ema import copy_as_average
+from diffusax.training.data.batches import Batches
+from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.step import initial_state, make_train_step
 

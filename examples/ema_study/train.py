@@ -28,12 +28,12 @@ from diffusax.training import (
     instruct_pix2pix,
     read_config,
 )
-from diffusax.training.averages import make_average
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
+from diffusax.training.ema.averages import make_average
+from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.options import to_yaml
 from diffusax.training.recipe import Recipe
-from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.step import Batch, TrainState, initial_state, make_train_step
 
 Program = Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]

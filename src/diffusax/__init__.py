@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, which is imported when it is first asked for, as JAX takes its time.
+    """Imports a public name when it is first asked for, because importing JAX takes long.
 
-    A command line that is wrong, or asks for help, is answered without it.
+    So a command line that is wrong, or asks for help, is answered without JAX.
     """
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
         return importlib.import_module(f"{__name__}.{name}")

@@ -1,15 +1,28 @@
 """All that `diffusax` offers under its own name; importing this imports JAX."""
 
+from typing import Any
+
 from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.named import *  # noqa: F403
-from diffusax.pictures import load_image
+from diffusax.images.pictures import load_image
+from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
+from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.runtime.mesh import initialize, make_mesh
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
-from diffusax.sheets import make_image_grid
+
+
+def _from_torch(cls: Any, pipe: Any, **options: Any) -> Any:
+    """`DiffusionPipeline.from_torch`; PyTorch is imported by the first call."""
+    from diffusax.interop.torch.native import convert
+
+    return convert(cls, pipe, **options)
+
+
+CONVERTERS.setdefault("torch", _from_torch)
 
 __all__ = [
     *named.__all__,

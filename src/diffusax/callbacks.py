@@ -7,31 +7,31 @@ from typing import Any, ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class CallbackConfig:
-    """When a callback does its work: at a fraction of the steps, or at a step."""
+    """When a callback acts: at a fraction of the steps, or at a step."""
 
     cutoff_step_ratio: float | None
     cutoff_step_index: int | None
 
 
 class PipelineCallback:
-    """A callback that says which tensors it wants; inherit from it to write one.
+    """A callback that names the tensors it needs; inherit from it to write one.
 
     Subclasses set `tensor_inputs`, the names of the tensors, and define
-    `callback_fn(pipeline, step_index, timestep, callback_kwargs)`, which gives the tensors back.
+    `callback_fn(pipeline, step_index, timestep, callback_kwargs)`, which returns the tensors.
     """
 
     tensor_inputs: ClassVar[Sequence[str]]
     callback_fn: Any
 
     def __init__(self, cutoff_step_ratio: float | None = 1.0, cutoff_step_index: int | None = None):
-        """Sets `config`, which says when.
+        """Sets `config`, which says at which step the callback acts.
 
         Args:
             cutoff_step_ratio: the fraction of the steps, from 0.0 to 1.0, or None.
-            cutoff_step_index: the step, from 0, instead of the fraction.
+            cutoff_step_index: the step, counted from 0, instead of the fraction.
 
         Raises:
-            ValueError: both or none is given, or the fraction is none.
+            ValueError: both or neither are given, or the fraction is not in [0, 1].
         """
         if (cutoff_step_ratio is None) == (cutoff_step_index is None):
             raise ValueError(
@@ -47,32 +47,32 @@ class PipelineCallback:
         self.config = CallbackConfig(cutoff_step_ratio, cutoff_step_index)
 
     def cutoff_step(self, pipeline: Any) -> int:
-        """The step to do the work after, of the run that `pipeline` is in."""
+        """Returns the step after which the callback acts, in the run that `pipeline` is doing."""
         ratio, index = self.config.cutoff_step_ratio, self.config.cutoff_step_index
         return int(pipeline.num_timesteps * ratio) if index is None else index
 
     def __call__(
         self, pipeline: Any, step_index: int, timestep: Any, callback_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """What `callback_fn` gives."""
+        """Calls `callback_fn` and returns its result."""
         return self.callback_fn(pipeline, step_index, timestep, callback_kwargs)
 
 
 class MultiPipelineCallbacks:
-    """Several callbacks in the place of one, called in their order."""
+    """Several callbacks in the place of one, which are called in their order."""
 
     def __init__(self, callbacks: Sequence[PipelineCallback]):
         self.callbacks = list(callbacks)
 
     @property
     def tensor_inputs(self) -> list[str]:
-        """What any of them wants."""
+        """The names of the tensors that any of the callbacks needs."""
         return list(dict.fromkeys(name for one in self.callbacks for name in one.tensor_inputs))
 
     def __call__(
         self, pipeline: Any, step_index: int, timestep: Any, callback_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """What the last of them gives, each being handed what the one before it gave."""
+        """Calls each callback with the result of the one before, and returns the last result."""
         for callback in self.callbacks:
             callback_kwargs = callback(pipeline, step_index, timestep, callback_kwargs)
         return callback_kwargs
@@ -86,7 +86,7 @@ class SDCFGCutoffCallback(PipelineCallback):
     def callback_fn(
         self, pipeline: Any, step_index: int, timestep: Any, callback_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Sets the pipeline's `_guidance_scale` to 0 at the step; the tensors stay."""
+        """Sets the pipeline's `_guidance_scale` to 0 at the step; does not change the tensors."""
         if step_index == self.cutoff_step(pipeline):
             pipeline._guidance_scale = 0.0
         return callback_kwargs

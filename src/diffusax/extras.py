@@ -5,10 +5,10 @@ from typing import Any
 
 
 def require_extra(module: str, extra: str) -> Any:
-    """The module, imported.
+    """Imports and returns a module of an optional dependency.
 
     Raises:
-        ImportError: it is not installed; names the extra that brings it.
+        ImportError: the module is not installed; names the extra that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -19,5 +19,5 @@ def require_extra(module: str, extra: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra: PyPI has no diffusax, so its packages are named by a clone."""
+    """Returns the command that installs an extra from a clone, because PyPI has no diffusax."""
     return f"pip install -e '.[{extra}]' in diffusax's folder"

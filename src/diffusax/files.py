@@ -1,4 +1,4 @@
-"""JSON files, with a reason for each refusal, files that appear only when whole, and locks."""
+"""Reads and writes files: JSON with clear errors, files that appear only when whole, and locks."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ import filelock
 
 log = logging.getLogger(__name__)
 
-# The largest that exist, tokenizers and indices of many shards, have ten million bytes.
+# The largest known ones, tokenizers and indices of many shards, have ten million bytes.
 MAX_JSON_BYTES = 2**28
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Reads a JSON object from a file.
 
     Raises:
         ValueError: the file is missing, cannot be read, or is not a JSON object; names the file.
@@ -37,10 +37,10 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The text of a UTF-8 file of at most `limit` bytes.
+    """Reads a UTF-8 file of at most `limit` bytes.
 
     Raises:
-        ValueError: the file is missing, larger, no UTF-8, or cannot be read; names the file.
+        ValueError: the file is missing, larger, not UTF-8, or cannot be read; names the file.
     """
     try:
         found = path.stat()
@@ -58,7 +58,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def write_json(path: Path, data: dict[str, Any], *, ensure_ascii: bool = True) -> None:
-    """Writes a JSON file; it appears only when whole.
+    """Writes a JSON file, which appears only when whole.
 
     Raises:
         OSError: it cannot be written; names the file.
@@ -70,7 +70,7 @@ def write_json(path: Path, data: dict[str, Any], *, ensure_ascii: bool = True) -
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which is renamed to `path` at the end and removed after an error.
+    """Yields a path to write to, which is renamed to `path` at the end, or removed after an error.
 
     Raises:
         OSError: the file cannot be written (no room, no right); names it and says why.
@@ -89,15 +89,15 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(lock: Path, folder: Path, seconds: float = 0) -> Iterator[None]:
-    """Holds a lock on a folder, which is free again when its process ends, however it ends.
+    """Holds a lock on a folder, which the system releases when the process ends, however it ends.
 
     Args:
         lock: the file to lock.
-        folder: what a message names.
-        seconds: how long to wait for another holder; below zero, for ever.
+        folder: the folder that the error names.
+        seconds: how long to wait for another holder; a negative number waits for ever.
 
     Raises:
-        ValueError: somebody else holds it for longer.
+        ValueError: another process still holds the lock after that time.
     """
     holder = filelock.FileLock(lock, timeout=seconds)
     try:

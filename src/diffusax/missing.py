@@ -1,4 +1,4 @@
-"""What diffusers' programs ask for and diffusax lacks: sentences that say what there is instead."""
+"""Names that diffusers has and diffusax lacks, with a sentence that says what to use instead."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -66,7 +66,7 @@ PIPELINE = _hints(
         ),
     }
 )
-"""For pipelines, by name."""
+"""Hints for pipelines, by name."""
 NETWORK = _hints(
     {
         _LORA: _words(
@@ -87,7 +87,7 @@ NETWORK = _hints(
         ),
     }
 )
-"""For networks, by name."""
+"""Hints for networks, by name."""
 SCHEDULER = _hints(
     {
         _STEPS: _words(
@@ -97,17 +97,16 @@ SCHEDULER = _hints(
         )
     }
 )
-"""For schedulers, by name."""
+"""Hints for schedulers, by name."""
 
 
 def hinting(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Lets a class, and what inherits from it, say what there is in the place of a missing name.
+    """Makes a class, and its subclasses, explain missing names: the error says what to use instead.
 
-    `hasattr` stays False, for the class and for its instances, and a name that the class has is
-    left alone.
+    `hasattr` stays False for the class and for its instances. Names that the class has stay.
 
     Args:
-        hints: a sentence by name.
+        hints: the sentence for each name.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -120,7 +119,7 @@ def hinting(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
 
 
 def missing_attribute(cls: type, name: str) -> AttributeError:
-    """The error to raise where instances of a class are asked for a name that they lack."""
+    """Returns the error to raise when an instance of a class is asked for a name that it lacks."""
     found = next((vars(kind)[name] for kind in cls.__mro__ if name in vars(kind)), None)
     hint = f"; {found.hint}" if isinstance(found, _Missing) else ""
     return AttributeError(f"{cls.__name__!r} has no attribute {name!r}{hint}")

@@ -1,4 +1,4 @@
-"""The settings of a picture as text, in the form that stable-diffusion-webui writes into PNGs."""
+"""The settings of an image as text, in the form that stable-diffusion-webui writes into PNGs."""
 
 import json
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from diffusax.printable import escaped
 
 
 def parameters_text(prompt: str, negative_prompt: str | None, settings: Mapping[str, Any]) -> str:
-    """What image tools read: the prompt, the negative prompt, and a line of settings.
+    """Returns what image tools read: the prompt, the negative prompt, and a line of settings.
 
     Arguments:
-        prompt: what was drawn.
-        negative_prompt: left out where it is empty.
-        settings: by the names that webui has for them; those that are None are left out.
+        prompt: the prompt of the image.
+        negative_prompt: the negative prompt, which is left out where it is empty.
+        settings: values by webui's names for them; those that are None are left out.
     """
     lines = [prompt]
     if negative_prompt:
@@ -26,5 +26,5 @@ def parameters_text(prompt: str, negative_prompt: str | None, settings: Mapping[
 
 
 def _quoted(text: str) -> str:
-    # As webui quotes what would end the setting.
+    # webui quotes values that would otherwise end the setting.
     return json.dumps(text) if {*text} & {",", ":"} else text

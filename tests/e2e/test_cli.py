@@ -22,10 +22,10 @@ from diffusax.cli.evaluate import command as evaluate
 from diffusax.cli.generate import Generate
 from diffusax.cli.generate_many import GenerateMany
 from diffusax.cli.train import TextToImage
-from diffusax.masks import blur
-from diffusax.pictures import resize
+from diffusax.images.masks import blur
+from diffusax.images.pictures import resize
+from diffusax.images.sheets import labelled_grid
 from diffusax.runtime.program import PROGRAMS, forget_executables
-from diffusax.sheets import labelled_grid
 
 
 @pytest.fixture(scope="module")
@@ -467,7 +467,7 @@ def test_the_short_help_of_an_option_is_its_first_sentence(capsys, monkeypatch):
     assert "--model STR" in short
     assert "Show all " in short
     whole = help_of(capsys, "generate", "--help-all")
-    assert "Picture i of a seed is always the same." in " ".join(whole.split())
+    assert "Image i of a seed is always the same." in " ".join(whole.split())
     assert "(default: 16)" in help_of(capsys, "train", "text-to-image", "--help")
 
 

@@ -1,5 +1,7 @@
 """diffusers' Flax schedulers: the samples of PyTorch's, the state in the caller's hands."""
 
+import inspect
+
 import diffusers
 import jax
 import jax.numpy as jnp
@@ -250,3 +252,18 @@ def test_score_sde_ve_is_that_of_pytorch_but_for_the_noise(monkeypatch):
         actual.prev_sample_mean, expected.prev_sample_mean, rtol=1e-3, atol=1e-3
     )
     assert len(ours) == 2000
+
+
+def test_constructors_from_tables_are_as_if_written_out():
+    cls = flax.FlaxLMSDiscreteScheduler
+    expected = (
+        "num_train_timesteps: int = 1000, beta_start: float = 0.0001, beta_end: float = 0.02, "
+        "beta_schedule: str = 'linear', trained_betas: Any = None, prediction_type: str = "
+        "'epsilon', dtype: Any = <class 'jax.numpy.float32'>)"
+    )
+    own, bound = str(inspect.signature(cls.__init__)), str(inspect.signature(cls))
+    assert own.replace("typing.", "") == f"(self, {expected}"
+    assert bound.replace("typing.", "") == f"({expected}"
+    assert cls(500, beta_end=0.03).config.beta_end == 0.03
+    with pytest.raises(TypeError, match=r"FlaxLMSDiscreteScheduler.__init__\(\) got an unexpected"):
+        cls(eta=1)

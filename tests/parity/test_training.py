@@ -10,8 +10,8 @@ from diffusers.training_utils import compute_snr
 from tiny import build_stable_diffusion
 
 from diffusax.training.base_model import BaseModel
-from diffusax.training.conditioning_dropout import Dropped
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
 from diffusax.training.step import initial_state, make_train_step
 
@@ -19,30 +19,38 @@ STEPS, BATCH = 20, 4
 LR, WEIGHT_DECAY = 1e-3, 1e-2
 RUNS = {
     "sd1-epsilon": ("sd1", "epsilon", None, ("unet",)),
+    "sd1-flow": ("sd1", "flow_prediction", None, ("unet",)),
     "sd2-v-min-snr-text-encoder": ("sd2", "v_prediction", 5.0, ("unet", "text_encoder")),
 }
 
 
-def batches(pipe) -> list[dict]:
+def batches(pipe, prediction) -> list[dict]:
     """Pictures, captions and every random number of each step."""
     rng = np.random.default_rng(0)
     captions = ["a red apple", "two dogs running", "", "the sea at night"]
     ids = pipe.tokenizer(captions, padding="max_length", max_length=77).input_ids
+
+    def times(rng):
+        if prediction == "flow_prediction":
+            return rng.random(BATCH).astype(np.float32)
+        return rng.integers(0, 1000, BATCH).astype(np.int32)
+
     return [
         {
             "pixel_values": rng.integers(0, 256, (BATCH, 32, 32, 3), np.uint8),
             "input_ids": np.asarray(ids, np.int32),
             "latent_noise": rng.standard_normal((BATCH, 8, 8, 4), np.float32),
             "noise": rng.standard_normal((BATCH, 8, 8, 4), np.float32),
-            "timesteps": rng.integers(0, 1000, BATCH).astype(np.int32),
+            "timesteps": times(rng),
         }
         for _ in range(STEPS)
     ]
 
 
 def torch_losses(pipe, run: list[dict], gamma: float | None, trained: tuple) -> list[float]:
-    """The inner loop of diffusers' train_text_to_image.py."""
-    scheduler = diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
+    """The inner loop of diffusers' train_text_to_image.py, or train_dreambooth_sd3.py."""
+    flow = isinstance(pipe.scheduler, diffusers.FlowMatchEulerDiscreteScheduler)
+    scheduler = None if flow else diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
     parameters = [p for name in trained for p in getattr(pipe, name).parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY)
     nchw = lambda x: torch.tensor(np.moveaxis(x, -1, 1).copy())  # noqa: E731
@@ -53,10 +61,17 @@ def torch_losses(pipe, run: list[dict], gamma: float | None, trained: tuple) -> 
             latent_dist = pipe.vae.encode(pixels).latent_dist
         latents = latent_dist.mean + latent_dist.std * nchw(batch["latent_noise"])
         latents = latents * pipe.vae.config.scaling_factor
-        noise, timesteps = nchw(batch["noise"]), torch.tensor(batch["timesteps"]).long()
-        noisy = scheduler.add_noise(latents, noise, timesteps)
+        noise, timesteps = nchw(batch["noise"]), torch.tensor(batch["timesteps"])
+        if flow:
+            sigmas = timesteps.reshape(-1, 1, 1, 1)
+            noisy, timesteps = (1 - sigmas) * latents + sigmas * noise, 1000 * timesteps
+        else:
+            timesteps = timesteps.long()
+            noisy = scheduler.add_noise(latents, noise, timesteps)
         hidden = pipe.text_encoder(torch.tensor(batch["input_ids"]).long())[0]
-        if scheduler.config.prediction_type == "epsilon":
+        if flow:
+            target = noise - latents
+        elif scheduler.config.prediction_type == "epsilon":
             target = noise
         else:
             target = scheduler.get_velocity(latents, noise, timesteps)
@@ -81,7 +96,7 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
     loss = DenoisingLoss(
         base.family,
         base.networks,
-        base.scheduler.alphas_cumprod,
+        base.scheduler.forward_process,
         base.scheduler.prediction_type,
         snr_gamma=gamma,
     )
@@ -105,16 +120,18 @@ def our_losses(folder, run: list[dict], gamma: float | None, trained: tuple) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param("sd1-epsilon", marks=pytest.mark.slow), "sd2-v-min-snr-text-encoder"]
-)
+@pytest.mark.parametrize("name", ["sd1-epsilon", "sd1-flow", "sd2-v-min-snr-text-encoder"])
 def test_losses_match_diffusers_over_twenty_steps(tmp_path, name):
     style, prediction, gamma, trained = RUNS[name]
     scheduler = diffusers.DDIMScheduler(
-        beta_schedule="scaled_linear", clip_sample=False, prediction_type=prediction
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        prediction_type=prediction.replace("flow_", "v_"),
     )
+    if prediction == "flow_prediction":
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     pipe = build_stable_diffusion(tmp_path / "model", style=style, scheduler=scheduler)
-    run = batches(pipe)
+    run = batches(pipe, prediction)
     ours = our_losses(tmp_path / "model", run, gamma, trained)
     theirs = torch_losses(pipe, run, gamma, trained)
     assert theirs[-1] != pytest.approx(theirs[0], rel=0.05)

@@ -22,8 +22,8 @@ from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, rand
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
 from diffusax.training.base_model import BaseModel
-from diffusax.training.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.denoising import DenoisingLoss, Draws
+from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 
 PROBABILITY = 0.25
 # Nothing dropped, text alone, both, picture alone.
@@ -202,7 +202,7 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
     loss = DenoisingLoss(
         base.family,
         base.networks,
-        base.scheduler.alphas_cumprod,
+        base.scheduler.forward_process,
         base.scheduler.prediction_type,
         snr_gamma=case.gamma,
         keep_pooled=case.keep_pooled,

@@ -123,7 +123,7 @@ def test_a_new_shape_is_one_line_in_the_log(pipe, caplog):
         pipe("a frog", **CALL)
         lines = [m for m in caplog.messages if "compiled, or read from the cache, in" in m]
         assert [line.split(":")[0] for line in lines] == [
-            "encode_texts for ids 2x1x28 int32",
+            "encode_texts for tokens 2x1x28 int32",
             "denoise for state 6x1x8x8x8 float32",
             "decode for latents 1x8x8x8 float32",
         ]
@@ -148,11 +148,13 @@ def test_exported_programs_draw_the_same_for_any_number_of_images(pipe, tmp_path
     axes = ahead.image_axes
     files = export_requests(list(found.values()), tmp_path, platforms, image_axes=axes)
     assert {f.name for f in files} == {*(f"{name}.stablehlo" for name in found), "programs.json"}
-    job = pipe.task(pipe.parts, ahead.example_call(pipe, 3, None, {**CALL, "guidance_scale": 3.0}))
-    state = np.zeros((6, *job.plan.latents.shape), np.float32)
-    state[0] = job.plan.latents
+    prepared = pipe.task(
+        pipe.parts, ahead.example_call(pipe, 3, None, {**CALL, "guidance_scale": 3.0})
+    )
+    state = np.zeros((6, *prepared.plan.latents.shape), np.float32)
+    state[0] = prepared.plan.latents
     c, rows = pipe.parts, (np.int32(0), np.int32(3))
-    given = (c.denoiser_params, state, job.plan, *rows)
+    given = (c.denoiser_params, state, prepared.plan, *rows)
     run = export.deserialize((tmp_path / "denoise.stablehlo").read_bytes())
     assert run.platforms == ("cpu", "tpu", "cuda")
     after = run.call(flat_arguments(found["denoise"], given))

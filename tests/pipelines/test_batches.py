@@ -33,15 +33,15 @@ def run(pipe, plan, rows):
 
 
 def test_four_images_with_four_samplers_equal_each_alone(pipe):
-    own, jobs = pipe.scheduler, []
+    own, prepared = pipe.scheduler, []
     for name, call in CALLS:
         pipe.scheduler = diffusax.samplers.scheduler_from_name(name, own)
-        jobs.append(tasks.text_to_image(pipe.parts, call))
+        prepared.append(tasks.text_to_image(pipe.parts, call))
     pipe.scheduler = own
-    alone = [run(pipe, job.plan, len(job.schedule)) for job in jobs]
-    rows = max(len(job.schedule) for job in jobs)
-    together = run(pipe, programs.batch_plans([job.plan for job in jobs]), rows)
-    assert len({len(job.schedule) for job in jobs}) > 1
+    alone = [run(pipe, one.plan, len(one.schedule)) for one in prepared]
+    rows = max(len(one.schedule) for one in prepared)
+    together = run(pipe, programs.batch_plans([one.plan for one in prepared]), rows)
+    assert len({len(one.schedule) for one in prepared}) > 1
     for single, one in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, single[0], atol=1e-4 * np.abs(single).max())
     spread = [np.abs(a - b).max() for a in alone for b in alone if a is not b]
@@ -64,10 +64,10 @@ def test_a_batch_of_plans_keeps_what_inpainting_knows(pipe):
         )
         for seed, strength in ((1, 1.0), (2, 0.7))
     ]
-    jobs = [tasks.inpaint(pipe.parts, call) for call in calls]
-    alone = [run(pipe, job.plan, len(job.schedule)) for job in jobs]
-    rows = max(len(job.schedule) for job in jobs)
-    together = run(pipe, programs.batch_plans([job.plan for job in jobs]), rows)
-    assert jax.tree.structure(jobs[0].plan) == jax.tree.structure(jobs[1].plan)
+    prepared = [tasks.inpaint(pipe.parts, call) for call in calls]
+    alone = [run(pipe, one.plan, len(one.schedule)) for one in prepared]
+    rows = max(len(one.schedule) for one in prepared)
+    together = run(pipe, programs.batch_plans([one.plan for one in prepared]), rows)
+    assert jax.tree.structure(prepared[0].plan) == jax.tree.structure(prepared[1].plan)
     for single, one in zip(alone, together, strict=True):
         np.testing.assert_allclose(one, single[0], atol=1e-4 * np.abs(single).max())

@@ -7,7 +7,7 @@ from pairs import generators
 
 import diffusax
 from diffusax import callbacks
-from diffusax.pipelines.run import Embeddings
+from diffusax.pipelines.step_callbacks import Embeddings
 
 SD, XL = "StableDiffusionPipeline", "StableDiffusionXLPipeline"
 

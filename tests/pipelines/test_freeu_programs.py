@@ -14,7 +14,7 @@ from diffusax.offline.batches import check_picture, draw_batch, plan_batch
 from diffusax.offline.run import pipeline_facts
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.programs import Knobs
+from diffusax.pipelines.plan import StepInputs
 from diffusax.runtime.ahead import compile_all
 from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.program import PROGRAMS, forget_executables
@@ -40,7 +40,7 @@ def test_a_batch_of_samplers(pipe):
         call = Call(prompt="a cat", seed=seed, **CALL)
         pictures.append(check_picture(pipe.parts, call, pipe.scheduler))
     batch = plan_batch(pipe.parts, pictures)
-    assert batch.plan.knobs.freeu.shape[1:] == (2, 4)
+    assert batch.plan.step_inputs.freeu.shape[1:] == (2, 4)
     images, finite = draw_batch(pipe.parts, batch)
     assert finite.all()
     np.testing.assert_allclose(images, alone, atol=1e-4)
@@ -55,10 +55,10 @@ def test_each_image_of_a_plan_may_have_numbers_of_its_own(pipe):
         alone.append(pipe("a cat", seed=1, **CALL).images[0])
     picture = check_picture(pipe.parts, Call(prompt="a cat", seed=1, **CALL), pipe.scheduler)
     batch = plan_batch(pipe.parts, [picture, picture])
-    rows = np.array(batch.plan.knobs.freeu)
+    rows = np.array(batch.plan.step_inputs.freeu)
     rows[:, 0] = NUMBERS
-    knobs = Knobs(*batch.plan.knobs)._replace(freeu=jax.numpy.asarray(rows))
-    batch = dataclasses.replace(batch, plan=batch.plan._replace(knobs=knobs))
+    changed = StepInputs(*batch.plan.step_inputs)._replace(freeu=jax.numpy.asarray(rows))
+    batch = dataclasses.replace(batch, plan=batch.plan._replace(step_inputs=changed))
     images, _ = draw_batch(pipe.parts, batch)
     np.testing.assert_allclose(images, alone, atol=1e-4)
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
@@ -78,11 +78,11 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
         monkeypatch.undo()
         forget_executables()
     export_requests([found["denoise"]], tmp_path, ("cpu",), image_axes=ahead.image_axes)
-    job = pipe.task(c, call)
-    state = np.zeros((6, *job.plan.latents.shape), np.float32)
-    state[0] = job.plan.latents
-    rows = np.int32(0), np.int32(len(job.schedule))
-    given = (c.denoiser_params, state, job.plan, *rows)
+    prepared = pipe.task(c, call)
+    state = np.zeros((6, *prepared.plan.latents.shape), np.float32)
+    state[0] = prepared.plan.latents
+    rows = np.int32(0), np.int32(len(prepared.schedule))
+    given = (c.denoiser_params, state, prepared.plan, *rows)
     run = export.deserialize((tmp_path / "denoise.stablehlo").read_bytes())
     after = run.call(flat_arguments(found["denoise"], given))
     latents = pipe("a cat", seed=1, **{**CALL, "output_type": "latent"}).images
@@ -93,7 +93,7 @@ def test_programs_made_ahead_and_exported(pipe, tmp_path, monkeypatch):
 def test_the_whole_call_as_a_function_of_the_numbers(pipe):
     expected = pipe("a cat", seed=1, **CALL).images
     inputs = pipe.prepare_inputs("a cat", seed=1, num_inference_steps=3, guidance_scale=3.0)
-    assert inputs.plan.knobs.freeu.shape == (len(inputs.plan.table.timestep), 4)
+    assert inputs.plan.step_inputs.freeu.shape == (len(inputs.plan.table.timestep), 4)
     np.testing.assert_allclose(pipe.generate_fn(pipe.params, inputs), expected, atol=1e-4)
 
 

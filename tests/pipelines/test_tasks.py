@@ -38,4 +38,4 @@ def test_latents_of_any_channels_stand_for_a_picture(checkpoint):
 
     pipe = diffusax.StableDiffusionInpaintPipeline.from_pretrained(checkpoint)
     made = plan(pipe, image=latents, mask_image=mask(1, SIDE, SIDE), height=SIDE, width=SIDE)
-    np.testing.assert_array_equal(made.known.latents, latents.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(made.inpainting.latents, latents.transpose(0, 2, 3, 1))

@@ -223,6 +223,9 @@ def test_configurations_at_random_equal_diffusers(name):
         if name == "PNDMScheduler" and not config.get("skip_prk_steps"):
             # Runge-Kutta's rows at a run's late levels magnify rounding a thousand times.
             begin = 0
+        # There diffusers 0.42.1 divides a tensor by all of its thousand alphas.
+        odd = config.get("thresholding") and config.get("algorithm_type") == "dpmsolver"
+        hypothesis.assume(not (odd and name == "DPMSolverSinglestepScheduler"))
         try:
             scheduler = samplers.SCHEDULERS[name].from_config(config)
             schedule = scheduler.schedule(steps, begin=begin, **eta)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_run import Rows
 
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
 
 
 def prepare(row, rng):

@@ -14,7 +14,7 @@ import pytest
 from pictures import edit_row, write_parquet
 from safetensors.numpy import load_file
 
-from diffusax.training.snapshots import AVERAGES
+from diffusax.training.ema.snapshots import AVERAGES
 
 RUN = Path(__file__).with_name("devices_run.py")
 TOY = Path(__file__).with_name("toy_run.py")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from diffusers.training_utils import EMAModel
 
-from diffusax.training.ema import (
+from diffusax.training.ema.posthoc import power_gamma
+from diffusax.training.ema.update import (
     EMAConfig,
     copy_as_average,
     maybe_update_ema,
@@ -15,7 +16,6 @@ from diffusax.training.ema import (
     short_window,
     update_ema,
 )
-from diffusax.training.posthoc import power_gamma
 
 STEPS = 40
 

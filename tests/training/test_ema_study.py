@@ -11,7 +11,7 @@ from toy_run import Toy
 
 from diffusax.training import EMAConfig, TrainConfig
 from diffusax.training import train as train_in_the_library
-from diffusax.training.posthoc import power_gamma
+from diffusax.training.ema.posthoc import power_gamma
 
 STEPS = 20
 STUDY = Path(__file__).parents[2] / "examples" / "ema_study"

@@ -15,7 +15,7 @@ import yaml
 from toy_run import Toy
 
 from diffusax.training import DataConfig, EMAConfig, TrainConfig
-from diffusax.training.export import write_model_card
+from diffusax.training.results.export import write_model_card
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -85,7 +85,7 @@ def hub():
 def push(endpoint: str, folder) -> subprocess.CompletedProcess:
     program = f"""
         from pathlib import Path
-        from diffusax.training.export import push_to_hub
+        from diffusax.training.results.export import push_to_hub
         try:
             push_to_hub(Path({str(folder)!r}), "someone/model")
         except ValueError as error:

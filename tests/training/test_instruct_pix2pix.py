@@ -21,7 +21,7 @@ from diffusax.training import (
     InstructPix2PixValidationConfig,
     instruct_pix2pix,
 )
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
 
 SIZE = {"resolution": 32, "center_crop": True}
 UNFLIPPED = {**SIZE, "random_flip": False}
@@ -207,7 +207,7 @@ def test_options_that_do_not_go_together_show_before_the_training(
 
 def test_other_unets_are_refused(tiny_checkpoints, edits):
     folder, _ = tiny_checkpoints.pipeline("sd-inpaint")
-    with pytest.raises(ValueError, match=r"needs a UNet with 4 or 8 input channels; .* has 9"):
+    with pytest.raises(ValueError, match=r"needs a denoiser with 4 or 8 input channels; .* has 9"):
         make_recipe(folder, edits)
 
 

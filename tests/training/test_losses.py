@@ -1,5 +1,6 @@
 """Targets, weights and distances against diffusers and closed forms."""
 
+import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,9 @@ from diffusers import DDPMScheduler
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.training_utils import compute_snr
 
-from diffusax.training import losses
+import diffusax
+from diffusax.samplers.processes import Diffusion, Flow, add_noise
+from diffusax.training.diffusion import losses
 
 TIMESTEPS = np.array([0, 1, 250, 700, 999])
 
@@ -27,24 +30,23 @@ def to_torch(x):
 def test_noisy_latents_and_velocity_match_diffusers(arrays):
     x0, noise = arrays
     scheduler = DDPMScheduler(beta_schedule="scaled_linear")
-    alpha_bar = jnp.asarray(scheduler.alphas_cumprod.numpy())[TIMESTEPS]
-    t = torch.tensor(TIMESTEPS)
+    process, t = Diffusion(scheduler.alphas_cumprod.numpy()), torch.tensor(TIMESTEPS)
     noisy = scheduler.add_noise(to_torch(x0), to_torch(noise), t)
     np.testing.assert_allclose(
-        to_torch(losses.add_noise(x0, noise, alpha_bar)), noisy, rtol=1e-5, atol=1e-6
+        to_torch(add_noise(process, x0, noise, np.array(TIMESTEPS))), noisy, rtol=1e-5, atol=1e-6
     )
     velocity = scheduler.get_velocity(to_torch(x0), to_torch(noise), t)
-    target = losses.prediction_target("v_prediction", x0, noise, alpha_bar)
+    target = process.target(x0, noise, np.array(TIMESTEPS), "v_prediction")
     np.testing.assert_allclose(to_torch(target), velocity, rtol=1e-5, atol=1e-6)
 
 
 def test_the_other_targets_are_the_noise_and_the_sample(arrays):
     x0, noise = arrays
-    alpha_bar = jnp.full(5, 0.3)
-    assert losses.prediction_target("epsilon", x0, noise, alpha_bar) is noise
-    assert losses.prediction_target("sample", x0, noise, alpha_bar) is x0
+    process, t = Diffusion(np.full(5, 0.3)), np.arange(5)
+    assert process.target(x0, noise, t, "epsilon") is noise
+    assert process.target(x0, noise, t, "sample") is x0
     with pytest.raises(ValueError, match="score"):
-        losses.prediction_target("score", x0, noise, alpha_bar)
+        process.target(x0, noise, t, "score")
 
 
 @pytest.mark.parametrize(("prediction", "plus"), [("epsilon", 0), ("v_prediction", 1)])
@@ -52,18 +54,48 @@ def test_min_snr_weights_match_diffusers(prediction, plus):
     scheduler = DDPMScheduler(beta_schedule="scaled_linear")
     snr = compute_snr(scheduler, torch.tensor(TIMESTEPS))
     expected = torch.minimum(snr, torch.full_like(snr, 5.0)) / (snr + plus)
-    alpha_bar = jnp.asarray(scheduler.alphas_cumprod.numpy())[TIMESTEPS]
-    weight = losses.min_snr_weight(prediction, alpha_bar, 5.0)
+    process = Diffusion(scheduler.alphas_cumprod.numpy())
+    weight = process.weight(np.array(TIMESTEPS), prediction, 5.0)
     np.testing.assert_allclose(weight, expected, rtol=1e-4)
 
 
 def test_min_snr_weights_without_signal():
-    zero = jnp.zeros(1)
-    assert losses.min_snr_weight("epsilon", zero, 5.0) == 1
-    assert losses.min_snr_weight("v_prediction", zero, 5.0) == 0
+    process, first = Diffusion(np.array([0.0, 0.5, 0.999])), np.array([0])
+    assert process.weight(first, "epsilon", 5.0) == 1
+    assert process.weight(first, "v_prediction", 5.0) == 0
+    np.testing.assert_allclose(process.weight(np.array([1, 2]), "sample", 5.0), [1, 5])
+
+
+def test_flow_matching_is_what_its_sampler_takes_it_for(arrays):
+    x0, noise = arrays
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    ours = diffusax.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    process, sigmas = ours.forward_process, scheduler.sigmas[TIMESTEPS]
+    noisy = scheduler.scale_noise(to_torch(x0), scheduler.timesteps[TIMESTEPS], to_torch(noise))
     np.testing.assert_allclose(
-        losses.min_snr_weight("sample", jnp.array([0.5, 0.999]), 5.0), [1, 5]
+        to_torch(add_noise(process, x0, noise, sigmas.numpy())), noisy, atol=1e-5
     )
+    told = process.timesteps(sigmas.numpy())
+    np.testing.assert_allclose(told, scheduler.timesteps[TIMESTEPS], rtol=1e-5)
+    # One step along the target leads to the sample, from any level.
+    target = process.target(x0, noise, sigmas.numpy(), "flow_prediction")
+    level = sigmas.numpy().reshape(-1, 1, 1, 1)
+    start = add_noise(process, x0, noise, sigmas.numpy())
+    np.testing.assert_allclose(start - level * target, x0, atol=1e-5)
+    with pytest.raises(ValueError, match="prediction_type='epsilon' is not supported"):
+        process.target(x0, noise, sigmas.numpy(), "epsilon")
+
+
+def test_times_of_flow_matching_follow_the_shifted_logit_normal_density():
+    keys = jax.vmap(jax.random.key)(jnp.arange(20_000))
+    drawn = np.asarray(jax.vmap(Flow(3.0).sample_time)(keys))
+    normal = np.asarray(jax.vmap(jax.random.normal)(keys))
+    plain = 1 / (1 + np.exp(-normal))
+    np.testing.assert_allclose(drawn, 3 * plain / (1 + 2 * plain), rtol=1e-4)
+    with pytest.raises(ValueError, match="timestep_bias is for discrete timesteps"):
+        Flow().sample_time(keys[0], np.ones(3))
+    with pytest.raises(ValueError, match="snr_gamma weighs the errors of discrete"):
+        Flow().weight(drawn, "flow_prediction", 5.0)
 
 
 def test_squared_error_is_the_mean_of_each_example(arrays):

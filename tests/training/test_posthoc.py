@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from effort import first
 
-from diffusax.training.posthoc import LateAverage, PowerFunction, Stored, power_gamma, solve
+from diffusax.training.ema.posthoc import LateAverage, PowerFunction, Stored, power_gamma, solve
 
 STEPS = 1000
 

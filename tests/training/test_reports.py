@@ -15,7 +15,7 @@ from toy_run import INPUTS, OUTPUTS, Toy
 
 from diffusax.training import TrainConfig, train
 from diffusax.training.optimizers import OptimizerConfig, learning_rate
-from diffusax.training.reports import Reports, batch_arithmetic
+from diffusax.training.results.reports import Reports, batch_arithmetic
 
 
 class Wandb:

@@ -12,10 +12,10 @@ import pytest
 from pictures import row
 
 from diffusax.training import CaptionedDataConfig, TextToImageConfig, text_to_image
-from diffusax.training.data import Batches, DataConfig
-from diffusax.training.opening import open_data, own_share
-from diffusax.training.row_groups import RowGroups
-from diffusax.training.sources import SourceFailed, open_source
+from diffusax.training.data.batches import Batches, DataConfig
+from diffusax.training.data.opening import open_data, own_share
+from diffusax.training.data.row_groups import RowGroups
+from diffusax.training.data.sources import SourceFailed, open_source
 
 COLUMNS = ("image", "text")
 REPO = "someone/pictures"
@@ -27,7 +27,7 @@ PREFETCH = RowGroups.prefetch
 def quick(monkeypatch, tmp_path):
     """Short waits, a cache of its own for each test, and no thread that goes on after it."""
     monkeypatch.setattr(RowGroups, "prefetch", lambda self, groups: None)
-    monkeypatch.setattr("diffusax.training.row_groups.WAITS", (0.01, 0.01))
+    monkeypatch.setattr("diffusax.training.data.row_groups.WAITS", (0.01, 0.01))
     clock = types.SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
     monkeypatch.setenv("DIFFUSAX_CACHE", str(tmp_path / "cache"))
@@ -145,7 +145,7 @@ def test_only_the_row_groups_and_columns_that_are_read_are_fetched(state, local)
 def test_the_cache_keeps_to_its_limit_and_a_group_that_is_gone_comes_again(
     state, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("diffusax.training.row_groups.OPEN_TABLES", 1)
+    monkeypatch.setattr("diffusax.training.data.row_groups.OPEN_TABLES", 1)
     source = streamed(streaming_cache=4e-5)
     assert "in use at a time and data.streaming_cache is 40.0kB" in caplog.text
     caplog.clear()

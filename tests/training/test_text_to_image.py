@@ -22,9 +22,9 @@ from diffusax.training import (
     read_config,
     text_to_image,
 )
-from diffusax.training.cached import is_cache
 from diffusax.training.checkpoints import Checkpoints
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
+from diffusax.training.data.cached import is_cache
 from diffusax.training.loop import _Run
 from diffusax.training.signals import TrainingStop
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffusax.training.timesteps import (
+from diffusax.samplers.processes import Diffusion
+from diffusax.training.diffusion.timesteps import (
     TimestepBiasConfig,
-    draw_timestep,
     timestep_probabilities,
 )
 
@@ -27,8 +27,9 @@ def test_some_timesteps_are_drawn_more_often(strategy, biased):
     probabilities = timestep_probabilities(config, 100)
     expected = np.array([4.0 if t in biased else 1.0 for t in range(100)])
     np.testing.assert_allclose(probabilities, expected / expected.sum())
+    process = Diffusion(np.linspace(1, 0, 100))
     keys = jax.vmap(jax.random.key)(jnp.arange(40_000))
-    drawn = jax.vmap(lambda key: draw_timestep(key, 100, probabilities))(keys)
+    drawn = jax.vmap(lambda key: process.sample_time(key, probabilities))(keys)
     counts = np.bincount(np.asarray(drawn), minlength=100)
     np.testing.assert_allclose(counts / 40_000, probabilities, atol=5e-3)
     assert counts.min() > 0

@@ -20,7 +20,7 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.data import Batches
+from diffusax.training.data.batches import Batches
 from diffusax.training.program import abstract_arguments
 
 SIZE = {"resolution": 32}

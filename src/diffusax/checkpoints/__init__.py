@@ -1,4 +1,4 @@
-"""Disk and Hub <-> networks. Safetensors only."""
+"""Reads and writes networks on disk and from the Hub, as safetensors only."""
 
 from diffusax.checkpoints import named as named
 from diffusax.checkpoints.hub import resolve

@@ -1,4 +1,4 @@
-"""Which files of a component's folder hold its configuration and its weights."""
+"""Finds the files with configuration and weights in a component's folder."""
 
 import re
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ _REFUSED = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".msgpack")
 
 
 def choose_weights(names: Iterable[str], variant: str | None = None) -> str | None:
-    """The one of a folder's file names to load: a safetensors file or an index of several.
+    """Chooses from a folder's file names what to load: a safetensors file or an index of several.
 
-    Falls back to the files without a variant where the folder has none of this variant, as
-    diffusers does for the components of a pipeline. None if there is nothing to load.
+    If the folder has no files of this variant, it chooses from those without a variant, like
+    diffusers for the components of a pipeline. Returns None if there is nothing to load.
     """
     names = set(names)
     chosen = choose_variant(names, variant) if variant else None
@@ -27,17 +27,17 @@ def choose_weights(names: Iterable[str], variant: str | None = None) -> str | No
 
 
 def choose_variant(names: Iterable[str], variant: str | None) -> str | None:
-    """As `choose_weights`, but of this variant only."""
+    """Chooses like `choose_weights`, but only from files of this variant."""
     names = set(names)
     candidates = (name for stem in STEMS for name in _candidates(stem, variant))
     return next((name for name in candidates if name in names), None)
 
 
 def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
-    """The safetensors files of a component, in order.
+    """Returns the safetensors files of a component, in order.
 
     Raises:
-        ValueError: there are none, only pickles, or an index that names files that are not there.
+        ValueError: there are none, only pickles, or an index that names missing files.
     """
     names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     chosen = choose_weights(names, variant)
@@ -56,16 +56,16 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
 
 
 def fitting_variant(folder: Path, variant: str | None) -> str | None:
-    """The variant where a pipeline's component has it, None where it has other weights only."""
+    """Returns the variant if a pipeline's component has it; None if it only has other weights."""
     names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     return variant if variant and choose_variant(names, variant) else None
 
 
 def shard_names(index: dict[str, Any], path: Path) -> list[str]:
-    """The file names in a *.safetensors.index.json.
+    """Returns the file names in a *.safetensors.index.json.
 
     Raises:
-        ValueError: it names none, or something else than files beside it.
+        ValueError: it names none, or something other than files beside it.
     """
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -78,7 +78,7 @@ def shard_names(index: dict[str, Any], path: Path) -> list[str]:
 
 
 def variants(names: Iterable[str]) -> list[str]:
-    """The variants of which there are weights among a folder's file names."""
+    """Returns the variants for which there are weights among a folder's file names."""
     found = (_VARIANT.fullmatch(name) for name in names)
     return sorted({match["named"] or match["indexed"] for match in found if match})
 

@@ -1,4 +1,4 @@
-"""A checkpoint's folder, from this machine or from the Hugging Face Hub."""
+"""Finds a checkpoint's folder on this machine or on the Hugging Face Hub."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
 from diffusax.checkpoints.model_index import read_model_index
 from diffusax.files import load_json
 
-# Components that no pipeline here runs; the safety checker alone is 1.2 GB.
+# No pipeline here runs these components; the safety checker alone is 1.2 GB.
 _SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
@@ -47,23 +47,23 @@ def resolve(
     skip: Collection[str] = (),
     weights: bool = True,
 ) -> Path:
-    """A folder as it is, an embedded checkpoint by its name, anything else as a Hub repository.
+    """Returns the folder of a checkpoint, given as a folder, an embedded name or a Hub repository.
 
-    Of a repository, only the files that are used are fetched: those of the components in
-    model_index.json where it has one, those of `subfolder` where that is given. Without a
-    connection an earlier download serves. Honours HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored
-    login, as huggingface_hub does.
+    From a repository, only the files that are used are fetched: those of the components in
+    model_index.json if it has one, those of `subfolder` if that is given. Without a connection an
+    earlier download is used. HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored login have the
+    meaning that they have for huggingface_hub.
 
     Args:
         path_or_repo: a folder, a Hub repository id, or "emoji", "emoji-edit" or "emoji-control"
             for a model in the package.
         subfolder: a folder in it, such as "unet"; the result is that folder.
         revision: a branch, tag or commit of the repository.
-        variant: such as "fp16". Components that lack it are taken without; one at least must have
-            it.
-        token: for private and gated repositories; by default the stored login.
-        local_files_only: use the cache only.
-        cache_dir: instead of HF_HOME.
+        variant: a variant such as "fp16". Components that lack it are loaded without it; at least
+            one must have it.
+        token: the token for private and gated repositories; by default the stored login.
+        local_files_only: whether to use only the cache.
+        cache_dir: the folder of the cache, instead of HF_HOME.
         skip: components of a pipeline that are not needed.
         weights: whether the parameters are needed, or only the configs.
 
@@ -118,7 +118,7 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """What is used of a checkpoint."""
+    """The parts of a checkpoint that are used."""
 
     subfolder: str
     variant: str | None
@@ -126,19 +126,19 @@ class _Wanted:
     weights: bool
 
     def folders(self, root: Path) -> list[str]:
-        """The folders of a checkpoint to read, where model_index.json stands in `root`, if any."""
+        """Returns the folders to read of a checkpoint; `root` may hold its model_index.json."""
         if self.subfolder or not (root / MODEL_INDEX).is_file():
             return [self.subfolder]
         _, components, _ = read_model_index(root)
         return [name for name in components if name not in self.skip]
 
     def on_disk(self, root: Path) -> dict[str, list[str]]:
-        """The file names in each of those folders that is there."""
+        """Returns the file names in each of those folders that exists."""
         paths = {folder: root / folder for folder in self.folders(root)}
         return {k: os.listdir(path) for k, path in paths.items() if path.is_dir()}
 
     def check_variant(self, source: str, listing: Mapping[str, Collection[str]]) -> None:
-        """Raises ValueError where no folder has weights of the variant, as diffusers does.
+        """Raises ValueError where no folder has weights of the variant, like diffusers.
 
         Logs a warning where only some have it.
         """
@@ -160,7 +160,7 @@ class _Wanted:
 
 
 def _local(path_or_repo: str | os.PathLike[str]) -> Path | None:
-    """The folder on this machine, if it is one; None for what can only be a repository."""
+    """Returns the folder on this machine; None for what can only be a repository."""
     text = os.path.expanduser(path_or_repo)
     if os.path.isdir(text):
         return Path(text)
@@ -221,7 +221,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
 
 
 def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) -> Path:
-    """The folder of an earlier download, which has only those files that were used then.
+    """Returns the folder of an earlier download, which has only the files that were used then.
 
     Raises:
         ValueError: there is none, or components are missing in it; ends with the reason.
@@ -260,10 +260,10 @@ def _by_folder(names: list[str]) -> dict[str, list[str]]:
 
 
 def is_connection_problem(error: Exception) -> bool:
-    """Whether the Hub was not reached, or answers that it is out of order."""
+    """Returns whether the Hub was not reached, or answered that it is out of order."""
     if isinstance(error, errors.HfHubHTTPError):
         return getattr(error.response, "status_code", 0) >= 500
-    # What the HTTP clients raise without an answer is an HTTPError or an OSError.
+    # Without an answer, the HTTP clients raise an HTTPError or an OSError.
     local = isinstance(error, errors.LocalTokenNotFoundError | PermissionError)
     return not local and getattr(error, "errno", None) not in _DISK_ERRORS
 

@@ -1,4 +1,4 @@
-"""model_index.json: which pipeline a checkpoint is made for, and of which components."""
+"""Reads and writes model_index.json: the pipeline's class and the checkpoint's components."""
 
 import os
 import reprlib
@@ -12,9 +12,9 @@ NAME = "model_index.json"
 
 
 def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dict[str, Any]]:
-    """The pipeline's class ("" if none is named), its components as (library, class), its options.
+    """Reads the pipeline's class ("" if none), its components as (library, class), and its options.
 
-    Components that are null, which the pipeline runs without, are left out.
+    Components that are null, without which the pipeline runs, are left out.
 
     Raises:
         ValueError: the file is missing or broken; names it.
@@ -41,9 +41,9 @@ def read_model_index(folder: Path) -> tuple[str, dict[str, tuple[str, str]], dic
 
 
 def read_call_defaults(folder: Path) -> dict[str, float]:
-    """Arguments of a call that suit this checkpoint better than diffusers' own defaults.
+    """Reads arguments of a call that suit this checkpoint better than diffusers' own defaults.
 
-    The key `_call_defaults`, which diffusers ignores as it does all that begin so.
+    They are under the key `_call_defaults`; diffusers ignores keys that begin with an underscore.
 
     Raises:
         ValueError: they are not numbers by name.
@@ -64,7 +64,7 @@ def write_model_index(
     call_defaults: dict[str, float] | None = None,
     **options: Any,
 ) -> None:
-    """Writes model_index.json; a component of None is one the pipeline runs without."""
+    """Writes model_index.json; a component of None is one without which the pipeline runs."""
     listed = {name: list(value or (None, None)) for name, value in components.items()}
     data = {"_class_name": class_name, "_diffusers_version": "0.40.0", **options, **listed}
     if call_defaults:

@@ -1,4 +1,4 @@
-"""Networks by diffusers' and transformers' names, to be loaded alone: `X.from_pretrained`."""
+"""Networks under diffusers' and transformers' names, to be loaded alone: `X.from_pretrained`."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +13,11 @@ from diffusax.models.network import Model
 
 @hinting({"from_single_file": NETWORK["from_single_file"]})
 class AutoModel:
-    """Whatever network a config.json names. The networks themselves are in `diffusax.models`."""
+    """Loads any network that a config.json names. The networks are in `diffusax.models`."""
 
     class_names: ClassVar[tuple[str, ...]] = ()
     tower: ClassVar[bool] = False
-    """Whether it is a part of a CLIPModel, and is taken out of one."""
+    """Whether it is a part of a CLIPModel, and can be loaded from one."""
 
     @classmethod
     def from_pretrained(
@@ -37,17 +37,19 @@ class AutoModel:
 
         Args:
             path_or_repo: a folder or a Hub repository id.
-            subfolder: where in it, such as "unet" for a pipeline's checkpoint.
-            torch_dtype: diffusers' name for `dtype`; PyTorch's dtypes are understood.
-            dtype: of parameters and computation, a name or a JAX dtype; "auto" keeps the file's.
-            variant: such as "fp16", where the checkpoint has one.
+            subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
+            torch_dtype: diffusers' name for `dtype`; may be one of PyTorch's dtypes.
+            dtype: the dtype of parameters and computation, a name or a JAX dtype; "auto" keeps the
+                file's.
+            variant: a variant such as "fp16", if the checkpoint has one.
             device: a device or sharding to put the parameters on.
-            use_safetensors: accepted for diffusers' sake; nothing else is read.
-            low_cpu_mem_usage: accepted for diffusers' sake; it always is.
+            use_safetensors: accepted for diffusers' sake; only safetensors are read.
+            low_cpu_mem_usage: accepted for diffusers' sake; memory is always used sparingly.
             **hub: revision, token, local_files_only, cache_dir.
 
         Raises:
-            ValueError: it cannot be had or read, or is of another class; says which and why.
+            ValueError: the network cannot be found or read, or is of another class; says which and
+                why.
         """
         wanted = dtype if torch_dtype is None else torch_dtype
         model = load_network(
@@ -80,7 +82,7 @@ class AsymmetricAutoencoderKL(AutoModel):
 
 
 class AutoencoderTiny(AutoModel):
-    """The tiny autoencoder, TAESD."""
+    """The tiny autoencoder TAESD."""
 
     class_names = ("AutoencoderTiny",)
 
@@ -92,9 +94,9 @@ class ControlNetModel(AutoModel):
 
     @staticmethod
     def from_unet(unet: Model) -> Model:
-        """A ControlNet to be trained: a copy of a UNet's encoder that changes nothing yet.
+        """Makes a ControlNet to be trained: a copy of a UNet's encoder that changes nothing yet.
 
-        unet: such as `pipe.unet`.
+        unet: the UNet, such as `pipe.unet`.
         """
         return controlnet_from_unet(unet)
 
@@ -149,13 +151,13 @@ def _save_pretrained(
     """Writes a folder that diffusers or transformers opens.
 
     Raises:
-        ValueError: safe_serialization is off; diffusax writes safetensors only.
+        ValueError: safe_serialization is False, but diffusax writes only safetensors.
     """
     check_safe(safe_serialization)
     save_network(self, save_directory, variant=variant)
 
 
-# Networks know nothing of files; their models save themselves once checkpoints are there.
+# Networks do not import this package; importing it gives their models save_pretrained.
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A component's folder (config.json and safetensors) <-> a Model."""
+"""Loads a Model from a component's folder (config.json and safetensors), and saves it."""
 
 import functools
 from pathlib import Path
@@ -28,20 +28,20 @@ def load_network(
     device: Any = None,
     **hub: Any,
 ) -> Model:
-    """The network in a folder or Hub repository, as diffusers or transformers saved it.
+    """Loads the network in a folder or Hub repository, as diffusers or transformers saved it.
 
     Args:
         path_or_repo: a folder that holds config.json and safetensors files (one, or several with an
             index), or a Hub repository id.
-        subfolder: where in it, such as "unet" for a pipeline's checkpoint.
+        subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
         dtype: a name such as "bfloat16" or a JAX dtype; None keeps the file's.
-        variant: such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
-        device: a device or sharding for `jax.device_put`, or a mesh, over which each tensor is
-            spread as it is read, see `runtime.mesh.param_sharding`.
+        variant: a variant such as "fp16", for `diffusion_pytorch_model.fp16.safetensors`.
+        device: a device or sharding for `jax.device_put`, or a mesh over which each tensor is
+            spread when it is read, see `runtime.mesh.param_sharding`.
         **hub: revision, token, local_files_only, cache_dir: see `resolve`.
 
     Raises:
-        ValueError: the folder or its config is not one that diffusax can read; says which and why.
+        ValueError: diffusax cannot read the folder or its config; says which and why.
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     network = read_network(folder)
@@ -56,7 +56,7 @@ def load_network(
 
 
 def placing(network: Network, device: Any) -> Any:
-    """Where each parameter goes, for `load_params`: on a device, or its share of a mesh."""
+    """Returns where `load_params` puts each parameter: on a device, or its share on a mesh."""
     return functools.partial(_shard, device, network) if isinstance(device, Mesh) else device
 
 
@@ -65,17 +65,17 @@ def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> N
 
 
 def read_network(folder: Path) -> Network:
-    """The network that a component's config.json describes; reads no weights.
+    """Returns the network that a component's config.json describes; reads no weights.
 
     Raises:
-        ValueError: the config is not one that diffusax can read; says which and why.
+        ValueError: diffusax cannot read the config; says why.
     """
     data = load_json(folder / "config.json")
     return network_of(_class_name(data, folder), data, source=str(folder / "config.json"))
 
 
 def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
-    """The network of a class in `MODELS` with the options of a parsed config.json.
+    """Makes the network of a class in `MODELS` with the options of a parsed config.json.
 
     Raises:
         ValueError: an option or its value is not supported.
@@ -85,13 +85,13 @@ def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Netwo
 
 
 def check_safe(safe_serialization: bool) -> None:
-    """Raises ValueError where pickles are asked for."""
+    """Raises ValueError where safe_serialization is False."""
     if not safe_serialization:
         raise ValueError("safe_serialization must be True: diffusax writes safetensors only")
 
 
 def check_saveable(model: Model) -> None:
-    """Raises ValueError where a network is a PyTorch module's, for which there is no file here."""
+    """Raises ValueError for a network from a PyTorch module, which has no file format here."""
     if not isinstance(model.network, Network):
         raise ValueError(
             f"{model.class_name} is a PyTorch module that diffusax runs as it is; save it with the "
@@ -108,10 +108,10 @@ def save_network(
 ) -> None:
     """Writes a folder that diffusers or transformers opens. Files appear only when whole.
 
-    max_shard_size is in bytes; larger networks are split, with an index.
+    max_shard_size is in bytes; larger networks are split into several files with an index.
 
     Raises:
-        ValueError: the network is a PyTorch module's.
+        ValueError: the network comes from a PyTorch module.
     """
     check_saveable(model)
     folder = Path(folder)

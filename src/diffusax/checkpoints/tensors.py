@@ -1,4 +1,4 @@
-"""Safetensors files read tensor by tensor, and written."""
+"""Reads safetensors files tensor by tensor, and writes them."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _DTYPES = {
 
 
 class Entry(NamedTuple):
-    """Where a tensor stands in a file: byte offset and length, dtype and shape."""
+    """The place of a tensor in a file: byte offset and length, dtype and shape."""
 
     path: Path
     offset: int
@@ -42,10 +42,10 @@ class Entry(NamedTuple):
 
 
 class TensorFile:
-    """A memory-mapped safetensors file. Pages that have been read are given back at once.
+    """A memory-mapped safetensors file, whose pages are released as soon as they have been read.
 
-    A mapped page counts as memory of the process while it stays, so that loading a file by mapping
-    alone would end with the weights twice: once in the mapping and once on the device.
+    A mapped page counts as memory of the process while it stays. Without the release, loading a
+    file would end with the weights twice in memory: in the mapping and on the device.
     """
 
     def __init__(self, path: Path):
@@ -55,22 +55,22 @@ class TensorFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, entry: Entry) -> np.ndarray:
-        """The tensor in place, valid until `release`."""
+        """Returns the tensor without a copy; it is valid until `release`."""
         flat = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
         return flat.reshape(entry.shape)
 
     def release(self, entry: Entry) -> None:
-        """Gives the tensor's pages back to the system."""
+        """Returns the tensor's pages to the system."""
         if hasattr(mmap, "MADV_DONTNEED") and entry.nbytes:
             start = entry.offset - entry.offset % mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, entry.offset + entry.nbytes - start)
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """The tensors in a safetensors file, by name; reads the header only.
+    """Reads the header of a safetensors file, and returns the places of its tensors by name.
 
     The library checks the file. Its header is then parsed here, because the library does not tell
-    where in the file a tensor stands, and without that no page of it can be given back.
+    where in the file a tensor is, which is needed to release its pages.
 
     Raises:
         ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
@@ -101,11 +101,11 @@ def write_tensors(
 ) -> None:
     """Writes a safetensors file; `path` appears only when it is whole.
 
-    metadata: texts that the file's header holds, by default {"format": "pt"}. The library writes
-        several in any order.
+    metadata: texts for the file's header, by default {"format": "pt"}. The library writes several
+        texts in any order.
 
     Raises:
-        OSError: it cannot be written; names the file and says why.
+        OSError: the file cannot be written; names it and says why.
     """
     # np.ascontiguousarray would give a scalar an axis.
     contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
@@ -116,12 +116,12 @@ def write_tensors(
             save_file(contiguous, partial, metadata=dict(metadata or {"format": "pt"}))
         except SafetensorError as error:
             raise OSError(str(error)) from None
-        # safetensors makes files that only their owner can read.
+        # The library makes files that only their owner can read.
         partial.chmod(mode)
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """Names in order, grouped so that no group but that of a single name exceeds `limit` bytes."""
+    """Groups names, in order, so that no group of several exceeds `limit` bytes."""
     group: list[str] = []
     total = 0
     for name, size in sizes.items():

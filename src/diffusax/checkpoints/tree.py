@@ -22,15 +22,15 @@ from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.models.network import Params
 
 MAX_LISTED = 20
-"""How many tensors an error names."""
+"""The number of tensors that an error names."""
 
-# A process may have some 65,000 maps; what is smaller is not worth one.
+# A process may have some 65,000 maps; smaller arrays are not worth one.
 _MIN_MAPPED = 2**16
 _WEIGHTS = ("kernel", "scale", "embedding")
 
 
 class Stored(Protocol):
-    """A tensor in a file or a module; `path` says in which, for errors."""
+    """A tensor in a file or a module; `path` names which one in errors."""
 
     @property
     def path(self) -> Any: ...
@@ -44,32 +44,32 @@ S = TypeVar("S", bound=Stored)
 
 
 def checkpoint_name(path: tuple[Any, ...]) -> str:
-    """The name in the checkpoint of the leaf at a tree path."""
+    """Returns the name in the checkpoint of the leaf at a tree path."""
     *parents, leaf = (str(key.key) for key in path)
     return ".".join([*parents, "weight" if leaf in _WEIGHTS else leaf])
 
 
 def to_flax(tensor: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
-    """A PyTorch tensor in Flax's order of axes: OIHW -> HWIO, (out, in) -> (in, out)."""
+    """Transposes a PyTorch tensor to Flax's order: OIHW -> HWIO, (out, in) -> (in, out)."""
     if path[-1].key != "kernel":
         return tensor
     return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
 
 
 def to_torch(array: np.ndarray, path: tuple[Any, ...]) -> np.ndarray:
-    """The inverse of `to_flax`."""
+    """Transposes an array back to PyTorch's order."""
     if path[-1].key != "kernel":
         return array
     return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
 
 
 def torch_shape(shape: tuple[int, ...], path: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape in the checkpoint of a leaf of this shape."""
+    """Returns the shape in the checkpoint of a leaf of this shape."""
     return to_torch(np.broadcast_to(np.int8(0), shape), path).shape
 
 
 def params_to_tensors(params: Params) -> dict[str, np.ndarray]:
-    """The checkpoint's tensors, by name. Arrays come to the host one by one as they are used."""
+    """Returns the checkpoint's tensors by name. Arrays come to the host one by one when used."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     return {checkpoint_name(path): to_torch(np.asarray(leaf), path) for path, leaf in leaves}
 
@@ -82,21 +82,22 @@ def load_params(
     dtype: Any = None,
     device: Any = None,
 ) -> Params:
-    """The parameter tree, each tensor read, transposed, cast and put on the device by itself.
+    """Loads a parameter tree: reads, transposes, casts and places one tensor after the other.
 
     Args:
-        module_class: may have `legacy_names` (fragments that old files have instead), `key_prefix`
-            (which some files leave out) and `ignored_keys` (suffixes of tensors to skip).
-        abstract_params: shapes, as from `diffusax.models.network.abstract`.
-        files: safetensors files.
-        dtype: of the parameters; None keeps each tensor's own. Tensors of 8 bits are read only with
-            a dtype: networks do not compute in them.
+        module_class: the network's class, which may have `legacy_names` (fragments of names in old
+            files), `key_prefix` (which some files leave out) and `ignored_keys` (suffixes of
+            tensors to skip).
+        abstract_params: the tree as shapes, as `Network.shapes` returns it.
+        files: the safetensors files.
+        dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
+            only with a dtype, because networks do not compute in 8 bits.
         device: a device or sharding for `jax.device_put`, or a function of a leaf's path and shape
-            that gives one.
+            that returns one.
 
     Raises:
-        ValueError: lists the tensors that are missing, unexpected, misshapen, there twice, or no
-            floating-point numbers.
+        ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
+            floating-point numbers; lists them.
     """
     tensor_files = {path: TensorFile(path) for path in files}
 
@@ -127,19 +128,19 @@ def fit_params(
     dtype: Any = None,
     device: Any = None,
 ) -> Params:
-    """As `load_params`, from tensors that are stored anywhere.
+    """Loads a parameter tree like `load_params`, from tensors that are stored anywhere.
 
     Args:
         module_class: see `load_params`.
         abstract_params: see `load_params`.
         stored: the tensors by name, in one or several parts.
-        opened: a context in which one of them is an array.
-        where: what holds them, for errors.
+        opened: returns a context in which a stored tensor is an array.
+        where: the name of what holds them, for errors.
         dtype: see `load_params`.
         device: see `load_params`.
 
     Raises:
-        ValueError: as `load_params`.
+        ValueError: for the reasons of `load_params`.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract_params)
     wanted = {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
@@ -160,23 +161,23 @@ def fit_params(
 
 
 def copied(array: np.ndarray, dtype: Any = None) -> np.ndarray:
-    """A copy for JAX, cast; even where nothing changes, as JAX may keep an array of the host."""
+    """Copies and casts an array for JAX, even if nothing changes: JAX may keep the host's array."""
     made = aligned_empty(array.shape, dtype or array.dtype)
     np.copyto(made, array, casting="unsafe")
     return made
 
 
 def put_array(array: np.ndarray, device: Any) -> jax.Array:
-    """The array on its device, or on those of this process: other processes see to theirs."""
+    """Puts an array on its device, or on this process's devices; other processes do the same."""
     if isinstance(device, jax.sharding.NamedSharding) and device.mesh.size > 1:
         return jax.make_array_from_callback(array.shape, device, lambda index: array[index])
     return jax.device_put(array, device)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array that starts on a page of memory, so that JAX keeps it as it is on CPU.
+    """Makes an array that starts on a page of memory, so that JAX on CPU keeps it without a copy.
 
-    One from `np.empty` would be copied, and what the copies leave behind is memory, too.
+    JAX would copy an array from `np.empty`, and the copies would leave unused memory behind.
     """
     dtype = np.dtype(dtype)
     count = math.prod(shape)
@@ -189,7 +190,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def match_names(
     module_class: type[nnx.Module], wanted: Container[str], stored: Iterable[Mapping[str, S]]
 ) -> tuple[dict[str, S], list[str]]:
-    """The tensors by the network's names for them, and the names that several tensors have."""
+    """Returns the tensors by the network's names, and the names that several tensors have."""
     legacy = getattr(module_class, "legacy_names", ())
     prefix = getattr(module_class, "key_prefix", "")
     ignored = getattr(module_class, "ignored_keys", ())
@@ -256,5 +257,5 @@ def _listed(names: list[str]) -> str:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A 1x1 convolution's shape as a linear layer's; old files have one for the other."""
+    """Returns a 1x1 convolution's shape as a linear layer's; old files mix the two."""
     return shape[:2] if len(shape) == 4 and shape[2:] == (1, 1) else shape

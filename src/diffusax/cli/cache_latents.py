@@ -12,7 +12,7 @@ from diffusax.training import CacheConfig, cache_latents, read_config
 
 @dataclasses.dataclass(frozen=True)
 class CacheLatents(FromFiles, CacheConfig):
-    """Encode the pictures of a data set, and their captions, once, to train from faster."""
+    """Encode the images of a data set, and their captions, once, to train from faster."""
 
     essentials: ClassVar[tuple[str, ...]] = (
         *("recipe", "model", "data.path", "data.resolution", "data.image_column"),
@@ -27,6 +27,6 @@ class CacheLatents(FromFiles, CacheConfig):
 
 
 def command(args: list[str]) -> CacheLatents:
-    """The options from the arguments and the files among them."""
+    """Reads the options from the arguments and the files among them."""
     read = functools.partial(read_config, CacheConfig)
     return parse_with_files(CacheLatents, args, read, prog="diffusax cache-latents")

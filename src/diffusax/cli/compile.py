@@ -34,7 +34,7 @@ class Compile(Options):
 
     For this machine, they go to the compilation cache, or to the folder of --output. With
     --topology nothing is kept: the table says what each program takes on every device, and whether
-    it fits. Of a folder only configs are read then.
+    it fits. Then only the configs of a folder are read.
     """
 
     model: Positional[str]
@@ -44,13 +44,13 @@ class Compile(Options):
     batch_sizes: tuple[Count, ...] = (1,)
     """The numbers of images, over all devices."""
     sizes: tuple[str, ...] = ()
-    """Heights and widths in pixels, such as 512x768; by default the size it was trained at."""
+    """Heights and widths in pixels, such as 512x768; by default the model's own size."""
     guidance: bool = True
     """Compile for calls with classifier-free guidance."""
     dtype: Dtype = "float32"
-    """Dtype of the parameters and of the computation."""
+    """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
-    """Dtype of the autoencoder, where it should differ."""
+    """The dtype of the autoencoder, if it should differ."""
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread the work over, such as data=4,tensor=2; by default all."""
     topology: Annotated[str | None, OWN] = None
@@ -66,7 +66,7 @@ class Compile(Options):
             raise ValueError("--output cannot be given with --topology: no executable is kept")
 
     def run(self) -> None:
-        """Compiles, and prints what came of it."""
+        """Compiles, and prints the result."""
         if self.topology:
             self._for_topology(self.topology)
             return
@@ -106,15 +106,15 @@ class Compile(Options):
 
 
 def command(args: list[str]) -> Compile:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Compile, args, prog="diffusax compile")
 
 
 def parse_size(option: str, text: str) -> tuple[int, int]:
-    """Height and width from an option such as 512x768.
+    """Reads height and width from an option such as 512x768.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: the text does not have this form.
     """
     found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
     if not found:

@@ -1,4 +1,4 @@
-"""What `diffusax` and `python -m diffusax` start: choosing a command, warnings, and how it ends."""
+"""The entry point of `diffusax` and `python -m diffusax`: commands, warnings, exit codes."""
 
 import gc
 import importlib
@@ -14,8 +14,8 @@ from diffusax.extras import require_extra
 from diffusax.printable import escaped
 
 COMMANDS = {
-    "generate": "Draw pictures from a prompt, over a picture, under a mask or along control maps.",
-    "edit": "Change a picture as an instruction says (InstructPix2Pix).",
+    "generate": "Generate images from a prompt, an image, a mask or control maps.",
+    "edit": "Change an image as an instruction says (InstructPix2Pix).",
     "info": "Show what a checkpoint holds, the devices, and the names of the samplers.",
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
@@ -26,18 +26,18 @@ COMMANDS = {
     "cache-latents": "Encode a data set once, to train from faster.",
     "evaluate": "Measure how good a model is.",
 }
-# One of the packages that an extra brings, by command.
+# For each command, a package that its extra installs.
 EXTRAS = dict.fromkeys(("train", "ema", "cache-latents", "evaluate"), "optax")
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command that the arguments name, by default those of the process.
 
-    A mistake ends with a message on stderr and exit code 2, Ctrl-C with 130, a reader that closes
-    the pipe silently with 141.
+    A mistake ends with a message on stderr and exit code 2, Ctrl-C with 130, and a pipe that its
+    reader has closed with 141 and no message.
     """
     args = sys.argv[1:] if args is None else list(args)
-    # Imports and traces make many objects that stay; looking for garbage among them is slow.
+    # Imports and traces make many objects that stay; collecting garbage among them is slow.
     gc.set_threshold(100_000, 50, 100)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             _end("interrupted", 130)
         except BrokenPipeError:
-            # What is still buffered would fail again when Python exits.
+            # Writing the rest of the buffer would fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except (ValueError, FloatingPointError, OSError, ImportError, MemoryError) as error:
@@ -63,7 +63,7 @@ def _run(args: list[str]) -> None:
 
 
 def _load(name: str, args: list[str]) -> Any:
-    """A command as the arguments ask for it, whose module is imported only now."""
+    """Imports a command's module only now, and reads its arguments."""
     if name in EXTRAS:
         require_extra(EXTRAS[name], "train")
     module = importlib.import_module(f"diffusax.cli.{name.replace('-', '_')}")

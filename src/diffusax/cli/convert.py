@@ -16,26 +16,26 @@ from diffusax.typed.options import Options
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convert(Options):
-    """Make a text-to-image checkpoint into one of another task, to be trained further.
+    """Convert a text-to-image checkpoint into one of another task, to be trained further.
 
-    The UNet gets input channels for a second picture, whose weights are zero, so that it predicts
-    what it did before.
+    The denoiser gets input channels for a second image, whose weights are zero, so that its predictions
+    do not change.
     """
 
     task: Positional[Literal["instruct-pix2pix"]]
-    """What the result is for: instruct-pix2pix edits a picture as a text says."""
+    """The task of the result: instruct-pix2pix edits an image as a text says."""
     source: Annotated[Positional[str], arg(metavar="IN")]
     """The text-to-image checkpoint: a folder in diffusers' layout, or a Hub repository id."""
     output: Annotated[Positional[Path], arg(metavar="OUT")]
     """The folder to write."""
     dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, OWN] = None
-    """Dtype of the parameters; by default that of the checkpoint's files."""
+    """The dtype of the parameters; by default that of the checkpoint's files."""
 
     def run(self) -> Path:
         """Writes the folder and returns it.
 
         Raises:
-            ValueError: the checkpoint cannot be converted, or would be written over itself.
+            ValueError: the checkpoint cannot be converted, or would overwrite itself.
         """
         folder = resolve(self.source)
         if folder.resolve() == self.output.resolve():
@@ -47,5 +47,5 @@ class Convert(Options):
 
 
 def command(args: list[str]) -> Convert:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Convert, args, prog="diffusax convert")

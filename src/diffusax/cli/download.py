@@ -26,7 +26,7 @@ from diffusax.typed.options import Count, Options
 class Download(Options):
     """Download the Parquet files or WebDataset archives of a data set on the Hub.
 
-    The same command again goes on where a download stopped, also inside a file. Digests are
+    Run the same command again to continue a download that stopped, even inside a file. Digests are
     checked. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they do for huggingface_hub.
     """
 
@@ -35,9 +35,9 @@ class Download(Options):
     output: Annotated[Path | None, OWN] = None
     """Write the files to this folder, by default data/name."""
     split: Annotated[str | None, OWN] = None
-    """Get the files of this split alone, such as train, by the data set's card or their names."""
+    """Get only the files of this split, such as train, by the data set's card or their names."""
     subset: Annotated[str | None, OWN] = None
-    """Get the files of this subset alone, which the data set's card names."""
+    """Get only the files of this subset, which the data set's card names."""
     include: Annotated[tuple[str, ...], OWN] = ()
     """Get the files that these globs match, such as 'data/*.parquet', instead of all Parquet and
     tar files."""
@@ -46,14 +46,14 @@ class Download(Options):
     part: Annotated[str | None, OWN] = None
     """Get a part of the files, such as 0/4 for the first of four machines: every fourth file."""
     distributed: bool = False
-    """Be one of several JAX processes and get its part: they find each other on TPU pods and under
-    Slurm by themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    """Run as one of several JAX processes and get its part: they find each other on TPU pods and
+    under Slurm by themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID."""
     threads: Count = 8
-    """How many files to download at the same time."""
+    """The number of files to download at the same time."""
     urls: Annotated[Path | None, OWN] = None
-    """Download nothing, and write the addresses and digests of the files to this file, as
-    aria2c --input-file reads them."""
+    """Download nothing, and write the addresses and digests of the files to this file, in the form
+    of aria2c --input-file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class Download(Options):
             raise ValueError("--output cannot be given with --urls: nothing is downloaded")
 
     def run(self) -> None:
-        """Downloads, or writes the list, and says what came of it."""
+        """Downloads, or writes the list, and prints the result."""
         reference = self._reference()
         dataset = open_dataset(reference.repo, reference.revision)
         shards = self._part_of(dataset, reference)
@@ -104,5 +104,5 @@ class Download(Options):
 
 
 def command(args: list[str]) -> Download:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Download, args, prog="diffusax download")

@@ -1,6 +1,6 @@
-"""What the commands that draw share: options, the call, the files they write.
+"""What the commands that generate images share: options, the call, the files they write.
 
-What takes long to import, JAX above all, is imported once the options are known to be right.
+Modules that take long to import, such as JAX, are imported once the options are checked.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from diffusax.typed.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], str]]
-"""Draws the pictures of a command's options and a seed, and says what their files say."""
+"""A function of a command's options and a seed that returns images and the text for each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing(Options):
-    """The options of all commands that draw."""
+    """The options of all commands that generate images."""
 
     negative_prompt: Annotated[str | None, OWN] = None
-    """What to steer away from."""
+    """A text to steer away from."""
     steps: Annotated[Steps | None, OWN] = None
     """Number of sampler steps; the pipeline's own by default."""
     guidance: Annotated[Scale | None, OWN] = None
@@ -37,31 +37,31 @@ class Drawing(Options):
     sampler: Annotated[str | None, OWN] = None
     """Name of a sampler, such as dpm++2m or euler_a; the checkpoint's own by default."""
     dtype: Dtype = "float32"
-    """Dtype of the parameters and of the computation."""
+    """The dtype of the parameters and of the computation."""
     vae_dtype: Annotated[Dtype | None, OWN] = None
-    """Dtype of the autoencoder, where it should differ."""
+    """The dtype of the autoencoder, if it should differ."""
     variant: Annotated[str | None, OWN] = None
     """Load the checkpoint's variant of this name, such as fp16."""
     revision: Annotated[str | None, OWN] = None
     """Load this branch, tag or commit of a Hub repository."""
     vae_tiling: bool = False
-    """Decode large pictures in tiles."""
+    """Decode large images in tiles."""
     mesh: Annotated[str | None, OWN] = None
-    """The devices to spread images and parameters over, such as data=4,tensor=2; by default every
-    one draws its share of the images."""
+    """The devices to spread images and parameters over, such as data=4,tensor=2; by default each
+    generates its share of the images."""
     compiled: Annotated[Path | None, OWN] = None
     """Use the programs that `diffusax compile --output` wrote to this folder; it must be one that
     you trust, as programs can run any code."""
     profile: Annotated[Path | None, OWN] = None
-    """Write a trace of the drawing to this folder, for TensorBoard or Perfetto."""
+    """Write a trace of the run to this folder, for TensorBoard or Perfetto."""
 
     def loading(self) -> dict[str, Any]:
-        """The options of `from_pretrained`."""
+        """Returns the options of `from_pretrained`."""
         names = ("dtype", "vae_dtype", "variant", "revision", "mesh")
         return {name: getattr(self, name) for name in names}
 
     def prepare(self, pipe: Any) -> Any:
-        """The pipeline with the sampler and the tiling that were asked for."""
+        """Sets the sampler and the tiling that the options name, and returns the pipeline."""
         if self.sampler is not None:
             from diffusax.samplers import scheduler_from_name
 
@@ -73,7 +73,7 @@ class Drawing(Options):
         return pipe
 
     def profiled(self) -> contextlib.AbstractContextManager[Any]:
-        """The context that writes the trace, if one is wanted."""
+        """Returns the context that writes the trace, if the options ask for one."""
         if self.profile is None:
             return contextlib.nullcontext()
         import jax
@@ -83,23 +83,23 @@ class Drawing(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToFile(Drawing):
-    """The options of commands that write one picture, or a few beside each other."""
+    """The options of commands that write one image, or a few beside each other."""
 
     seed: Annotated[Seed | None, OWN] = None
-    """Random seed, another one each time by default. Picture i of a seed is always the same."""
+    """Random seed, another one each time by default. Image i of a seed is always the same."""
     noise: Literal["jax", "torch"] = "jax"
-    """Draw the noise as JAX does, or the numbers that PyTorch draws for the seed."""
+    """The source of the noise: JAX, or the numbers that PyTorch draws for the seed."""
     output: Annotated[str | None, OWN] = None
-    """Write the picture to this .png file, in the place of what is there; by default to out.png or
-    the first of out-1.png, out-2.png, ... that is not there yet. Of several pictures this is a
-    contact sheet, and they are numbered beside it."""
+    """Write the image to this .png file, replacing an older one; by default to out.png or the first
+    of out-1.png, out-2.png, ... that does not exist. Several images are numbered, and this file is
+    their contact sheet."""
 
 
 def output_file(text: str | None) -> Path | None:
-    """The PNG to write, whose folder exists from now on; None where none is named.
+    """Returns the PNG to write, and makes its folder; returns None where no file is named.
 
     Raises:
-        ValueError: it cannot be one.
+        ValueError: the text cannot name a PNG file.
         OSError: its folder cannot be made.
     """
     if text is None:
@@ -115,15 +115,15 @@ def output_file(text: str | None) -> Path | None:
 
 
 def seed_or_random(seed: int | None) -> int:
-    """The seed, or one that nobody knows."""
+    """Returns the seed, or a random one for None."""
     return secrets.randbits(32) if seed is None else seed
 
 
 def call(pipe: Any, **options: Any) -> list[Any]:
-    """The pictures of a pipeline for the options that are not None, else the checkpoint's own.
+    """Calls the pipeline with the options that are not None, and returns its images.
 
     Raises:
-        ValueError: the pipeline knows no such option, or refuses its value.
+        ValueError: the pipeline does not know an option, or refuses its value.
     """
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
@@ -135,14 +135,14 @@ def call(pipe: Any, **options: Any) -> list[Any]:
 
 
 def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) -> str:
-    """The settings in the form that stable-diffusion-webui writes and image tools read.
+    """Returns the settings in the form that stable-diffusion-webui writes and image tools read.
 
     Arguments:
-        pipe: that drew, just now.
-        command: the options.
-        image: that was drawn.
-        seed: of the run.
-        settings: of this command alone, by name; None are left out.
+        pipe: the pipeline after its call.
+        command: the command's options.
+        image: the image.
+        seed: the seed of the run.
+        settings: the settings of this command alone, by name; those that are None are left out.
     """
     steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
     shared = {
@@ -158,10 +158,10 @@ def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) ->
 
 
 def lines_of_input() -> list[str]:
-    """The lines of standard input that are not blank, without spaces around them.
+    """Reads the lines of standard input that are not blank, without spaces around them.
 
     Raises:
-        ValueError: there is none, or they are not UTF-8 text.
+        ValueError: there is no such line, or the input is not UTF-8 text.
     """
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
@@ -181,17 +181,17 @@ def save(
     *,
     sheet: Any = None,
 ) -> list[Path]:
-    """Writes the pictures, numbered beside a sheet if there are several, and says so.
+    """Writes the images, numbered beside a sheet if there are several, and prints the files' names.
 
     Arguments:
-        output: the picture, or the sheet; None for the first free name.
+        output: the file of the image or of the sheet; None takes the first free name.
         images: PIL images of one size.
-        parameters: the settings of each.
-        seed: of the run.
-        sheet: of all of them, a PIL image; by default a contact sheet.
+        parameters: the settings of each image.
+        seed: the seed of the run.
+        sheet: a PIL image with all of them; by default a contact sheet.
     """
-    from diffusax.pictures import png_parameters
-    from diffusax.sheets import contact_sheet
+    from diffusax.images.pictures import png_parameters
+    from diffusax.images.sheets import contact_sheet
 
     count = len(images)
     files = _free_files(count) if output is None else _files(output, count)
@@ -207,13 +207,13 @@ def save(
 
 
 def _files(output: Path, count: int) -> list[Path]:
-    """What is written of so many pictures: one, or a sheet and the pictures."""
+    """Returns the files that `count` images are written to: one, or a sheet and the images."""
     numbered = [output.with_stem(f"{output.stem}-{i}") for i in range(count)]
     return [output, *(numbered if count > 1 else ())]
 
 
 def _free_files(count: int) -> list[Path]:
-    """The files of the first name of which none is there."""
+    """Returns the files of the first name of which none exists."""
     names = itertools.chain(["out.png"], (f"out-{i}.png" for i in itertools.count(1)))
     candidates = (_files(Path(name), count) for name in names)
     return next(files for files in candidates if not any(file.exists() for file in files))

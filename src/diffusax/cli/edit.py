@@ -12,17 +12,17 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
-from diffusax.sheets import labelled_grid
+from diffusax.images.sheets import labelled_grid
 from diffusax.typed.ranges import Count, Pixels, Scale
 
-# Sides are multiples of this, so that a UNet can halve the latents three times.
+# Sides are multiples of this, so that a network can halve the latents three times.
 MULTIPLE = 64
 
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Edit(drawing.ToFile):
-    """Change a picture as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
+    """Change an image as an instruction says (InstructPix2Pix, Brooks et al. 2023)."""
 
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "output", "steps", "guidance", "image_guidance", "sampler", "seed"),
@@ -30,20 +30,20 @@ class Edit(drawing.ToFile):
     )
 
     image: Positional[Path]
-    """The picture to change."""
+    """The image to change."""
     prompt: Positional[str]
     """The instruction, such as "make it snowy"."""
     model: str = "emoji-edit"
     """An InstructPix2Pix checkpoint: a folder in diffusers' layout, or a Hub repository id; by
     default the small model inside the package, which edits emoji."""
     image_guidance: Annotated[Scale | None, OWN] = None
-    """How closely to keep to the picture, from 1 up; the pipeline's own by default."""
+    """How closely to keep to the image, from 1 up; the pipeline's own by default."""
     resolution: Annotated[Pixels | None, OWN] = None
-    """Resize the picture's longer side to this many pixels; the model's own size by default."""
+    """Resize the image's longer side to this many pixels; the model's own size by default."""
     num_images: Count = 1
-    """How many versions to draw."""
+    """The number of versions to generate."""
     sweep: bool = False
-    """Draw a labelled grid over both guidance scales, to choose them by."""
+    """Generate a labelled grid over both guidance scales, to choose them by."""
     sweep_guidance: tuple[Scale, ...] = (3.0, 5.0, 7.5, 10.0)
     """The guidance scales of the grid, its rows."""
     sweep_image_guidance: tuple[Scale, ...] = (1.0, 1.25, 1.5, 2.0)
@@ -62,17 +62,19 @@ class Edit(drawing.ToFile):
                 raise ValueError("--sweep needs at least one value of each scale")
 
     def run(self) -> list[Path]:
-        """Draws the versions and returns the files written, the sheet first."""
-        from diffusax.pictures import load_image
+        """Generates the versions and returns the files written, the sheet first."""
+        from diffusax.images.pictures import load_image
 
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
         picture = load_image(self.image)
         pipe = load_editor(self)
-        size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        size = self.resolution or max(pipe.parts.default_size)
         picture = fit(picture, size)
         # SDXL's pipeline draws at its own size otherwise.
-        sizes = {"height": picture.height, "width": picture.width} if pipe.family.pooled else {}
+        sizes = (
+            {"height": picture.height, "width": picture.width} if pipe.family.resizes_edits else {}
+        )
         images, texts = [], []
         with self.profiled():
             for guidance, image_guidance in self._scales():
@@ -101,7 +103,7 @@ class Edit(drawing.ToFile):
         return list(itertools.product(self.sweep_guidance, self.sweep_image_guidance))
 
     def _sheet(self, images: list[Image.Image]) -> Image.Image | None:
-        """The labelled grid of a sweep."""
+        """Returns the labelled grid of a sweep."""
         if not self.sweep:
             return None
         columns = len(self.sweep_image_guidance)
@@ -113,14 +115,14 @@ class Edit(drawing.ToFile):
 
 
 def command(args: list[str]) -> Edit:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Edit, args, prog="diffusax edit")
 
 
 def fit(picture: Image.Image, side: int) -> Image.Image:
-    """The picture with its longer side as near to `side` as multiples of 64 allow.
+    """Resizes an image so that its longer side is as near to `side` as multiples of 64 allow.
 
-    As edit_cli.py of InstructPix2Pix: what the multiples leave over is cut off evenly.
+    Like InstructPix2Pix's edit_cli.py, it cuts off evenly what exceeds the multiples.
     """
     scale = side / max(picture.size)
     shorter = min(picture.size)
@@ -130,9 +132,9 @@ def fit(picture: Image.Image, side: int) -> Image.Image:
 
 
 def load_editor(options: Any) -> Any:
-    """The editing pipeline of the checkpoint's family, whatever pipeline its index names.
+    """Loads the editing pipeline of the checkpoint's family, whichever pipeline its index names.
 
-    options: of a command that draws, with the checkpoint as `model`.
+    options: the options of a command that generates images, with the checkpoint as `model`.
     """
     from diffusax.checkpoints import read_model_index, resolve
 

@@ -11,20 +11,20 @@ from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.train import RECIPES
 from diffusax.printable import escaped
 from diffusax.training import TrainConfig
-from diffusax.training.averages import make_average
-from diffusax.training.ema import Start
+from diffusax.training.ema.averages import make_average
+from diffusax.training.ema.posthoc import Length
+from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
+from diffusax.training.ema.update import Start
 from diffusax.training.options import read_config
-from diffusax.training.posthoc import Length
-from diffusax.training.snapshots import AVERAGES, read_snapshots
 from diffusax.typed.options import Count, Options, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ema(Options):
-    """Make another average of a run's parameters, of those that ema.rule=power stored.
+    """Make another average of a run's parameters from those that ema.rule=power stored.
 
-    The model is written as `model_ema` is. Where the stored averages do not span the wanted one
-    to a tenth, that is an error.
+    The model is written in the form of `model_ema`. It is an error if the stored averages do not
+    give the wanted one to a tenth.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -38,7 +38,7 @@ class Ema(Options):
     decay: Annotated[Share | None, OWN] = None
     """The decay of a late average's weights into the past, by update; by default all are alike."""
     step: Annotated[Count | None, OWN] = None
-    """The step where the average ends, one at which it was stored; by default the last of them."""
+    """The step where the average ends, at which it was stored; by default the last of them."""
     output: Annotated[Path | None, OWN] = None
     """The folder for the model; by default one in the run's, named after the average."""
 
@@ -55,7 +55,7 @@ class Ema(Options):
         _, config_class = RECIPES[name]
         config: TrainConfig = read_config(config_class, self.folder / "config.yaml")
         config = dataclasses.replace(config, output=str(self.folder))
-        # A recipe's function is called as the recipe is.
+        # The function that makes a recipe has the recipe's name.
         recipe = getattr(diffusax.training, name.replace("-", "_"))(config)
         folder = self.output or self.folder / self._name()
         error = make_average(
@@ -76,5 +76,5 @@ class Ema(Options):
 
 
 def command(args: list[str]) -> Ema:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Ema, args, prog="diffusax ema")

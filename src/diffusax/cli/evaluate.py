@@ -6,15 +6,15 @@ from typing import Any
 from diffusax.cli.parsing import choose
 
 TASKS = {
-    "instruct-pix2pix": "Measure how much edits keep of their pictures and how well they follow "
+    "instruct-pix2pix": "Measure how much edits keep of their images and how well they follow "
     "their captions, over image guidance scales.",
-    "text-to-image": "Measure how well pictures fit their captions, and how far they are from "
-    "reference pictures.",
+    "text-to-image": "Measure how well images fit their captions, and how far they are from "
+    "reference images.",
 }
 
 
 def command(args: list[str]) -> Any:
-    """What the arguments ask for."""
+    """Reads the task and its options from the arguments."""
     description = "Measure how good a model is."
     return choose(TASKS, args, _load, prog="diffusax evaluate", description=description)
 
@@ -28,9 +28,9 @@ def _load(name: str, args: list[str]) -> Any:
 
 
 def _as_train(args: list[str], data: str) -> list[str]:
-    """The arguments with the data set's options under the names of these commands.
+    """Renames options of the data set from those of `diffusax train` to those of these commands.
 
-    `diffusax train` has them as --data.path, --data.image-column and so on.
+    `diffusax train` calls them --data.path, --data.image-column and so on.
     """
     names = [
         arg.replace("--data.path", data, 1) if _is(arg, "--data.path") else arg for arg in args
@@ -41,7 +41,7 @@ def _as_train(args: list[str], data: str) -> list[str]:
 
 
 def _model_first(args: list[str]) -> list[str]:
-    """--model DIR is another way of giving it as the first argument."""
+    """Moves the model of --model DIR to the first argument, which means the same."""
     for i, arg in enumerate(args):
         if _is(arg, "--model"):
             _, equals, value = arg.partition("=")

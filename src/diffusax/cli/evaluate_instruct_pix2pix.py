@@ -14,8 +14,8 @@ from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
 from diffusax.extras import install_command
+from diffusax.images.sheets import labelled_grid
 from diffusax.printable import escaped
-from diffusax.sheets import labelled_grid
 
 METRICS = {
     "image_similarity": "CLIP image similarity",
@@ -29,11 +29,11 @@ METRICS = {
 class EvaluateInstructPix2Pix(EditSettings, Drawing):
     """Measure edits over image guidance scales, as figure 8 of Brooks et al. 2023 does.
 
-    For each scale, the pictures of a data set are edited, and two means are taken: of the cosine
-    between CLIP's features of the picture before and after (what was kept), and of the cosine
-    between the change of the pictures and the change of their captions (what was done). The output
+    For each scale, the images of a data set are edited, and two means are taken: of the cosine
+    between CLIP's features of the image before and after (what was kept), and of the cosine
+    between the change of the images and the change of their captions (what was done). The output
     folder gets metrics.jsonl with a line for each scale, table.md, edits.png with the first few
-    pictures, and plot.png where matplotlib is installed.
+    images, and plot.png if matplotlib is installed.
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -48,21 +48,21 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
     """The CLIP that measures: a folder with a whole CLIPModel, or a Hub repository id."""
     official_pixel_range: bool = False
     """Give CLIP pixels in [-1, 1] instead of [0, 1] before they are normalised. The authors' own
-    script does so by mistake; only with this do its numbers compare."""
+    script does so by mistake; only with this option are the numbers comparable with theirs."""
     sheet: Annotated[int, Meta(ge=0, le=64)] = 4
-    """How many rows of the data set to show in edits.png; 0 writes none."""
+    """The number of rows of the data set to show in edits.png; 0 writes none."""
     output: Path
     """The folder to write."""
 
     def run(self) -> None:
-        """Edits, measures, and writes what came of it, line by line."""
+        """Edits, measures, and writes the results line by line."""
         clip = CLIP.from_pretrained(self.clip, batch_size=self.batch_size)
         if self.official_pixel_range:
             processor = clip.processor.with_pixels_from_minus_one()
             clip = dataclasses.replace(clip, processor=processor)
         pipe = load_editor(self)
         pipe.set_progress_bar_config(disable=True)
-        size = self.resolution or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        size = self.resolution or max(pipe.parts.default_size)
         edits = Edits(self, size)
         self.output.mkdir(parents=True, exist_ok=True)
         found = []
@@ -111,12 +111,12 @@ NO_PLOT = f"; for a plot install matplotlib: {install_command('plot')}"
 
 
 def command(args: list[str]) -> EvaluateInstructPix2Pix:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(EvaluateInstructPix2Pix, args, prog="diffusax evaluate instruct-pix2pix")
 
 
 def write_plot(found: list[EditScores], file: Path) -> bool:
-    """The curve of the paper's figure 8, with standard errors; whether matplotlib is there."""
+    """Plots the paper's figure 8, with standard errors; returns False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -35,13 +35,13 @@ Pictures = Iterable[tuple[Any, str | None]]
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateTextToImage(Drawing):
-    """Measure pictures: how well they fit their captions, how far they are from others.
+    """Measure images: how well they fit their captions, and how far they are from others.
 
-    The pictures are those that a model draws of prompts (--model, --prompts), or those of a data
-    set (--images). With --clip, the CLIP score is the mean of 100 max(cos, 0) over CLIP's features
-    of pictures and captions. With --inception and --reference, the Frechet Inception distance (FID)
-    to the reference pictures is computed as pytorch-fid does. The output folder gets metrics.json,
-    and statistics.npz, which can be a --reference.
+    The images are those that a model generates from prompts (--model, --prompts), or those of a
+    data set (--images). With --clip, the CLIP score is the mean of 100 max(cos, 0) over CLIP's
+    features of images and captions. With --inception and --reference, the Frechet Inception
+    distance (FID) to the reference images is computed like pytorch-fid's. The output folder gets
+    metrics.json, and statistics.npz, which can be a --reference.
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -51,15 +51,15 @@ class EvaluateTextToImage(Drawing):
     )
 
     model: Annotated[str | None, OWN] = None
-    """The checkpoint that draws: a folder in diffusers' layout, or a Hub repository id."""
+    """The checkpoint that generates: a folder in diffusers' layout, or a Hub repository id."""
     prompts: Annotated[Path | None, OWN] = None
-    """What it draws: a .txt file with a prompt a line, or a .jsonl or .parquet file with a column
+    """The prompts: a .txt file with a prompt a line, or a .jsonl or .parquet file with a column
     prompt."""
     images: Annotated[str | None, OWN] = None
-    """Pictures to measure instead: a folder of pictures, with a metadata.jsonl or .txt files if
-    their captions count, or a data set of Parquet files."""
+    """Images to measure instead: a folder of images, with a metadata.jsonl or .txt files if their
+    captions count, or a data set of Parquet files."""
     image_column: str = "image"
-    """The column with the pictures of a data set, also of the reference."""
+    """The column with the images of a data set, also of the reference."""
     caption_column: str = "text"
     """The column with the captions of a data set."""
     clip: Annotated[str | None, OWN] = None
@@ -69,17 +69,16 @@ class EvaluateTextToImage(Drawing):
     """The weights of FID's Inception v3 as a .safetensors file with the tensors of pytorch-fid's
     pt_inception-2015-12-05-6726825d.pth."""
     reference: Annotated[str | None, OWN] = None
-    """What FID compares with: a folder or data set of pictures, or an .npz file with their mu and
-    sigma."""
+    """What FID compares with: a folder or data set of images, or an .npz file with mu and sigma."""
     samples: Annotated[Count | None, OWN] = None
-    """How many pictures; by default one for each prompt, or all there are. If there are more than
-    prompts, these are drawn again with other noise."""
+    """The number of images; by default one for each prompt, or all there are. With more images than
+    prompts, prompts are used again with other noise."""
     height: Annotated[Pixels | None, OWN] = None
-    """Height in pixels of what is drawn; by default the model's own."""
+    """The height of generated images in pixels; by default the model's own."""
     width: Annotated[Pixels | None, OWN] = None
-    """Width in pixels of what is drawn; by default the model's own."""
+    """The width of generated images in pixels; by default the model's own."""
     batch_size: Count = 8
-    """How many pictures to draw and measure at a time, over all devices."""
+    """The number of images to generate and measure at a time, over all devices."""
     seed: Seed = 0
     """The random seed. Each prompt has noise of its own."""
     output: Path
@@ -97,7 +96,7 @@ class EvaluateTextToImage(Drawing):
             raise ValueError("--reference needs --inception")
 
     def run(self) -> None:
-        """Measures, and writes what came of it."""
+        """Measures, and writes the results."""
         size = self.batch_size
         clip = None if self.clip is None else CLIP.from_pretrained(self.clip, batch_size=size)
         inception, reference = None, None
@@ -125,7 +124,7 @@ class EvaluateTextToImage(Drawing):
         pipe = self.prepare(pipe)
         pipe.set_progress_bar_config(disable=True)
         for batch in batched(range(count), self.batch_size):
-            # Filled up, so that all batches have one shape.
+            # The last batch is filled up, so that all have the same shape.
             numbers = [*batch, *[batch[-1]] * (self.batch_size - len(batch))]
             texts = [prompts[number % len(prompts)] for number in numbers]
             negative = self.negative_prompt
@@ -162,15 +161,15 @@ class EvaluateTextToImage(Drawing):
 
 
 def command(args: list[str]) -> EvaluateTextToImage:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(EvaluateTextToImage, args, prog="diffusax evaluate text-to-image")
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file; empty lines are left out.
+    """Reads the prompts of a file; empty lines are left out.
 
     Raises:
-        ValueError: it cannot be read, or a line has no prompt; names the file and the line.
+        ValueError: the file cannot be read, or a line has no prompt; names the file and the line.
     """
     source, texts = offline.open_prompts(path), []
     for _, lines in source.parts(1024, lambda part: True):

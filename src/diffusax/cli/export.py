@@ -23,7 +23,7 @@ class Export(Options):
     """Write a model's programs as StableHLO files, which run without diffusax on any platform.
 
     Weights are arguments of the programs and in files of their own. For text-to-image there is a
-    script, draw.py, that draws with all of them.
+    script, draw.py, that generates images with all of them.
     """
 
     model: Positional[str]
@@ -35,15 +35,15 @@ class Export(Options):
     batch_size: Annotated[Count | None, OWN] = None
     """The number of images; by default the files take any number."""
     size: Annotated[str | None, OWN] = None
-    """Height and width in pixels, such as 512x768; by default the size it was trained at."""
+    """Height and width in pixels, such as 512x768; by default the size the model was trained at."""
     guidance: bool = True
     """Export for calls with classifier-free guidance."""
     dtype: Dtype = "float32"
-    """Dtype of the parameters and of the computation."""
+    """The dtype of the parameters and of the computation."""
     weights: bool = True
     """Write the weights, and draw.py, beside the programs."""
     steps: Annotated[Steps | None, OWN] = None
-    """Number of sampler steps of draw.py; the pipeline's own by default."""
+    """The number of sampler steps of draw.py; the pipeline's own by default."""
     output: Path = Path("exported")
     """The folder for the files."""
 
@@ -74,17 +74,17 @@ class Export(Options):
         return files
 
     def _arguments(self, pipe: Any) -> dict[str, Any]:
-        """Of the call that the programs are for."""
+        """Returns the arguments of the call that the programs are for."""
         if not self.guidance:
             arguments: dict[str, Any] = {"guidance_scale": 1.0}
         else:
             scale = pipe.call_defaults.get("guidance_scale", 7.5)
-            # Also where zeros would stand for no negative prompt: the programs take any.
+            # Needed even where no negative prompt means zeros: the programs take any prompt.
             arguments = {"guidance_scale": scale, "negative_prompt": ""}
         steps = self.steps or pipe.call_defaults.get("num_inference_steps")
         return arguments if steps is None else {**arguments, "num_inference_steps": int(steps)}
 
 
 def command(args: list[str]) -> Export:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Export, args, prog="diffusax export")

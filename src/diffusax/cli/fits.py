@@ -1,4 +1,4 @@
-"""The table of what programs take on devices, and whether they fit."""
+"""Prints a table of what programs take on devices, and whether they fit."""
 
 import jax
 from jax.sharding import Mesh
@@ -7,14 +7,14 @@ from diffusax.runtime.topology import CHIPS, DoesNotFitError, compile_there, cos
 
 
 def print_head(mesh: Mesh, note: str) -> None:
-    """The devices, and the names of the columns. note: what else is to be said."""
+    """Prints the devices and the names of the columns. note: a remark to add."""
     kind = mesh.devices.flat[0].device_kind
     print(f"{mesh.size} of {kind}, GB on each; loops count once, {note}")
     print(f"{'program':58} {'TFLOP':>8} {'moved':>8} {'temporary':>9} {'peak':>8}  fits")
 
 
 def print_line(name: str, lowered: jax.stages.Lowered, mesh: Mesh) -> None:
-    """Compiles a program, and says what it takes on every device."""
+    """Compiles a program, and prints what it takes on every device."""
     chip = CHIPS.get(mesh.devices.flat[0].device_kind)
     try:
         cost = cost_of(compile_there(lowered))

@@ -17,10 +17,10 @@ from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(drawing.ToFile):
-    """Draw pictures from a prompt, over a picture, under a mask or along control maps.
+    """Generate images from a prompt, an image, a mask or control maps.
 
-    With --prompts FILE --out FOLDER, draw the pictures of all lines of a file: see the options of
-    that with diffusax generate --prompts --help.
+    With --prompts FILE --out FOLDER, generate the images of all lines of a file; diffusax generate
+    --prompts --help shows the options of that.
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -30,42 +30,43 @@ class Generate(drawing.ToFile):
     )
 
     prompt: Positional[str]
-    """What to draw; with - each line of standard input is a prompt."""
+    """The text to generate images of; with - each line of standard input is a prompt."""
     model: str = "emoji"
     """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
-    model inside the package, which draws emoji."""
+    model inside the package, which generates emoji."""
     backend: Literal["jax", "torch"] = "jax"
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""
     image: Annotated[Path | None, OWN] = None
-    """Draw over this picture instead of from nothing."""
+    """Start from this image instead of from noise."""
     strength: Annotated[Fraction | None, OWN] = None
-    """How much to change the picture, from 0 to 1; the pipeline's own by default."""
+    """How much to change the image, from 0 to 1; the pipeline's own by default."""
     mask: Annotated[Path | None, OWN] = None
-    """Draw only where this picture is white, and keep the rest of the picture."""
+    """Generate only where this image is white, and keep the rest of the image."""
     mask_blur: Annotated[float, Meta(ge=0, le=1024)] = 0.0
     """Soften the rim of the mask over this many pixels."""
     mask_crop: Annotated[Pixels | None, OWN] = None
-    """Draw only the part around the mask, with this many pixels around it, in full size."""
+    """Generate only the part around the mask, with this many pixels around it, in full size."""
     control: UseAppendAction[tuple[Path, ...]] = ()
-    """A picture that steers a ControlNet, such as edges or depth; one for each ControlNet."""
+    """An image that steers a ControlNet, such as edges or depth; one for each ControlNet."""
     controlnet: UseAppendAction[tuple[str, ...]] = ()
     """A ControlNet: its folder or Hub repository id; can be given several times."""
     control_scale: UseAppendAction[tuple[Scale, ...]] = ()
     """How much a ControlNet steers, 1 by default; once for all or once for each."""
     height: Annotated[Pixels | None, OWN] = None
-    """Height in pixels; by default the picture's or the model's own."""
+    """Height in pixels; by default the image's or the model's own."""
     width: Annotated[Pixels | None, OWN] = None
-    """Width in pixels; by default the picture's or the model's own."""
+    """Width in pixels; by default the image's or the model's own."""
     num_images: Count = 1
-    """How many pictures to draw of each prompt."""
+    """The number of images to generate for each prompt."""
     grid: Annotated[tuple[str, ...], OWN] = ()
-    """Draw a labelled grid over one or two of sampler, steps, guidance, seed, strength and
-    clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows."""
+    """Generate a labelled grid over one or two of sampler, steps, guidance, seed, strength and
+    clip-skip, such as sampler=euler,dpm++2m steps=10,20: columns, then rows.
+    """
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
-    """How many of the text encoder's last layers to leave out."""
+    """The number of the text encoder's last layers to leave out."""
     long_prompt: bool = False
-    """Use all of a long prompt, in windows of 77 tokens."""
+    """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
 
@@ -84,7 +85,7 @@ class Generate(drawing.ToFile):
         if self.grid:
             if self.num_images > 1 or self.prompt == "-":
                 raise ValueError("--grid draws one picture of one prompt for each of its cells")
-            # Each cell is checked as the options of one call are, before anything is loaded.
+            # Each cell is checked like the options of one call, before anything is loaded.
             list(grid.cells(self, grid.read_axes(self.grid, self)))
         if self.backend == "torch":
             torch_backend.check(self)
@@ -100,7 +101,7 @@ class Generate(drawing.ToFile):
             )
 
     def run(self) -> list[Path]:
-        """Draws the pictures and returns the files written, the contact sheet first."""
+        """Generates the images and returns the files written, the contact sheet first."""
         output = drawing.output_file(self.output)
         prompts = drawing.lines_of_input() if self.prompt == "-" else [self.prompt]
         seed = drawing.seed_or_random(self.seed)
@@ -122,7 +123,7 @@ class Generate(drawing.ToFile):
 
 
 def command(args: list[str]) -> Any:
-    """The options from the arguments: for one prompt, or for a file of many."""
+    """Reads the options from the arguments: for one prompt, or for a file of many."""
     if any(arg.split("=")[0] == "--prompts" for arg in args):
         from diffusax.cli import generate_many
 
@@ -133,7 +134,7 @@ def command(args: list[str]) -> Any:
 def _opened(
     options: Generate, pictures: dict[str, Any], samplers: Collection[str | None]
 ) -> drawing.Drawer:
-    """Loads the pipeline; what is given back draws with it, with any of these samplers."""
+    """Loads the pipeline; returns a function that generates with it and any of these samplers."""
     from diffusax.samplers import scheduler_from_name
 
     pipe = _load(dataclasses.replace(options, sampler=None))
@@ -168,7 +169,7 @@ def _opened(
 
 
 def _load(options: Generate) -> Any:
-    """The pipeline for what is given beside the prompt."""
+    """Loads the pipeline for the inputs that are given beside the prompt."""
     auto = (
         diffusax.AutoPipelineForInpainting
         if options.mask
@@ -185,8 +186,8 @@ def _load(options: Generate) -> Any:
 
 
 def _pictures(options: Generate) -> dict[str, Any]:
-    """The picture arguments, read before anything large is loaded."""
-    from diffusax.pictures import load_image, open_upright, resize
+    """Reads the image arguments before anything large is loaded."""
+    from diffusax.images.pictures import load_image, open_upright, resize
 
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
@@ -199,7 +200,7 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
-        from diffusax.masks import blur
+        from diffusax.images.masks import blur
 
         mask = open_upright(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
@@ -207,7 +208,7 @@ def _pictures(options: Generate) -> dict[str, Any]:
 
 
 def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
-    """height and width, of a picture that is painted in its own unless a part of it is."""
+    """Returns height and width: those of the image to paint in, if all of it is painted."""
     if options.image and not options.mask:
         return {}
     if options.mask and options.mask_crop is None:
@@ -227,7 +228,7 @@ def _scales(options: Generate) -> dict[str, Any]:
 
 
 def _settings(options: Generate) -> dict[str, Any]:
-    """What the picture's file says besides what all commands say."""
+    """Returns the settings for the image's file that other commands do not have."""
     return {
         "Clip skip": options.clip_skip,
         "Image": options.image and options.image.name,

@@ -19,15 +19,15 @@ from diffusax.printable import escaped
 from diffusax.typed.ranges import Count, Pixels
 
 LEFT_OUT = 3
-"""Exit code of a run that has drawn what can be drawn, and has left lines out."""
+"""The exit code of a run that has generated all possible images, and has left lines out."""
 
 
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateMany(Drawing, offline.Settings):
-    """Draw the pictures of all lines of a file, for up to millions of lines.
+    """Generate the images of all lines of a file, for up to millions of lines.
 
-    The same command again goes on where a run stopped, however it ended.
+    Run the same command again to continue a run that stopped, however it ended.
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -44,25 +44,25 @@ class GenerateMany(Drawing, offline.Settings):
     """The folder to write."""
     model: str = "emoji"
     """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
-    model inside the package, which draws emoji."""
+    model inside the package, which generates emoji."""
     height: Annotated[Pixels | None, OWN] = None
     """Height in pixels; by default the model's own."""
     width: Annotated[Pixels | None, OWN] = None
     """Width in pixels; by default the model's own."""
     clip_skip: Annotated[Annotated[int, Meta(ge=0, le=100)] | None, OWN] = None
-    """How many of the text encoder's last layers to leave out."""
+    """The number of the text encoder's last layers to leave out."""
     shard: Annotated[str | None, OWN] = None
-    """Draw a part of the pictures, such as 0/4 for the first of four processes."""
+    """Generate a part of the images, such as 0/4 for the first of four processes."""
     distributed: bool = False
-    """Be one of several JAX processes and draw its part: they find each other on TPU pods and under
-    Slurm by themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    """Run as one of several JAX processes and generate its part: they find each other on TPU pods
+    and under Slurm by themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID."""
     engine: Literal["local", "ray"] = "local"
-    """Draw in this process, or in the workers of a Ray cluster."""
+    """Generate in this process, or in the workers of a Ray cluster."""
     ray_workers: Count = 2
-    """How many Ray workers draw at the same time."""
+    """The number of Ray workers that generate at the same time."""
     ray_resources: Annotated[str | None, OWN] = None
-    """What each of them needs, such as GPU=1 or TPU=4,CPU=8; by default one CPU."""
+    """The resources of each Ray worker, such as GPU=1 or TPU=4,CPU=8; by default one CPU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +76,7 @@ class GenerateMany(Drawing, offline.Settings):
             raise ValueError("--ray-resources needs --engine ray")
 
     def run(self) -> None:
-        """Draws the pictures and says how many; exits with 3 where lines were left out."""
+        """Generates the images and prints their number; exits with 3 where lines were left out."""
         part = jax_part() if self.distributed else parse_part("shard", self.shard)
         try:
             done = self._draw_with_ray() if self.engine == "ray" else self._draw(part)
@@ -91,16 +91,16 @@ class GenerateMany(Drawing, offline.Settings):
             sys.exit(LEFT_OUT)
 
     def settings(self) -> offline.Settings:
-        """What decides the pictures."""
+        """Returns the settings that decide the images."""
         names = [field.name for field in dataclasses.fields(offline.Settings)]
         return offline.Settings(**{name: getattr(self, name) for name in names})
 
     def source(self) -> dict[str, Any]:
-        """What the pipeline is loaded from."""
+        """Returns the checkpoint and options that the pipeline is loaded from."""
         return {"model": self.model, "variant": self.variant, "revision": self.revision}
 
     def load(self) -> Any:
-        """The pipeline. The sampler that the options name is that of lines which name none."""
+        """Loads the pipeline. Its sampler is the option's, which lines may override."""
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
         if self.vae_tiling:
             pipe.enable_vae_tiling()
@@ -112,7 +112,7 @@ class GenerateMany(Drawing, offline.Settings):
         return lines_of_input() if str(self.prompts) == "-" else self.prompts
 
     def _draw(self, part: tuple[int, int] | None) -> offline.Summary:
-        # Before anything large is loaded.
+        # Checked before anything large is loaded.
         prompts = offline.open_prompts(self._prompts())
         pipe = self.load()
         with self.profiled():
@@ -138,12 +138,12 @@ class GenerateMany(Drawing, offline.Settings):
 
 
 def command(args: list[str]) -> GenerateMany:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(GenerateMany, args, prog="diffusax generate")
 
 
 def _resources(text: str | None) -> dict[str, float]:
-    """GPU=1,CPU=8 by name."""
+    """Reads GPU=1,CPU=8 into numbers by name."""
     if text is None:
         return {"CPU": 1.0}
     pairs = [re.fullmatch(r"([A-Za-z][\w.:-]*)=(\d+(?:\.\d+)?)", part) for part in text.split(",")]

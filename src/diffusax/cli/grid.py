@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffusax.sheets import labelled_grid
+from diffusax.images.sheets import labelled_grid
 from diffusax.typed.convert import Mismatch, convert, field_types
 
 AXES = ("sampler", "steps", "guidance", "seed", "strength", "clip_skip")
@@ -23,19 +23,19 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """What the sheet says beside its rows or above its columns."""
+        """Returns the labels of the sheet's rows or columns."""
         return [f"{self.name.replace('_', ' ')} {value}" for value in self.values]
 
 
 def read_axes(texts: Sequence[str], command: Any) -> list[Axis]:
-    """The axes that the texts name: the columns, then the rows.
+    """Reads the axes that the texts name: the columns, then the rows.
 
     Args:
-        texts: one or two of OPTION=VALUE,VALUE,...
+        texts: one or two texts of the form OPTION=VALUE,VALUE,...
         command: the options that the grid varies.
 
     Raises:
-        ValueError: a text is no axis, or an option is given twice.
+        ValueError: a text does not have this form, or an option is given twice.
     """
     axes = [_read(text, type(command)) for text in texts]
     if len(axes) > 2:
@@ -50,7 +50,7 @@ def read_axes(texts: Sequence[str], command: Any) -> list[Axis]:
 
 
 def cells(command: Any, axes: Sequence[Axis]) -> Iterator[Any]:
-    """The options of each picture, row by row."""
+    """Yields the options of each image, row by row."""
     columns, *rows = axes
     for values in itertools.product(*(axis.values for axis in (*rows, columns))):
         names = (axis.name for axis in (*rows, columns))
@@ -58,7 +58,7 @@ def cells(command: Any, axes: Sequence[Axis]) -> Iterator[Any]:
 
 
 def draw_sheet(images: Sequence[Image.Image], axes: Sequence[Axis]) -> Image.Image:
-    """The pictures of all cells on one sheet, with their values beside and above them."""
+    """Puts the images of all cells on one sheet, with their values beside and above them."""
     columns, *rows = axes
     width = len(columns.values)
     parts = [images[i : i + width] for i in range(0, len(images), width)]
@@ -79,7 +79,7 @@ def _read(text: str, kind: Any) -> Axis:
 
 
 def _value(text: str, kind: Any) -> Any:
-    """The text as a number where the option is one; options check their values themselves."""
+    """Converts the text to a number if the option is one; options check their values themselves."""
     try:
         return convert(text, kind, strict=False)
     except Mismatch:

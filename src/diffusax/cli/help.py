@@ -1,4 +1,4 @@
-"""What --help and --help-all print, from what tyro knows of a command's options."""
+"""Formats --help and --help-all from what tyro knows of a command's options."""
 
 import re
 import shutil
@@ -10,13 +10,13 @@ from diffusax.runtime.compat import command_groups
 
 FLAGS = ("-h", "--help", "--help-all")
 _COLUMN = 24
-"""Where the texts begin."""
+"""The column where the texts begin."""
 _WIDEST = 100
-"""Longer lines are hard to read."""
+"""The longest line, because longer ones are hard to read."""
 
 
 class Option(NamedTuple):
-    """An option. name: as in a configuration file. flags: as they are typed."""
+    """An option. name: its name in a configuration file. flags: its forms on the command line."""
 
     name: str
     flags: str
@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The options under one title; that of the command's own is empty."""
+    """The options under one title; the group of the command itself has no title."""
 
     title: str
     text: str
@@ -34,13 +34,13 @@ class Group(NamedTuple):
 
 
 def command_help(prog: str, parser: Any, essentials: Collection[str], *, everything: bool) -> str:
-    """The help of a command.
+    """Returns the help of a command.
 
     Args:
-        prog: what the command line begins with.
-        parser: what tyro's `get_parser` makes of the command.
+        prog: the beginning of the command line.
+        parser: the result of tyro's `get_parser` for the command.
         essentials: the names of the options that the short help shows, each with its first
-            sentence; all where there are none.
+            sentence; where there are none, it shows all options.
         everything: whether to show all options.
     """
     found = list(command_groups(parser))
@@ -79,7 +79,7 @@ def command_help(prog: str, parser: Any, essentials: Collection[str], *, everyth
 
 
 def commands_help(prog: str, description: str, commands: Mapping[str, str]) -> str:
-    """The help of a program whose commands do what the texts say."""
+    """Returns the help of a program with several commands."""
     rows = [Option(name, name, text, True, False) for name, text in commands.items()]
     about = Option("help", "-h, --help", "Show this help; after a command, its own.", False, False)
     usage = f"usage: {prog} COMMAND [OPTIONS]"
@@ -97,7 +97,7 @@ def _option(name: str, text: str, **others: Any) -> Option:
 
 
 def _table(options: Sequence[Option]) -> str:
-    """Flags on the left and texts beside them, or below flags that are long."""
+    """Formats flags on the left and texts beside them, or below flags that are long."""
     lines = []
     for _, flags, text, *_ in options:
         texts = textwrap.wrap(text, _width() - _COLUMN, break_on_hyphens=False) or [""]
@@ -112,7 +112,7 @@ def _table(options: Sequence[Option]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Of an option's text, and what it is by default."""
+    """Returns the first sentence of an option's text, and the default value."""
     found = re.match(r"(.*?[^.]\.)(?: .*?)??( \(default: [^()]*\))?$", text)
     return text if found is None else found[1] + (found[2] or "")
 

@@ -18,14 +18,14 @@ class Info:
     """Show what a checkpoint holds, and the names of the samplers."""
 
     model: Annotated[Positional[str | None], OWN] = None
-    """A folder in diffusers' layout, a Hub repository id, or "emoji"; without one, the devices and
-    samplers alone."""
+    """A folder in diffusers' layout, a Hub repository id, or "emoji"; without one, only the devices
+    and samplers are shown."""
     variant: Annotated[str | None, OWN] = None
-    """Look at the checkpoint's variant of this name, such as fp16."""
+    """Show the checkpoint's variant of this name, such as fp16."""
 
     def run(self) -> None:
         """Prints the components from the headers of their files; loads no weights."""
-        # They take seconds, and a wrong option is refused without them.
+        # These imports take seconds, and a wrong option is refused without them.
         from diffusax.runtime.cache import enable_compilation_cache
 
         config = None if self.model is None else self._checkpoint(self.model)
@@ -35,7 +35,7 @@ class Info:
             print(escaped(line))
 
     def _checkpoint(self, model: str) -> dict[str, Any] | None:
-        """Prints the components; the scheduler's config, if there is one."""
+        """Prints the components, and returns the scheduler's config if there is one."""
         from diffusax.checkpoints import read_model_index, resolve
 
         folder = resolve(model, variant=self.variant)
@@ -51,7 +51,7 @@ class Info:
 
 
 def device_kinds() -> list[str]:
-    """How many devices there are of each kind, in words."""
+    """Describes the number of devices of each kind."""
     import jax
 
     kinds = collections.Counter((d.platform, d.device_kind) for d in jax.devices())
@@ -59,12 +59,12 @@ def device_kinds() -> list[str]:
 
 
 def command(args: list[str]) -> Info:
-    """The options from the arguments."""
+    """Reads the options from the arguments."""
     return parse(Info, args, prog="diffusax info")
 
 
 def _samplers(config: dict[str, Any] | None) -> list[str]:
-    """The names of the samplers; with a checkpoint's config those that fit, then the others."""
+    """Lists the names of the samplers; with a checkpoint's config those that suit it come first."""
     from diffusax.samplers import SAMPLER_NAMES, fitting_samplers, scheduler_from_config
 
     if config is None:

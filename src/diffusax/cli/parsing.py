@@ -1,4 +1,4 @@
-"""Command lines to dataclasses, by tyro."""
+"""Reads command lines into dataclasses with tyro."""
 
 import dataclasses
 import sys
@@ -26,7 +26,7 @@ from diffusax.runtime.compat import forget_unrecognized, use_argparse
 use_argparse()
 
 OWN = arg(help_behavior_hint="")
-"""Marks an option whose help says what it is by default."""
+"""Marks an option whose help text contains its default."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _registry = ConstructorRegistry()
 
 
 def parse(kind: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """The arguments as an instance of a dataclass; prints help or mistakes, and exits.
+    """Reads the arguments into a dataclass; on --help or a mistake, prints a message and exits.
 
     The class may name, as `essentials`, the options that the short help shows.
     """
@@ -53,16 +53,16 @@ def choose(
     prog: str,
     description: str,
 ) -> T:
-    """What `load` makes of the command that `args` begin with, given its name and the other args.
+    """Reads the command that `args` begin with: returns `load(its name, the other args)`.
 
     Without a command, prints help or the mistake, and exits.
 
     Arguments:
-        commands: what each of them does, by name.
-        args: of the command line.
-        load: imports what the command needs, reads its arguments.
-        prog: what the command line begins with.
-        description: for the help.
+        commands: the description of each command, by name.
+        args: the arguments of the command line.
+        load: imports what the command needs, and reads its arguments.
+        prog: the beginning of the command line.
+        description: the description of the whole program, for the help.
     """
     if args and args[0] in commands:
         return load(args[0], list(args[1:]))
@@ -78,24 +78,24 @@ def choose(
 
 @dataclasses.dataclass(frozen=True)
 class FromFiles:
-    """Where options come from besides the command line, which has the last word."""
+    """Options that come from files; those on the command line override them."""
 
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Read options from a YAML file."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME=VALUE")] = ()
-    """Set one option as the file would; can be given several times."""
+    """Set one option in the form of the file; can be given several times."""
 
 
 def parse_with_files(
     kind: type[T], args: Sequence[str], read: Callable[..., Any], *, prog: str
 ) -> T:
-    """As `parse`, with the options of the files and pairs among the arguments as defaults.
+    """Reads arguments like `parse`, with the files and pairs among them as defaults.
 
     Arguments:
-        kind: the command's dataclass, of `FromFiles` and others.
-        args: the command's.
-        read: gives the options for the path of a file and for pairs.
-        prog: what the command line begins with.
+        kind: the command's dataclass, which inherits from `FromFiles` and others.
+        args: the command's arguments.
+        read: returns the options for the path of a file and for pairs.
+        prog: the beginning of the command line.
 
     Raises:
         ValueError: the file cannot be read, or an option in it is wrong.
@@ -114,7 +114,7 @@ def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
 def _show_help(kind: Any, prog: str, default: Any, *, everything: bool) -> NoReturn:
     given = {} if default is None else {"default": default}
     with warnings.catch_warnings():
-        # It says that it will go; nothing else tells what tyro made of the options.
+        # It is deprecated, but nothing else returns what tyro made of the options.
         warnings.simplefilter("ignore")
         options: Any = {"config": _MARKERS, "registry": _registry, **given}
         parser = tyro.extras.get_parser(kind, prog=prog, **options)
@@ -125,12 +125,12 @@ def _show_help(kind: Any, prog: str, default: Any, *, everything: bool) -> NoRet
 
 @dataclasses.dataclass(frozen=True)
 class _Unread:
-    """A command whose options have not been looked at."""
+    """A command whose options have not been read yet."""
 
 
 @_registry.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """`int | None` with None left out is an int, also in tyro's errors."""
+    """Reads `int | None` like an int without None, so that tyro's errors name an int."""
     inner = [kind for kind in typing.get_args(info.type) if kind is not types.NoneType]
     if info.type_origin not in (typing.Union, types.UnionType) or len(inner) != 1:
         return None

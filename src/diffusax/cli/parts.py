@@ -1,4 +1,4 @@
-"""Which part of the work a process does."""
+"""Finds out which part of the work a process does."""
 
 import re
 
@@ -9,10 +9,10 @@ from diffusax.runtime.mesh import initialize
 
 
 def jax_part() -> tuple[int, int]:
-    """Which of how many JAX processes this is; before anything else is done with JAX.
+    """Returns the number of this JAX process and of all; call it before using JAX otherwise.
 
-    They part again: nothing is computed together, and none shall wait for the others at its end, or
-    end with one of them. The devices that this process finds afterwards are its own.
+    The processes then disconnect, because they compute nothing together, and one must neither wait
+    for the others at its end nor end with them. Afterwards this process sees only its own devices.
     """
     initialize()
     part = joined_part()
@@ -22,10 +22,10 @@ def jax_part() -> tuple[int, int]:
 
 
 def parse_part(option: str, text: str | None) -> tuple[int, int] | None:
-    """i/n as two numbers.
+    """Reads i/n as two numbers.
 
     Raises:
-        ValueError: it is no such text; names the option.
+        ValueError: the text does not have this form; names the option.
     """
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Drawing with a PyTorch diffusers pipeline whose modules run in JAX."""
+"""Generates images with a PyTorch diffusers pipeline whose modules run in JAX."""
 
 import inspect
 from pathlib import Path
@@ -18,7 +18,7 @@ _NATIVE_ONLY = (
     "prompt_weighting",
     "mask_crop",
 )
-"""Options that have no meaning for a pipeline of PyTorch's."""
+"""Options that have no meaning for a PyTorch pipeline."""
 
 
 def check(options: Any) -> None:
@@ -30,12 +30,12 @@ def check(options: Any) -> None:
 
 
 def opened(options: Any, pictures: dict[str, Any], samplers: Any = None) -> Drawer:
-    """Loads a checkpoint, whichever pipeline it is of; what is given back draws with it.
+    """Loads a checkpoint with its own pipeline; returns a function that generates with it.
 
     Args:
-        options: of `diffusax generate`.
-        pictures: image and mask_image, as far as they are given.
-        samplers: of no meaning here, where a pipeline keeps its own.
+        options: the options of `diffusax generate`.
+        pictures: image and mask_image, if they are given.
+        samplers: ignored, because the pipeline keeps its own.
 
     Raises:
         ImportError: torch, torchax or diffusers is missing.

@@ -35,7 +35,7 @@ from diffusax.training.program import lower_step
 
 @dataclasses.dataclass(frozen=True)
 class Command(FromFiles):
-    """What all recipes take besides their options."""
+    """The options of all recipes' commands besides those of the recipes."""
 
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "controlnet", "data.path", "data.resolution", "data.image_column"),
@@ -47,13 +47,14 @@ class Command(FromFiles):
     )
 
     topology: Annotated[str | None, OWN] = None
-    """Train nothing: compile the step for TPUs that are not here, such as v5e:4x4, and say what it
-    takes on each and whether it fits. Of the model only configs are read, of the data one row."""
+    """Do not train: compile the step for TPUs that are elsewhere, such as v5e:4x4, and print what
+    it takes on each and whether it fits. Only the model's configs and one row of the data are read.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class TextToImage(Command, TextToImageConfig):
-    """Train the denoiser of a checkpoint on pictures with captions."""
+    """Train the denoiser of a checkpoint on images with captions."""
 
     def run(self) -> None:
         """Trains."""
@@ -62,7 +63,7 @@ class TextToImage(Command, TextToImageConfig):
 
 @dataclasses.dataclass(frozen=True)
 class InstructPix2Pix(Command, InstructPix2PixConfig):
-    """Train the denoiser of a checkpoint to edit pictures as a text says."""
+    """Train the denoiser of a checkpoint to edit images as a text says."""
 
     def run(self) -> None:
         """Trains."""
@@ -71,7 +72,7 @@ class InstructPix2Pix(Command, InstructPix2PixConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ControlNet(Command, ControlNetConfig):
-    """Train a ControlNet, which steers a checkpoint by pictures."""
+    """Train a ControlNet, which steers a checkpoint by images."""
 
     def run(self) -> None:
         """Trains."""
@@ -80,7 +81,7 @@ class ControlNet(Command, ControlNetConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
-    """Train the autoencoder of a checkpoint on pictures."""
+    """Train the autoencoder of a checkpoint on images."""
 
     def run(self) -> None:
         """Trains."""
@@ -96,29 +97,29 @@ RECIPES: dict[str, tuple[type, type]] = {
 
 
 def command(args: list[str]) -> Any:
-    """What the arguments ask for."""
+    """Reads the recipe and its options from the arguments."""
     texts = {name: kind.__doc__ or "" for name, (kind, _) in RECIPES.items()}
     return choose(texts, args, read_recipe, prog="diffusax train", description="Train a network.")
 
 
 def read_recipe(name: str, args: list[str]) -> Any:
-    """A recipe's options from the arguments and the files among them."""
+    """Reads a recipe's options from the arguments and the files among them."""
     kind, config_class = RECIPES[name]
     read = functools.partial(read_config, config_class)
     return parse_with_files(kind, args, read, prog=f"diffusax train {name}")
 
 
 def plain(options: Any, config_class: type) -> Any:
-    """The options alone, without where they came from."""
+    """Returns the recipe's options without those of the command."""
     names = [field.name for field in dataclasses.fields(config_class)]
     return config_class(**{name: getattr(options, name) for name in names})
 
 
 def _show_messages() -> None:
-    """What a run says of itself, on stderr, besides warnings."""
+    """Shows a run's messages on stderr, not only warnings."""
     logger = logging.getLogger("diffusax.training")
     logger.setLevel(logging.INFO)
-    # Libraries that a run imports set up the root logger, which would say everything again.
+    # Libraries that a run imports set up the root logger, which would repeat every message.
     logger.propagate = False
     if not logger.handlers:
         handler = _AboveTheBar()
@@ -130,7 +131,7 @@ class _AboveTheBar(logging.Handler):
     """Writes lines to stderr, above a progress bar if one is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one."""
+        """Writes one line."""
         try:
             tqdm.write(self.format(record), file=sys.stderr)
         except Exception:
@@ -155,7 +156,7 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
 
 
 def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:
-    """Says what a step takes on TPUs that are not here."""
+    """Prints what a step takes on TPUs that are elsewhere."""
     mesh = topology_mesh(topology, config.mesh)
     lowered = lower_step(recipe, config, mesh)
     print_head(mesh, "so of microbatches one")

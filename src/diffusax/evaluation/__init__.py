@@ -1,4 +1,4 @@
-"""How good a model is: CLIP's similarities, and the Frechet Inception distance."""
+"""Measures how good a model is: CLIP's similarities, and the Frechet Inception distance."""
 
 from diffusax.evaluation.edits import Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.features import CLIP, Inception

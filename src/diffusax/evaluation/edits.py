@@ -1,4 +1,4 @@
-"""InstructPix2Pix over a range of image guidance (Brooks et al. 2023, figure 8)."""
+"""Evaluates InstructPix2Pix over a range of image guidance (Brooks et al. 2023, figure 8)."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
     text_image_similarity,
 )
-from diffusax.training.examples import prepare_images, read_picture
-from diffusax.training.sources import Source, open_source
+from diffusax.training.data.examples import prepare_images, read_picture
+from diffusax.training.data.sources import Source, open_source
 from diffusax.typed.options import Count, Options, Seed
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
@@ -27,21 +27,21 @@ Guidance = Annotated[float, Meta(gt=1, le=1000)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EditSettings(Options):
-    """What is edited, and how."""
+    """The data to edit, and the options of the edits."""
 
     data: str
     """The data set: a folder or glob of Parquet shards, a folder of images with a metadata.jsonl,
     or a Hub data-set id."""
     original_image_column: str = "input_image"
-    """The column with the pictures to edit."""
+    """The column with the images to edit."""
     edit_prompt_column: str = "edit_prompt"
     """The column with the instructions."""
     caption_column: str = "original_prompt"
-    """The column with captions of the pictures as they are."""
+    """The column with captions of the images before the edit."""
     edited_caption_column: str = "edited_prompt"
-    """The column with captions of the pictures as they should become."""
+    """The column with captions of the images after the edit."""
     samples: Count | None = None
-    """How many rows to edit, drawn from the data set by the seed; all of them by default."""
+    """The number of rows to edit, chosen by the seed; all rows of the data set by default."""
     image_guidance: Annotated[tuple[ImageGuidance, ...], Meta(min_length=1)] = (
         1.0,
         1.2,
@@ -55,20 +55,20 @@ class EditSettings(Options):
     guidance: Guidance = 7.5
     """The guidance scale of the instruction."""
     negative_prompt: str | None = None
-    """What to steer away from, in all edits."""
+    """A text to steer away from, in all edits."""
     steps: Annotated[int, Meta(ge=1, le=1000)] = 100
     """The number of sampler steps."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
-    """The height and width in pixels to edit at; by default the model's own. Pictures are resized
-    and cut to squares."""
+    """The height and width in pixels to edit at; by default the model's own. Images are resized and
+    cut to squares."""
     batch_size: Count = 8
-    """How many pictures to edit at a time, over all devices."""
+    """The number of images to edit at a time, over all devices."""
     seed: Seed = 0
     """The random seed. Each row has noise of its own, the same at every scale."""
 
 
 class Edit(NamedTuple):
-    """A row: the picture, the instruction, the captions before and after, the seed of its noise."""
+    """A row: the image, the instruction, the captions before and after, the seed of its noise."""
 
     image: Image.Image
     instruction: str
@@ -78,10 +78,10 @@ class Edit(NamedTuple):
 
 
 class Edits(Sequence[Edit]):
-    """The rows that the settings choose of a data set, read when they are asked for."""
+    """The rows that the settings choose from a data set, read when they are asked for."""
 
     def __init__(self, settings: EditSettings, size: int):
-        """size: height and width of the pictures in pixels.
+        """Opens the data set. size: the height and width of the images in pixels.
 
         Raises:
             ValueError: there is no such data set, a column is missing, or there are too few rows.
@@ -107,10 +107,10 @@ class Edits(Sequence[Edit]):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """The edit at an index.
+        """Returns the edit at an index.
 
         Raises:
-            ValueError: the row holds no picture, or no text where one belongs; names it.
+            ValueError: the row lacks an image or a text; names the row.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -141,11 +141,11 @@ class Edits(Sequence[Edit]):
 
 @dataclasses.dataclass(frozen=True)
 class EditScores:
-    """What came of one image guidance scale.
+    """The scores of one image guidance scale.
 
-    image_similarity: of the pictures before and after. direction_similarity: of the change of the
-    pictures and that of the captions. text_similarity: of the edited pictures and their captions.
-    edited: the first few pictures.
+    image_similarity: that of the images before and after. direction_similarity: that of the change
+    of images and captions. text_similarity: that of the edited images and their captions.
+    edited: the first few images.
     """
 
     image_guidance: float
@@ -158,16 +158,16 @@ class EditScores:
 def evaluate_edits(
     pipe: Any, clip: CLIP, edits: Sequence[Edit], settings: EditSettings, *, keep: int = 0
 ) -> Iterator[EditScores]:
-    """The scores of each image guidance scale, one after the other.
+    """Yields the scores of each image guidance scale, one after the other.
 
     The scales are data of one compiled program, and a row has the same noise at each of them.
 
     Args:
         pipe: an InstructPix2Pix pipeline, of SD or SDXL.
-        clip: what measures.
+        clip: the CLIP that measures.
         edits: the rows, as `Edits` reads them.
         settings: the scales, steps and batch size.
-        keep: how many edited pictures to hand back.
+        keep: the number of edited images to return.
     """
     original = clip.images(edit.image for edit in edits)
     before = clip.texts(edit.before for edit in edits)
@@ -196,9 +196,9 @@ def evaluate_edits(
 def edit_batch(
     pipe: Any, batch: Sequence[Edit], settings: EditSettings, image_guidance: float
 ) -> list[Image.Image]:
-    """The edited pictures of a batch, which is filled up so that all have one shape."""
+    """Returns the edited images of a batch, which is filled up so that all have one shape."""
     filled = [*batch, *[batch[-1]] * (settings.batch_size - len(batch))]
-    # SDXL's pipeline draws at its own size otherwise.
+    # Otherwise SDXL's pipeline would generate at its own size.
     width, height = batch[0].image.size
     size = {"height": height, "width": width} if pipe.family.resizes_edits else {}
     negative = settings.negative_prompt

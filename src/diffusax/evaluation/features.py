@@ -1,4 +1,4 @@
-"""Features of pictures and texts, batch by batch, over all devices of this process."""
+"""Computes features of images and texts, batch by batch, over all devices of this process."""
 
 import dataclasses
 import itertools
@@ -13,26 +13,26 @@ from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve
 from diffusax.checkpoints.tree import load_params
-from diffusax.image_processor import CLIPImageProcessor
+from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.images.pictures import load_image
 from diffusax.models.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.models.network import Model, Network
-from diffusax.pictures import load_image
 from diffusax.pipelines.placement import put
 from diffusax.runtime.mesh import in_mesh, make_mesh, replicated
 from diffusax.text.tokenizer import CLIPTokenizer
 
 
 def local_mesh() -> Mesh | None:
-    """The devices of this process as a mesh; None for a single one."""
+    """Returns the devices of this process as a mesh; None for a single one."""
     devices = jax.local_devices()
     return make_mesh(devices=devices) if len(devices) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class CLIP:
-    """A CLIP checkpoint that gives the features of pictures and texts, b p float32 of length one.
+    """A CLIP checkpoint, which computes features of images and texts, b p float32 of length one.
 
-    model: a CLIPModel. batch_size: over all devices of the mesh.
+    model: a CLIPModel. batch_size: the size over all devices of the mesh.
     """
 
     model: Model
@@ -51,18 +51,19 @@ class CLIP:
         mesh: Mesh | None = None,
         **hub: Any,
     ) -> "CLIP":
-        """The checkpoint in a folder or Hub repository, such as openai/clip-vit-large-patch14.
+        """Loads a checkpoint from a folder or Hub repository, such as
+        openai/clip-vit-large-patch14.
 
         Args:
             path_or_repo: a folder with config.json, weights, the tokenizer's files and perhaps
                 preprocessor_config.json, as transformers' CLIPModel and CLIPProcessor write them.
-            dtype: of the parameters and the computation.
-            batch_size: over all devices.
-            mesh: by default all devices of this process.
+            dtype: the dtype of the parameters and the computation.
+            batch_size: the size over all devices.
+            mesh: the mesh; by default all devices of this process.
             **hub: revision, token, local_files_only, cache_dir.
 
         Raises:
-            ValueError: it cannot be had or read, or is no whole CLIP.
+            ValueError: the checkpoint cannot be found or read, or is not a whole CLIP.
         """
         folder = resolve(path_or_repo, **hub)
         mesh = local_mesh() if mesh is None else mesh
@@ -79,7 +80,7 @@ class CLIP:
         return cls(model, tokenizer, CLIPImageProcessor.from_folder(folder, size), batch_size, mesh)
 
     def images(self, pictures: Iterable[Any]) -> np.ndarray:
-        """The features of pictures, PIL images or paths, b p."""
+        """Returns the features of images, PIL images or paths, b p."""
 
         def run(pixels: Any) -> jax.Array:
             return self.model(pixels, method="get_image_features")
@@ -87,7 +88,7 @@ class CLIP:
         return _unit(self._features(run, pictures, self.processor))
 
     def texts(self, texts: Iterable[str]) -> np.ndarray:
-        """The features of texts, b p. What is longer than the model's window is cut off."""
+        """Returns the features of texts, b p. Texts longer than the model's window are cut off."""
 
         def run(input_ids: Any) -> jax.Array:
             return self.model(input_ids, method="get_text_features")
@@ -102,9 +103,9 @@ class CLIP:
 
 @dataclasses.dataclass(frozen=True)
 class Inception:
-    """FID's Inception v3, which gives the features of pictures, b 2048 float32.
+    """FID's Inception v3, which computes features of images, b 2048 float32.
 
-    batch_size: over all devices of the mesh.
+    batch_size: the size over all devices of the mesh.
     """
 
     model: Model
@@ -115,15 +116,15 @@ class Inception:
     def from_file(
         cls, file: Path, *, batch_size: int = 32, mesh: Mesh | None = None
     ) -> "Inception":
-        """The network with the weights of a safetensors file, in pytorch-fid's layout.
+        """Loads the network with the weights of a safetensors file in pytorch-fid's layout.
 
         Args:
             file: the tensors of pt_inception-2015-12-05-6726825d.pth under their names.
-            batch_size: over all devices.
-            mesh: by default all devices of this process.
+            batch_size: the size over all devices.
+            mesh: the mesh; by default all devices of this process.
 
         Raises:
-            ValueError: the file is none, or has other tensors.
+            ValueError: it is not a safetensors file, or has other tensors.
         """
         if file.suffix != ".safetensors":
             raise ValueError(
@@ -143,7 +144,7 @@ class Inception:
         return cls(Model(network, params), batch_size, mesh)
 
     def images(self, pictures: Iterable[Any]) -> np.ndarray:
-        """The features of pictures, PIL images or paths of any size, b 2048."""
+        """Returns the features of images, PIL images or paths of any size, b 2048."""
 
         def run(pixels: Any) -> jax.Array:
             return self.model(pixels).features
@@ -158,7 +159,7 @@ def batched_features(
     batch_size: int,
     mesh: Mesh | None,
 ) -> np.ndarray:
-    """`run` on batches of what `prepare` makes of each item, n d float32.
+    """Calls `run` on batches of the prepared items, and returns the results, n d float32.
 
     Every batch has `batch_size` rows, the last one repeated, so that one program serves all.
     Products of float32 are not rounded, as TPUs and newer GPUs would by default.
@@ -179,17 +180,17 @@ def batched_features(
 
 
 def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """The items in lists of `size`, the last one with what is left."""
+    """Yields the items in lists of `size`, the last one with the rest."""
     rest = iter(items)
     while batch := list(itertools.islice(rest, size)):
         yield batch
 
 
 def inception_pixels(image: Any) -> np.ndarray:
-    """A picture in [0, 1] at 299x299, 299 299 3: linear between pixels, as pytorch-fid resizes.
+    """Returns an image in [0, 1] at 299x299, 299 299 3, resized linearly like pytorch-fid.
 
-    That is torch's `interpolate(mode="bilinear", align_corners=False)`, which does not smooth what
-    it makes smaller, as Pillow's filters do; the published statistics were not made with those.
+    That is torch's `interpolate(mode="bilinear", align_corners=False)`. It does not smooth what it
+    makes smaller, unlike Pillow's filters, with which the published statistics were not made.
     """
     picture: Image.Image = load_image(image)
     pixels = np.asarray(picture).astype(np.float32) / 255
@@ -201,7 +202,7 @@ def inception_pixels(image: Any) -> np.ndarray:
 
 
 def _neighbours(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of the new pixels the two old ones around it, and the share of the second."""
+    """Returns, for each new pixel, the two old ones around it, and the share of the second."""
     position = (np.arange(SIDE, dtype=np.float32) + np.float32(0.5)) * np.float32(size / SIDE)
     position = np.maximum(position - np.float32(0.5), 0)
     low = np.minimum(position.astype(int), size - 1)

@@ -1,4 +1,4 @@
-"""Pictures and their captions: CLIP score and the Frechet Inception distance."""
+"""Evaluates images and their captions: CLIP score and the Frechet Inception distance."""
 
 import dataclasses
 import logging
@@ -17,18 +17,18 @@ from diffusax.evaluation.metrics import (
     load_statistics,
     mean_and_error,
 )
-from diffusax.training.examples import read_picture
-from diffusax.training.sources import open_source
+from diffusax.training.data.examples import read_picture
+from diffusax.training.data.sources import open_source
 
 log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageScores:
-    """What came of some pictures.
+    """The scores of some images.
 
-    clip_score: None without captions or CLIP. gaussian: of their Inception features, None without
-    the network.
+    clip_score: None without captions or CLIP. gaussian: the statistics of their Inception features,
+    None without the network.
     """
 
     pictures: int
@@ -42,15 +42,15 @@ def evaluate_images(
     clip: CLIP | None = None,
     inception: Inception | None = None,
 ) -> ImageScores:
-    """The scores of pictures with captions, which are gone through once.
+    """Computes the scores of images with captions, which are read once.
 
     Args:
-        pictures: pairs of a PIL image, or a path, and its caption; None where `clip` is.
-        clip: for the CLIP score.
-        inception: for the statistics that FID compares.
+        pictures: pairs of a PIL image, or a path, and its caption, which is None without `clip`.
+        clip: the CLIP for the CLIP score.
+        inception: the network for the statistics that FID compares.
 
     Raises:
-        ValueError: there are no pictures, or less than two for statistics.
+        ValueError: there are no images, or less than two for statistics.
     """
     scores: list[np.ndarray] = []
     moments, count = Moments(), 0
@@ -73,10 +73,10 @@ def evaluate_images(
 
 
 def statistics(inception: Inception, reference: str, image_column: str = "image") -> Gaussian:
-    """What FID compares with: of a data set's pictures, or what an .npz file holds of them.
+    """Returns the statistics that FID compares with: of a data set's images, or from an .npz file.
 
     Raises:
-        ValueError: it is neither, or has less than two pictures.
+        ValueError: the reference is neither, or has less than two images.
     """
     if reference.endswith(".npz"):
         return load_statistics(Path(reference))
@@ -89,10 +89,10 @@ def statistics(inception: Inception, reference: str, image_column: str = "image"
 def read_pictures(
     data: str, image_column: str, caption_column: str | None = None, samples: int | None = None
 ) -> Iterable[tuple[Any, str | None]]:
-    """The pictures of a data set, the first `samples` of them, with captions if they have a column.
+    """Reads the first `samples` images of a data set, with captions if a column is given.
 
     Raises:
-        ValueError: there is no such data set, it is too small, or a row holds no picture or text.
+        ValueError: there is no such data set, it is too small, or a row lacks an image or a text.
     """
     columns = [image_column] if caption_column is None else [image_column, caption_column]
     source = open_source(data, columns)

@@ -1,4 +1,4 @@
-"""The metrics as pure functions of features."""
+"""Metrics as pure functions of features."""
 
 import zipfile
 from collections.abc import Sequence
@@ -22,38 +22,38 @@ class Mean(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """mu: d. sigma: d d, the unbiased covariance. Both float64."""
+    """A normal distribution. mu: d. sigma: d d, the unbiased covariance. Both are float64."""
 
     mu: np.ndarray
     sigma: np.ndarray
 
 
 def text_image_similarity(images: Any, texts: Any) -> jax.Array:
-    """cos(E(picture), T(text)). images, texts: b d, CLIP's features of any length -> b."""
+    """Returns cos(E(image), T(text)). images, texts: b d, CLIP's features of any length -> b."""
     return _cosine(images, texts)
 
 
 def clip_score(images: Any, texts: Any) -> jax.Array:
-    """100 max(cos(E(picture), T(text)), 0), as torchmetrics scales it.
+    """Returns 100 max(cos(E(image), T(text)), 0), as torchmetrics scales it.
 
-    Hessel et al. 2021, "CLIPScore", equation 1, has 2.5 in the place of 100. images, texts: b d,
-    CLIP's features -> b.
+    Hessel et al. 2021, "CLIPScore", equation 1, has 2.5 instead of 100. images, texts: b d, CLIP's
+    features -> b.
     """
     return 100 * jnp.maximum(_cosine(images, texts), 0)
 
 
 def image_similarity(original: Any, edited: Any) -> jax.Array:
-    """cos(E(original), E(edited)): how much of a picture an edit has kept. b d, b d -> b."""
+    """Returns cos(E(original), E(edited)): how much of an image an edit has kept. b d, b d -> b."""
     return _cosine(original, edited)
 
 
 def direction_similarity(original: Any, edited: Any, before: Any, after: Any) -> jax.Array:
-    """cos(E(edited) - E(original), T(after) - T(before)): how well an edit follows its captions.
+    """Returns cos(E(edited) - E(original), T(after) - T(before)): how well edits follow captions.
 
     Gal et al. 2022, "StyleGAN-NADA", equation 2, as InstructPix2Pix measures it: the features have
     length one before they are subtracted (its metrics/clip_similarity.py).
 
-    original, edited: CLIP's features of the pictures, b d. before, after: of their captions, b d.
+    original, edited: CLIP's features of the images, b d. before, after: those of the captions, b d.
     -> b; 0 where nothing changed.
     """
     original, edited, before, after = map(_unit, (original, edited, before, after))
@@ -61,7 +61,7 @@ def direction_similarity(original: Any, edited: Any, before: Any, after: Any) ->
 
 
 def mean_and_error(values: Any) -> Mean:
-    """The mean of some values and its standard error, 0 for a single one."""
+    """Returns the mean of some values and its standard error, 0 for a single one."""
     array = np.asarray(values, np.float64)
     error = array.std(ddof=1) / len(array) ** 0.5 if len(array) > 1 else 0.0
     return Mean(float(array.mean()), float(error))
@@ -76,17 +76,17 @@ class Moments:
         self._products: Any = 0.0
 
     def add(self, features: Any) -> None:
-        """Counts some more. features: b d."""
+        """Adds some features. features: b d."""
         features = np.asarray(features, np.float64)
         self.count += len(features)
         self._sums = self._sums + features.sum(0)
         self._products = self._products + features.T @ features
 
     def gaussian(self) -> Gaussian:
-        """What has been counted so far.
+        """Returns the statistics of all features so far.
 
         Raises:
-            ValueError: less than two features have no covariance.
+            ValueError: there are less than two features, which have no covariance.
         """
         if self.count < 2:
             raise ValueError(f"FID needs at least 2 pictures on each side (got {self.count})")
@@ -96,10 +96,11 @@ class Moments:
 
 
 def frechet_distance(a: Gaussian, b: Gaussian) -> float:
-    """|mu_a - mu_b|^2 + tr(A + B - 2 (A B)^(1/2)) (Dowson and Landau 1982; Heusel et al. 2017).
+    """Returns |mu_a - mu_b|^2 + tr(A + B - 2 (A B)^(1/2)).
 
-    tr (A B)^(1/2) is the sum of the roots of the eigenvalues of A^(1/2) B A^(1/2), which is
-    symmetric: unlike the root of A B, it stays real where a covariance is singular.
+    Dowson and Landau 1982; Heusel et al. 2017. tr (A B)^(1/2) is the sum of the roots of the
+    eigenvalues of A^(1/2) B A^(1/2), which is symmetric: unlike the root of A B, it stays real if a
+    covariance is singular.
 
     Raises:
         ValueError: the two have features of different lengths.
@@ -117,16 +118,16 @@ def frechet_distance(a: Gaussian, b: Gaussian) -> float:
 
 
 def save_statistics(path: Path, gaussian: Gaussian) -> None:
-    """Writes mu and sigma to an .npz file, as pytorch-fid does. It appears only when whole."""
+    """Writes mu and sigma to an .npz file like pytorch-fid; it appears only when whole."""
     with written_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, mu=gaussian.mu, sigma=gaussian.sigma)
 
 
 def load_statistics(path: Path) -> Gaussian:
-    """The mu and sigma of an .npz file, pytorch-fid's too.
+    """Reads mu and sigma from an .npz file, pytorch-fid's included.
 
     Raises:
-        ValueError: there are none in it, or they do not fit together.
+        ValueError: the file does not hold them, or they do not fit together.
     """
     try:
         with np.load(path, allow_pickle=False) as data:
@@ -144,7 +145,7 @@ def load_statistics(path: Path) -> Gaussian:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its columns aligned."""
+    """Formats a table in Markdown, its columns aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *rows)]
     lines = [columns, ["-" * width for width in widths], *rows]
     return "\n".join(

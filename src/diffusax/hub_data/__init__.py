@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub: which files they have, and getting them onto this machine."""
+"""Data sets on the Hugging Face Hub: lists their files and downloads them."""
 
 from diffusax.hub_data.aria2 import write_urls
 from diffusax.hub_data.repository import HubDataset, HubFile, Reference, open_dataset

@@ -1,4 +1,4 @@
-"""The addresses of files, for other programs to download."""
+"""Writes the addresses of files for other programs to download."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from diffusax.hub_data.repository import HubDataset, HubFile
 def write_urls(file: Path, dataset: HubDataset, shards: Sequence[HubFile]) -> None:
     """Writes aria2's input file: a line for each address, then its options on lines of their own.
 
-    `aria2c --input-file FILE --dir DIR` gets the files and checks their digests. No token is
-    written.
+    `aria2c --input-file FILE --dir DIR` gets the files and checks their digests. The file holds no
+    token.
 
     Raises:
         OSError: the file cannot be written; names it and says why.
@@ -30,7 +30,7 @@ def write_urls(file: Path, dataset: HubDataset, shards: Sequence[HubFile]) -> No
 
 
 def file_url(dataset: HubDataset, shard: HubFile) -> str:
-    """The address of a file at the data set's commit, at HF_ENDPOINT where that is set."""
+    """Returns the address of a file at the data set's commit, at HF_ENDPOINT if that is set."""
     return huggingface_hub.hf_hub_url(
         dataset.repo, shard.path, repo_type="dataset", revision=dataset.commit
     )

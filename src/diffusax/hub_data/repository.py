@@ -1,4 +1,4 @@
-"""What a data set on the Hugging Face Hub consists of, at one commit."""
+"""Lists the files of a data set on the Hugging Face Hub at one commit."""
 
 import dataclasses
 import re
@@ -14,9 +14,9 @@ from huggingface_hub.hf_api import RepoFile
 from diffusax.checkpoints.hub import hub_errors
 
 SHARD_SUFFIXES = (".parquet", ".tar")
-"""What the files of a data set end in: Parquet, WebDataset."""
+"""The suffixes of a data set's files: Parquet and WebDataset."""
 
-# As the library `datasets` finds splits in names: data_files.py, SPLIT_KEYWORDS.
+# The words by which the library `datasets` finds splits: data_files.py, SPLIT_KEYWORDS.
 _SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -30,7 +30,7 @@ _REFERENCE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A data set, or some of its files, as users write it."""
+    """A data set, or some of its files, in the form that users write."""
 
     repo: str
     revision: str | None = None
@@ -40,9 +40,9 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> "Reference | None":
-        """Of owner/name, owner/name@revision or hf://datasets/owner/name@revision/path.
+        """Parses owner/name, owner/name@revision or hf://datasets/owner/name@revision/path.
 
-        None where it is nothing of the kind. A path is understood after hf://datasets/ alone.
+        Returns None for any other text. A path is allowed only after hf://datasets/.
         """
         found = _REFERENCE.fullmatch(text)
         if found is None or (found["path"] and not found["scheme"]):
@@ -59,11 +59,11 @@ class HubFile:
 
     path: str
     size: int
-    """Bytes."""
+    """The number of bytes."""
     blob: str
-    """The SHA-1 of git's blob, or of its pointer where the file has a SHA-256."""
+    """The SHA-1 of git's blob, or of its pointer if the file has a SHA-256."""
     sha256: str | None = None
-    """The digest of a large file."""
+    """The digest of a large file; None for a small one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class HubDataset:
     commit: str
     files: tuple[HubFile, ...]
     configs: tuple[dict[str, Any], ...] = ()
-    """What the card says of subsets and splits: name and data_files, unchecked."""
+    """The subsets and splits of the card: name and data_files, unchecked."""
 
     def shards(
         self,
@@ -85,18 +85,18 @@ class HubDataset:
         below: str = "",
         suffixes: Sequence[str] = SHARD_SUFFIXES,
     ) -> list[HubFile]:
-        """The files that hold the rows, in the order of their paths.
+        """Returns the files that hold the rows, in the order of their paths.
 
         Args:
-            split: such as train: the files that the card gives for it, else those with it in
-                their path. By default all.
+            split: a split such as train: its files are those that the card names, or else those
+                with the split in their path. By default all splits.
             subset: a config of the card. By default all.
-            include: globs of paths, instead of Parquet and tar files; ** goes into folders.
+            include: globs of paths, instead of Parquet and tar files; ** matches folders too.
             below: a folder, a file or a glob that the files are in; empty for all.
-            suffixes: what the files end in, where there is no `include`.
+            suffixes: the suffixes of the files, if there is no `include`.
 
         Raises:
-            ValueError: there are none; says what there is instead.
+            ValueError: there are no such files; says what there is instead.
         """
         around = _matching(self.files, (below, f"{below}/**")) if below else self.files
         wanted = _matching(around, include)
@@ -158,9 +158,9 @@ class HubDataset:
 
 
 def open_dataset(repo: str, revision: str | None = None) -> HubDataset:
-    """The data set at the commit that the revision, by default main, is now.
+    """Lists the data set at the present commit of the revision, which is main by default.
 
-    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE as huggingface_hub does.
+    HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they do for huggingface_hub.
 
     Raises:
         ValueError: there is no such repository or revision, or the Hub does not answer; says why.
@@ -185,19 +185,19 @@ def open_dataset(repo: str, revision: str | None = None) -> HubDataset:
 
 
 def _stays_inside(path: str) -> bool:
-    """Whether a path can be written below a folder, and into a line of a list."""
+    """Returns whether a path can be written below a folder, and into a line of a list."""
     parts = path.split("/")
     return path.isprintable() and "\\" not in path and not {"", ".", ".."} & {*parts}
 
 
 def _matching(files: Iterable[HubFile], patterns: Sequence[str]) -> list[HubFile]:
-    # In fsspec's globs, as in those of data-set cards, only ** goes into folders.
+    # In fsspec's globs, as in those of data-set cards, only ** matches several folders.
     expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
     return [file for file in files if any(e.match(file.path) for e in expressions)]
 
 
 def _data_files(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The splits and globs of a card's config; a glob without a split belongs to train."""
+    """Yields the splits and globs of a card's config; a glob without a split belongs to train."""
     listed = config.get("data_files")
     for entry in listed if isinstance(listed, list) else [listed]:
         entry = {"split": "train", "path": entry} if not isinstance(entry, dict) else entry
@@ -208,6 +208,6 @@ def _data_files(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _names_split(path: str, split: str) -> bool:
-    """Whether a path has the split in it as a word, such as data/train-00000.parquet."""
+    """Returns whether a path contains the split as a word, such as data/train-00000.parquet."""
     words = "|".join(map(re.escape, _SPLIT_WORDS.get(split, (split,))))
     return re.search(rf"(?:^|[-._ 0-9/])(?:{words})(?:[-._ 0-9/]|$)", path) is not None

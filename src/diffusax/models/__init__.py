@@ -39,7 +39,7 @@ MODELS: dict[str, type[nnx.Module]] = {
 TENSOR_RULES: Rules = tuple(
     dict.fromkeys(rule for cls in MODELS.values() for rule in getattr(cls, "tensor_rules", ()))
 )
-"""Those of all networks, for trees that hold several."""
+"""The rules of all networks, for trees that hold several."""
 
 __all__ = [
     "MODELS",

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, lowered to what is fastest on the platform at that shape."""
+"""Computes scaled dot-product attention, in the fastest form for the platform and shape."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None, causal: bool = False
 ) -> jax.Array:
-    """softmax(q k^T scale) v (Vaswani et al. 2017, equation 1), the softmax in float32.
+    """Computes softmax(q k^T scale) v, the softmax in float32 (Vaswani et al. 2017, equation 1).
 
     q: b t h d, k and v: b s h d -> b t h d, in q's dtype. scale defaults to d ** -0.5. With
     `causal`, query i sees keys 0 to i.
 
-    On a mesh of TPUs, trace it inside `jax.set_mesh(mesh)`: batch and heads are split over it.
+    On a mesh of TPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads over it.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if is_plain():
@@ -33,7 +33,7 @@ def attention(
     return _by_platform(q, k, v, scale=scale, causal=causal)
 
 
-# Layers of one shape are traced once; a full-size UNet's whole trace takes half the time.
+# Layers of one shape are traced once, which halves the time of tracing a full-size UNet.
 @partial(jax.jit, static_argnames=("scale", "causal"), inline=True)
 def _by_platform(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
@@ -49,7 +49,7 @@ def _by_platform(
 def choose_lowering(
     platform: str, dtype: Any, q_shape: Sequence[int], k_shape: Sequence[int]
 ) -> Lowering:
-    """The lowering of an attention: on CPU the faster of those that lowerings_cpu.py times."""
+    """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py."""
     b, t, h, d = q_shape
     s = k_shape[1]
     scores = b * h * t * s
@@ -58,17 +58,17 @@ def choose_lowering(
         return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
     if platform == "cuda" and half and d % 8 == 0 and d <= 128:
         return "cudnn"
-    # With fewer keys than a few of the kernel's blocks XLA's own fusion is as good; heads wider
-    # than its lanes are padded to twice them.
+    # With only a few blocks of keys, XLA's own fusion is as fast as the kernel; heads wider than
+    # the kernel's lanes are padded to twice that width.
     if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048):
         return "flash"
     return "xla" if scores <= _MAX_ACCELERATOR_SCORES else "large_chunks"
 
 
-# Scores to hold at once, b h t s and per chunk: what stays in a desktop's last-level cache.
+# The number of scores to hold at once, in all and per chunk, that a desktop's cache can hold.
 _MAX_WHOLE_SCORES = 2**22
 _MAX_CHUNK_SCORES = 2**21
-# A gigabyte of float32 on accelerators, where a chunk has to fill the whole device.
+# On accelerators a gigabyte of float32, because a chunk has to fill the whole device.
 _MAX_ACCELERATOR_SCORES = 2**28
 _MAX_LARGE_CHUNK_SCORES = 2**26
 
@@ -80,8 +80,8 @@ def _xla(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """cuDNN's kernel, also where the program is only traced and this machine has no cuDNN."""
-    # Its gradients want even lengths; what is padded is told by its length.
+    """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN."""
+    # Its gradients need even lengths; the true lengths tell it what is padding.
     (b, t, _, _), s = q.shape, k.shape[1]
     lengths: dict[str, Any] = {}
     if t % 2 or s % 2:
@@ -96,10 +96,10 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip.
+    """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip.
 
-    A kernel is nothing that XLA could partition, so each device of the mesh gets its own: some of
-    the batch, and some of the heads, or of the queries where the devices do not divide the heads.
+    XLA cannot partition a kernel, so each device of the mesh calls its own: on some of the batch,
+    and some of the heads, or of the queries if the devices do not divide the heads.
     """
     run = partial(_flash_on_one_device, scale=scale, causal=causal)
     mesh = jax.sharding.get_abstract_mesh()
@@ -120,7 +120,7 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 def _flash_on_one_device(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
 ) -> jax.Array:
-    """Pads positions to the kernel's blocks, and tells padding apart as another segment."""
+    """Pads positions to the kernel's blocks, and marks padding as another segment."""
     from jax.experimental.pallas.ops.tpu.flash_attention import (
         BlockSizes,
         SegmentIds,
@@ -128,7 +128,7 @@ def _flash_on_one_device(
     )
 
     (b, t, _, d), s = q.shape, k.shape[1]
-    # The kernel takes head sizes up to 128 as they are and larger ones in multiples of 128.
+    # The kernel takes any head size up to 128, and multiples of 128.
     pad = -d % 128 if d > 128 else 0
     rows, columns = _block(t), _block(s)
     q, k, v = (
@@ -159,12 +159,12 @@ def _flash_on_one_device(
 
 
 def _block(n: int) -> int:
-    """Positions that the kernel takes at once: large, as keys are read again for every block."""
+    """Returns the positions per block, which are many because each block reads all keys."""
     return next((size for size in (512, 384, 256) if n % size == 0), 512 if n > 2048 else 128)
 
 
 def _whole(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """All scores at once."""
+    """Computes all scores at once."""
     heads = partial(_scores_times_values, first=jnp.int32(0), scale=scale, causal=causal)
     return jax.vmap(jax.vmap(heads, 1, 1))(q, k, v)
 
@@ -172,9 +172,9 @@ def _whole(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 def _chunks(
     q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool, *, large: bool = False
 ) -> jax.Array:
-    """One head and one chunk of its queries after the other, the last chunk filled up.
+    """Computes one head and one chunk of its queries after the other, the last chunk padded.
 
-    Gradients compute the scores again, so they too never hold b h t s of them.
+    Gradients compute the scores again, so that they do not hold b h t s of them either.
     """
     (b, t, h, d), s = q.shape, k.shape[1]
     limit = _MAX_LARGE_CHUNK_SCORES if large else _MAX_CHUNK_SCORES
@@ -203,7 +203,7 @@ def _chunks(
 def _scores_times_values(
     q: jax.Array, k: jax.Array, v: jax.Array, *, first: jax.Array, scale: float, causal: bool
 ) -> jax.Array:
-    """One head; `first` is the position of the first query. q: t d, k and v: s d -> t d."""
+    """Computes one head; `first` is the first query's position. q: t d, k and v: s d -> t d."""
     scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
     if causal:
         seen = jnp.arange(k.shape[0]) <= first + jnp.arange(q.shape[0])[:, None]
@@ -224,4 +224,4 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "cudnn": _cudnn,
     "flash": _flash,
 }
-"""Each takes q, k, v, scale and causal."""
+"""The lowerings by name; each takes q, k, v, scale and causal."""

@@ -1,4 +1,4 @@
-"""The asymmetric autoencoder (Zhu et al. 2023): its larger decoder sees what inpainting keeps."""
+"""The asymmetric autoencoder (Zhu et al. 2023), whose larger decoder sees what inpainting keeps."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -27,7 +27,7 @@ class AsymmetricAutoencoderKLConfig:
 
     class_name: ClassVar[str] = "AsymmetricAutoencoderKL"
     fixed: ClassVar[dict[str, Any]] = {"act_fn": ("silu", "swish")}
-    # diffusers derives it from up_block_out_channels and writes both.
+    # diffusers derives this option from up_block_out_channels and writes both.
     ignored: ClassVar[frozenset[str]] = frozenset({"block_out_channels"})
     shift_factor: ClassVar[None] = None
 
@@ -65,16 +65,16 @@ class AsymmetricAutoencoderKLConfig:
 
     @property
     def downsampling(self) -> int:
-        """Pixels per latent, in each direction."""
+        """The number of pixels per latent in each direction."""
         return self.half("down").downsampling
 
     @property
     def block_out_channels(self) -> tuple[int, ...]:
-        """The decoder's, the wider half."""
+        """The channels of the decoder, which is the wider half."""
         return self.up_block_out_channels
 
     def half(self, side: Literal["down", "up"]) -> AutoencoderKLConfig:
-        """The options of an AutoencoderKL whose encoder ("down") or decoder ("up") this one has."""
+        """Returns the options of an AutoencoderKL with this encoder ("down") or decoder ("up")."""
         shared = ("in_channels", "out_channels", "latent_channels", "norm_num_groups")
         return AutoencoderKLConfig(
             **{name: getattr(self, name) for name in shared},
@@ -86,13 +86,15 @@ class AsymmetricAutoencoderKLConfig:
 
 
 class MaskConditionEncoder(nnx.Module):
-    """The maps of what a mask keeps, x: b H W 3 -> five maps b h w c, each half the one before.
+    """Maps of what a mask keeps, x: b H W 3 -> five maps b h w c, each half as large as the last.
 
-    The first two are of the picture's own size.
+    The first two have the size of the image.
     """
 
     def __init__(self, c: int, width: int, limit: int, *, rngs: nnx.Rngs):
-        """width: of the first map, then doubled up to limit, which is that of the last map."""
+        """Builds the layers. width: the first map's channels, doubled for each next one up to
+        limit.
+        """
         widths = [*(min(width * 2**i, limit) for i in range(4)), limit]
         layers = []
         for i, (before, after) in enumerate(zip((c, *widths), widths)):
@@ -120,7 +122,7 @@ class MaskConditionDecoder(Decoder):
     def __call__(
         self, z: jax.Array, image: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """The picture, b H W 3; that of the latents alone unless image and mask are given.
+        """Decodes latents to images, b H W 3; image and mask are optional.
 
         Args:
             z: b h w z.
@@ -136,7 +138,7 @@ class MaskConditionDecoder(Decoder):
         else:
             mask = mask.astype(x.dtype)
             kept = self.condition_encoder((1 - mask) * image.astype(x.dtype))
-            # Of maps of one shape the last one counts, as upstream.
+            # If several maps have one shape, the last one counts, as upstream.
             maps = {y.shape: y for y in kept}
         for block in self.up_blocks:
             x = block(_mixed(x, maps, mask))
@@ -146,7 +148,7 @@ class MaskConditionDecoder(Decoder):
 def _mixed(
     x: jax.Array, maps: dict[tuple[int, ...], jax.Array] | None, mask: jax.Array | None
 ) -> jax.Array:
-    """The map where the mask is one, that of the condition where it is zero."""
+    """Takes x where the mask is one, and the condition's map where it is zero."""
     if maps is None or mask is None:
         return x
     if x.shape not in maps:
@@ -159,7 +161,7 @@ def _mixed(
 
 
 class AsymmetricAutoencoderKL(AutoencoderKL):
-    """As AutoencoderKL, with a decoder that may be given a picture and what of it is masked.
+    """An AutoencoderKL whose decoder may also take an image and its mask.
 
     Upstream: diffusers models/autoencoders/autoencoder_asym_kl.py.
     """
@@ -178,7 +180,7 @@ class AsymmetricAutoencoderKL(AutoencoderKL):
     def decode(
         self, z: jax.Array, image: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """z: b h w z -> b H W 3. image, mask: see `MaskConditionDecoder`.
+        """Decodes latents. z: b h w z -> b H W 3. image, mask: see `MaskConditionDecoder`.
 
         Raises:
             ValueError: z has another shape.
@@ -187,5 +189,5 @@ class AsymmetricAutoencoderKL(AutoencoderKL):
         return self.decoder(self.post_quant_conv(z), image, mask)
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """The reconstruction from the mean. x: b H W 3, mask: b H W 1 -> b H W 3."""
+        """Reconstructs images from the latents' mean. x: b H W 3, mask: b H W 1 -> b H W 3."""
         return self.decode(self.encode(x)[0], x, mask)

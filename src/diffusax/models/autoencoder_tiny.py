@@ -22,7 +22,7 @@ class AutoencoderTinyConfig:
 
     class_name: ClassVar[str] = "AutoencoderTiny"
     fixed: ClassVar[dict[str, Any]] = {"act_fn": "relu", "upsample_fn": "nearest"}
-    # diffusers derives it from decoder_block_out_channels and writes both.
+    # diffusers derives this option from decoder_block_out_channels and writes both.
     ignored: ClassVar[frozenset[str]] = frozenset({"block_out_channels"})
 
     in_channels: Channels = 3
@@ -57,7 +57,7 @@ class AutoencoderTinyConfig:
 
     @property
     def downsampling(self) -> int:
-        """Pixels per latent, in each direction."""
+        """The number of pixels per latent in each direction."""
         return self.upsampling_scaling_factor ** (len(self.decoder_block_out_channels) - 1)
 
 
@@ -76,7 +76,7 @@ class Block(nnx.Module):
 
 
 class EncoderTiny(nnx.Module):
-    """x: b H W 3 in [-1, 1] -> latents b h w z."""
+    """The encoder. x: b H W 3 in [-1, 1] -> latents b h w z."""
 
     def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
         layers: list[nnx.Module] = []
@@ -99,13 +99,13 @@ class EncoderTiny(nnx.Module):
 
 
 class DecoderTiny(nnx.Module):
-    """Latents b h w z -> b H W 3 in [-1, 1]."""
+    """The decoder. Latents b h w z -> b H W 3 in [-1, 1]."""
 
     def __init__(self, config: AutoencoderTinyConfig, *, rngs: nnx.Rngs):
         self.factor = config.upsampling_scaling_factor
         widths, counts = config.decoder_block_out_channels, config.num_decoder_blocks
         last = len(widths) - 1
-        # None stands where the checkpoint's numbering has a layer without parameters.
+        # None takes the number of a layer without parameters in the checkpoint.
         layers: list[nnx.Module | None] = [
             Conv2d(config.latent_channels, widths[0], 3, rngs=rngs),
             None,
@@ -130,7 +130,7 @@ class DecoderTiny(nnx.Module):
 
 
 class AutoencoderTiny(nnx.Module):
-    """Pictures in [-1, 1] to latents and back.
+    """Converts images in [-1, 1] to latents and back.
 
     Upstream: diffusers models/autoencoders/autoencoder_tiny.py.
     """
@@ -143,7 +143,7 @@ class AutoencoderTiny(nnx.Module):
         self.decoder = DecoderTiny(config, rngs=rngs)
 
     def encode(self, x: jax.Array) -> jax.Array:
-        """x: b H W 3 -> latents b h w z.
+        """Encodes images. x: b H W 3 -> latents b h w z.
 
         Raises:
             ValueError: x has another shape.
@@ -152,7 +152,7 @@ class AutoencoderTiny(nnx.Module):
         return self.encoder(x)
 
     def decode(self, z: jax.Array) -> jax.Array:
-        """z: b h w z -> b H W 3.
+        """Decodes latents. z: b h w z -> b H W 3.
 
         Raises:
             ValueError: z has another shape.
@@ -161,14 +161,14 @@ class AutoencoderTiny(nnx.Module):
         return self.decoder(z)
 
     def scale_latents(self, z: jax.Array) -> jax.Array:
-        """Latents to [0, 1], cut off there, for storing them as a picture. z: b h w z."""
+        """Scales latents to [0, 1] and clips them there, to store them as an image. z: b h w z."""
         return jnp.clip(z / (2 * self.config.latent_magnitude) + self.config.latent_shift, 0, 1)
 
     def unscale_latents(self, z: jax.Array) -> jax.Array:
-        """The inverse of `scale_latents`. z: b h w z."""
+        """Inverts `scale_latents`. z: b h w z."""
         return (z - self.config.latent_shift) * (2 * self.config.latent_magnitude)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The reconstruction from latents rounded to bytes, as upstream. x: b H W 3 -> b H W 3."""
+        """Reconstructs images from latents rounded to bytes, as upstream. x: b H W 3 -> b H W 3."""
         stored = jnp.round(self.scale_latents(self.encode(x)) * 255)
         return self.decode(self.unscale_latents(stored / 255))

@@ -21,11 +21,11 @@ TENSOR_RULES: Rules = (
     (r"fc1\.(kernel|bias)", -1),
     (r"fc2\.kernel", -2),
 )
-"""Of both towers."""
+"""The rules of both towers."""
 
 
 class CLIPTextOutput(NamedTuple):
-    """What the encoder gives; what a caller does not use is never computed in a compiled program.
+    """The encoder's outputs; a compiled program does not compute those that nobody uses.
 
     last_hidden_state: b t d, after the final norm. hidden_states: one b t d per layer, the
     embeddings first, before the final norm. pooler_output: b d. text_embeds: b p or None.
@@ -38,7 +38,7 @@ class CLIPTextOutput(NamedTuple):
 
 
 class CLIPTextEmbeddings(nnx.Module):
-    """Token and position embeddings. input_ids: b t -> b t d."""
+    """Embeddings of tokens and positions. input_ids: b t -> b t d."""
 
     def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
         d = config.hidden_size
@@ -97,7 +97,7 @@ class CLIPEncoderLayer(nnx.Module):
 
 
 class CLIPEncoder(nnx.Module):
-    """The layers. x: b t d -> every layer's input and the last one's output."""
+    """The stack of layers. x: b t d -> every layer's input and the last one's output."""
 
     def __init__(self, config: TowerConfig, *, causal: bool, rngs: nnx.Rngs):
         count = config.num_hidden_layers
@@ -130,7 +130,7 @@ class CLIPTextTransformer(nnx.Module):
         if isinstance(input_ids, np.ndarray):
             check_token_ids(self.config, input_ids)
         limit = self.config.max_position_embeddings
-        # An index past the end of a table is no error in JAX.
+        # In JAX an index past the end of a table is not an error.
         if input_ids.shape[-1] > limit:
             raise ValueError(
                 f"input_ids has {input_ids.shape[-1]} tokens for max_position_embeddings={limit}; "
@@ -160,11 +160,11 @@ class CLIPTextModel(nnx.Module):
         self.text_model = CLIPTextTransformer(config, rngs=rngs)
 
     def __call__(self, input_ids: jax.Array) -> CLIPTextOutput:
-        """input_ids: b t.
+        """Encodes tokens. input_ids: b t.
 
         Raises:
-            ValueError: it holds no integers, has another shape or more tokens than the model has
-                positions, or, in a NumPy array, an id that the embedding does not have.
+            ValueError: input_ids are not integers, have another shape or more tokens than the model
+                has positions, or, in a NumPy array, an id that the embedding does not have.
         """
         hidden_states, last, pooled = self.text_model(input_ids)
         return CLIPTextOutput(last, hidden_states, pooled, self._project(pooled))
@@ -173,7 +173,7 @@ class CLIPTextModel(nnx.Module):
         return None
 
     def encode(self, input_ids: jax.Array, *, clip_skip: int | None = None) -> jax.Array:
-        """What Stable Diffusion 1.x and 2.x condition on. input_ids: b t -> b t d.
+        """Returns what Stable Diffusion 1.x and 2.x condition on. input_ids: b t -> b t d.
 
         clip_skip=n leaves out the last n layers and still applies the final norm (diffusers'
         pipeline_stable_diffusion.py, encode_prompt).
@@ -191,7 +191,7 @@ class CLIPTextModel(nnx.Module):
 
 
 class CLIPTextModelWithProjection(CLIPTextModel):
-    """The text encoder with CLIP's projection to the joint space, as SDXL's second one."""
+    """The text encoder with CLIP's projection to the joint space, like SDXL's second one."""
 
     def __init__(self, config: CLIPTextConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
@@ -204,7 +204,7 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
 
 def check_token_ids(config: CLIPTextConfig, input_ids: np.ndarray) -> None:
-    """Raises a ValueError where an id is not in the embedding: on a device it would be clamped."""
+    """Raises ValueError if an id is not in the embedding, because a device would clamp it."""
     for token in (input_ids.min(initial=0), input_ids.max(initial=0)):
         if not 0 <= token < config.vocab_size:
             raise ValueError(

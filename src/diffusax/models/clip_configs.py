@@ -19,7 +19,7 @@ from diffusax.typed.config import (
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 Activation = Literal["quick_gelu", "gelu"]
 
-# Options of training, and those that transformers 4 wrote of every model that could write texts.
+# Options of training, and those that transformers 4 wrote for any model that might generate text.
 _IGNORED = frozenset(
     """
     add_cross_attention architectures attention_dropout bad_words_ids begin_suppress_tokens
@@ -42,8 +42,8 @@ _IGNORED = frozenset(
 class CLIPTextConfig:
     """The options of transformers' CLIPTextConfig that change the result.
 
-    An `eos_token_id` of 2, as in checkpoints from before transformers 4.32, makes the pooled output
-    that of the highest token id; any other value that of the first such token.
+    The pooled output is that of the first token with `eos_token_id`. If that is 2, as in
+    checkpoints from before transformers 4.32, it is that of the highest token id.
     """
 
     class_name: ClassVar[str] = "CLIPTextModel"
@@ -95,7 +95,9 @@ class CLIPVisionConfig:
 
     @property
     def patches(self) -> int:
-        """How many a picture has; what is left at its right and bottom edge is not seen."""
+        """The number of patches of an image; pixels left over at its right and bottom do not
+        count.
+        """
         return (self.image_size // self.patch_size) ** 2
 
 
@@ -122,10 +124,10 @@ class CLIPConfig:
 
     @staticmethod
     def upgrade(data: dict[str, Any]) -> dict[str, Any]:
-        """What a file of transformers 4 says in the words of a newer one.
+        """Returns what a file of transformers 4 says in the form of newer ones.
 
-        Where it has text_config_dict or vision_config_dict, these and the defaults count, and not
-        text_config and vision_config (transformers' configuration_clip.py, CLIPConfig).
+        If it has text_config_dict or vision_config_dict, these and the defaults replace text_config
+        and vision_config (transformers' configuration_clip.py, CLIPConfig).
         """
         data = dict(data)
         for name in _TOWERS:

@@ -1,4 +1,4 @@
-"""CLIP's vision network (Radford et al. 2021), and both of its towers together."""
+"""CLIP's vision network (Radford et al. 2021), and the model of both towers."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from diffusax.models.rngs import shaped
 
 
 class CLIPVisionOutput(NamedTuple):
-    """What the encoder gives; what a caller does not use is never computed in a compiled program.
+    """The encoder's outputs; a compiled program does not compute those that nobody uses.
 
     last_hidden_state: b 1+n d, the class token and n patches, without a final norm. hidden_states:
     one b 1+n d per layer, the embeddings after the first norm before them. pooler_output: b d.
@@ -60,7 +60,7 @@ class CLIPVisionTransformer(nnx.Module):
         d, eps = config.hidden_size, config.layer_norm_eps
         self.config = config
         self.embeddings = CLIPVisionEmbeddings(config, rngs=rngs)
-        # The checkpoint's spelling.
+        # This is the checkpoint's spelling.
         self.pre_layrnorm = LayerNorm(d, eps=eps, rngs=rngs)
         self.encoder = CLIPEncoder(config, causal=False, rngs=rngs)
         self.post_layernorm = LayerNorm(d, eps=eps, rngs=rngs)
@@ -90,10 +90,10 @@ class CLIPVisionModel(nnx.Module):
         self.vision_model = CLIPVisionTransformer(config, rngs=rngs)
 
     def __call__(self, pixel_values: jax.Array) -> CLIPVisionOutput:
-        """pixel_values: b h w c, normalised as the checkpoint's image processor does.
+        """Encodes images. pixel_values: b h w c, normalised as by the checkpoint's image processor.
 
         Raises:
-            ValueError: they are of another size than the network was made for.
+            ValueError: the images do not have the network's size.
         """
         hidden_states, pooled = self.vision_model(pixel_values)
         return CLIPVisionOutput(hidden_states[-1], hidden_states, pooled, self._project(pooled))
@@ -133,12 +133,12 @@ class CLIPModel(nnx.Module):
         self.logit_scale = nnx.Param(scale(rngs.params(), (), jnp.float32))
 
     def __call__(self, input_ids: jax.Array, pixel_values: jax.Array) -> jax.Array:
-        """The scaled cosines of each picture and each text, its logits_per_image.
+        """Returns the scaled cosines of each image and each text, called logits_per_image: b n.
 
-        input_ids: n t. pixel_values: b h w c, normalised as the image processor does. -> b n.
+        input_ids: n t. pixel_values: b h w c, normalised as by the image processor.
 
         Raises:
-            ValueError: too many tokens, or pictures of another size than the network's.
+            ValueError: there are too many tokens, or the images do not have the network's size.
         """
         images = self.get_image_features(pixel_values).astype(jnp.float32)
         texts = self.get_text_features(input_ids).astype(jnp.float32)
@@ -146,16 +146,16 @@ class CLIPModel(nnx.Module):
         return jnp.exp(self.logit_scale[...]) * (images @ texts.T)
 
     def get_image_features(self, pixel_values: jax.Array) -> jax.Array:
-        """pixel_values: b h w c, normalised as the image processor does -> b p."""
+        """Returns the features of images. pixel_values: b h w c, normalised -> b p."""
         return self.visual_projection(self.vision_model(pixel_values)[1])
 
     def get_text_features(self, input_ids: jax.Array) -> jax.Array:
-        """input_ids: b t -> b p."""
+        """Returns the features of texts. input_ids: b t -> b p."""
         return self.text_projection(self.text_model(input_ids)[-1])
 
 
 def tower(model: Model, module_class: Any) -> Model:
-    """One tower of a CLIPModel, with or without its projection; nothing is copied."""
+    """Returns one tower of a CLIPModel, with or without its projection; nothing is copied."""
     config = model.config
     own = (
         config.text_config if module_class.config_class is CLIPTextConfig else config.vision_config

@@ -1,4 +1,4 @@
-"""A ControlNet that begins as a copy of a UNet's encoder (Zhang et al. 2023, section 3.1)."""
+"""Makes ControlNets that begin as copies of a UNet's encoder (Zhang et al. 2023, section 3.1)."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from diffusax.models.network import Model, Network, Params, initialize_params
 
 
 def controlnet_of(unet: Network) -> Network:
-    """The ControlNet for a UNet, with pictures of as many pixels per latent as diffusers' has.
+    """Returns the ControlNet for a UNet, with diffusers' number of control-image pixels per latent.
 
     Upstream: `ControlNetModel.from_unet` of diffusers models/controlnets/controlnet.py.
     """
@@ -21,9 +21,9 @@ def controlnet_of(unet: Network) -> Network:
 
 
 def controlnet_params(network: Network, unet: Params, *, seed: int = 0) -> Params:
-    """A ControlNet's first parameters: the UNet's own, and convolutions that let nothing through.
+    """Returns a ControlNet's first parameters: the UNet's, and convolutions that output zero.
 
-    seed: for the convolutions of the conditioning picture, which are drawn.
+    seed: the seed of the control image's convolutions, which are random.
     """
     drawn = initialize_params(network.shapes, seed=seed, zero=("conv_out",))
     closed = ("controlnet_down_blocks", "controlnet_mid_block")
@@ -33,6 +33,6 @@ def controlnet_params(network: Network, unet: Params, *, seed: int = 0) -> Param
 
 
 def controlnet_from_unet(unet: Model, *, seed: int = 0) -> Model:
-    """The model of both: it changes nothing until it is trained."""
+    """Makes a ControlNet model from a UNet; it changes nothing until it is trained."""
     network = controlnet_of(unet.network)
     return Model(network, controlnet_params(network, unet.params, seed=seed))

@@ -1,4 +1,4 @@
-"""ControlNet: a picture steers a UNet through its skip connections (Zhang et al. 2023)."""
+"""ControlNet: an image steers a UNet through its skip connections (Zhang et al. 2023)."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig
 from diffusax.typed.config import Channels, Widths
 
 Residuals = tuple[tuple[jax.Array, ...], jax.Array]
-"""One b h w c for each skip connection of the UNet, and one for its middle block."""
+"""One map b h w c for each skip connection of the UNet, and one for its middle block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +43,12 @@ class ControlNetConfig(UNetEncoderConfig):
 
     @property
     def downsampling(self) -> int:
-        """Pixels of the conditioning picture per latent, in each direction."""
+        """The number of control-image pixels per latent in each direction."""
         return 2 ** (len(self.conditioning_embedding_out_channels) - 1)
 
 
 class ConditioningEmbedding(nnx.Module):
-    """Convolutions from the conditioning picture to the latents' size. x: b H W 3 -> b h w c."""
+    """Convolutions from the control image to the latents' size. x: b H W 3 -> b h w c."""
 
     def __init__(self, channels: int, widths: Sequence[int], d: int, *, rngs: nnx.Rngs):
         self.conv_in = Conv2d(channels, widths[0], 3, rngs=rngs)
@@ -67,11 +67,11 @@ class ConditioningEmbedding(nnx.Module):
 
 
 class ControlNetModel(UNetEncoder):
-    """Residuals for a UNet's skip connections from latents, a prompt and a picture.
+    """Computes residuals for a UNet's skip connections from latents, a prompt and an image.
 
-    Upstream: diffusers models/controlnets/controlnet.py. `embed_condition` once for a picture, the
-    call for every evaluation, then `scale_residuals`; add the residuals of several and hand them
-    to the UNet.
+    Upstream: diffusers models/controlnets/controlnet.py. Call `embed_condition` once for an image,
+    and the model and `scale_residuals` for every evaluation; add the residuals of several
+    ControlNets and pass them to the UNet.
     """
 
     config_class = ControlNetConfig
@@ -95,10 +95,10 @@ class ControlNetModel(UNetEncoder):
         )
 
     def embed_condition(self, cond: jax.Array) -> jax.Array:
-        """What the call wants of a picture in [0, 1]. cond: b H W 3 -> b h w c.
+        """Embeds control images in [0, 1] for the call. cond: b H W 3 -> b h w c.
 
         Raises:
-            ValueError: it has another shape.
+            ValueError: cond has another shape.
         """
         check_map("cond", cond, self.config.conditioning_channels)
         if self.config.controlnet_conditioning_channel_order == "bgr":
@@ -117,7 +117,7 @@ class ControlNetModel(UNetEncoder):
         added_cond: dict[str, jax.Array] | None = None,
         gradient_checkpointing: str = "none",
     ) -> Residuals:
-        """The residuals before any scale.
+        """Returns the residuals before any scale.
 
         Args:
             sample: b h w in_channels.
@@ -127,7 +127,7 @@ class ControlNetModel(UNetEncoder):
             class_labels: b (or b c, for "projection"), where the config has them.
             timestep_cond: has no effect: a ControlNet has no layer for it.
             added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
-            gradient_checkpointing: as the UNet's.
+            gradient_checkpointing: see `UNet2DConditionModel`.
 
         Raises:
             ValueError: a condition that the config asks for is missing, or an input has another
@@ -150,7 +150,7 @@ class ControlNetModel(UNetEncoder):
 
 
 def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
-    """The residuals times `scales`, then their means over the map if the config says so.
+    """Multiplies the residuals by `scales`, then averages them over the map if the config says so.
 
     scales: a scalar, one for each residual (r, the middle block's last), or r b: `guess_scales`
     times the scale in guess mode (which upstream leaves out with `global_pool_conditions`).
@@ -166,8 +166,9 @@ def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any)
 
 
 def guess_scales(count: int) -> np.ndarray:
-    """Guess mode's weights of `count` residuals, the middle block's last: 0.1 rising to 1.
+    """Returns guess mode's weights of `count` residuals, the middle block's last: 0.1 rising to 1.
 
-    Zhang et al. 2023, section 3.5, as upstream's `forward`: equal steps of the logarithm. float32.
+    Their logarithms have equal steps, as in upstream's `forward` (Zhang et al. 2023, section 3.5).
+    float32.
     """
     return np.logspace(-1, 0, count, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""2-D convolution, channels last, lowered to what is fastest on the platform at that shape."""
+"""Computes 2-D convolution, channels last, in the fastest form for the platform and shape."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ Lowering = Literal["direct", "pointwise", "patches", "winograd"]
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
-    """x: b h w c, kernel: kh kw c d -> b h' w' d, in x's dtype, accumulated in float32."""
+    """Convolves x: b h w c with kernel: kh kw c d -> b h' w' d, in x's dtype, summed in float32."""
     if is_plain():
         return _direct(x, kernel, stride, padding)
     return _by_platform(x, kernel, stride=stride, padding=padding)
 
 
-# See attention: layers of one shape are traced once.
+# As for attention, layers of one shape are traced once.
 @partial(jax.jit, static_argnames=("stride", "padding"), inline=True)
 def _by_platform(x: jax.Array, kernel: jax.Array, *, stride: int, padding: Padding) -> jax.Array:
-    # By position: a function with a derivative of its own takes no keywords for what is static.
+    # By position, because custom_jvp takes no keywords for static arguments.
     forms = {
         name: lambda x, k, form=form: form(x, k, stride, padding)
         for name, form in LOWERINGS.items()
@@ -44,10 +44,10 @@ def choose_lowering(
     stride: int,
     padding: Padding,
 ) -> Lowering:
-    """The lowering of a convolution: the fastest of those that benchmarks/lowerings_cpu.py times.
+    """Chooses the lowering of a convolution: the fastest one in benchmarks/lowerings_cpu.py.
 
     GPU and TPU have convolution units, or libraries that try these forms themselves. XLA's own
-    convolution on CPU does a half to an eighth of the machine's matrix product rate.
+    convolution on CPU reaches a half to an eighth of the machine's matrix product rate.
     """
     kh, kw, c, d = kernel_shape
     if (kh, kw, stride, padding) == (1, 1, 1, ((0, 0), (0, 0))):
@@ -73,19 +73,19 @@ _MAX_TEMPORARY_BYTES = 256 * 2**20
 
 
 def _direct(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """XLA's convolution. Every backend accumulates it in float32, whatever type it returns."""
+    """Calls XLA's convolution. Every backend sums in float32, whatever dtype it returns."""
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
 def _pointwise(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """A 1x1 convolution: one product over the channels."""
+    """Computes a 1x1 convolution as one product over the channels."""
     return matmul(x, kernel[0, 0])
 
 
 def _patches(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """One product of all patches of the map with the kernel as a matrix ("im2col")."""
+    """Multiplies all patches of the map with the kernel as one matrix product ("im2col")."""
     patches = jnp.concatenate(_tap_pixels(x, kernel.shape, stride, padding), axis=-1)
     return matmul(patches, kernel.reshape(-1, kernel.shape[-1]))
 
@@ -98,7 +98,7 @@ _A_T = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _winograd(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """A 3x3 convolution with 16 multiplications per 2x2 outputs instead of 36.
+    """Computes a 3x3 convolution with 16 multiplications per 2x2 outputs instead of 36.
 
     Lavin and Gray 2016, "Fast algorithms for convolutional neural networks", section 4.1. In the
     larger F(4x4, 3x3) the transforms' coefficients cost bfloat16 all its digits.
@@ -128,21 +128,21 @@ def _winograd_tangent(
     primals: tuple[jax.Array, jax.Array],
     tangents: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """The direct convolution's, whose transpose is convolutions again."""
+    """Returns the direct convolution's tangent, because its transpose is convolutions again."""
     (x, kernel), (dx, dkernel) = primals, tangents
     dy = _direct(dx, kernel, stride, padding) + _direct(x, dkernel, stride, padding)
     return _winograd(x, kernel, stride, padding), dy
 
 
 def _rows_per_band(x: jax.Array, kernel: jax.Array, rows: int, columns: int) -> int:
-    """Rows of tiles to take at once; as equal as possible."""
+    """Returns the number of rows of tiles to take at once; bands are as equal as possible."""
     row_bytes = known_sizes(x.shape)[0] * columns * 16 * kernel.shape[3] * 4
     bands = math.ceil(rows / max(1, _MAX_TEMPORARY_BYTES // row_bytes))
     return math.ceil(rows / bands)
 
 
 def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x: b 2r+2 2s+2 c -> b 2r 2s d."""
+    """Convolves one band of rows. x: b 2r+2 2s+2 c -> b 2r 2s d."""
     b, r, s, c = x.shape[0], x.shape[1] // 2 - 1, x.shape[2] // 2 - 1, x.shape[3]
 
     def product(i: int, j: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -154,7 +154,7 @@ def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
         v, u = v.astype(x.dtype).reshape(b * r * s, c), u.astype(kernel.dtype)
         return jnp.matmul(v, u, preferred_element_type=jnp.float32)
 
-    # One product at a time keeps only one transformed map and kernel in memory.
+    # One product at a time, so that only one transformed map and kernel is in memory.
     products = [partial(product, i, j) for i in range(4) for j in range(4)]
     m = jax.lax.map(lambda n: jax.lax.switch(n, products, x, kernel), jnp.arange(16))
     taps = [jax.lax.index_in_dim(m, n, keepdims=False) for n in range(16)]
@@ -169,9 +169,9 @@ def _winograd_band(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _combine(weights: Sequence[float], term: Callable[[int], jax.Array]) -> jax.Array:
-    """The weighted sum of term(0), term(1), ... without those whose weight is 0.
+    """Returns the weighted sum of term(0), term(1), ... without those whose weight is 0.
 
-    In few operations, as a network has hundreds of these to trace.
+    It uses few operations, because a network has hundreds of these to trace.
     """
     total: jax.Array | None = None
     for n, weight in enumerate(weights):
@@ -188,7 +188,7 @@ def _combine(weights: Sequence[float], term: Callable[[int], jax.Array]) -> jax.
 def _tap_pixels(
     x: jax.Array, kernel_shape: Sequence[int], stride: int, padding: Padding
 ) -> list[jax.Array]:
-    """For each tap of the kernel the pixels that it multiplies, b h' w' c."""
+    """Returns, for each tap of the kernel, the pixels that it multiplies, b h' w' c."""
     height, width = _output_size(x.shape, kernel_shape, stride, padding)
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     return [
@@ -214,4 +214,4 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "patches": _patches,
     "winograd": _winograd,
 }
-"""Each takes x, kernel, stride and padding."""
+"""The lowerings by name; each takes x, kernel, stride and padding."""

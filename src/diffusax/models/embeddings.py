@@ -1,4 +1,4 @@
-"""Embeddings of timesteps and other scalars."""
+"""Embeds timesteps and other scalars."""
 
 import math
 
@@ -12,7 +12,7 @@ from diffusax.models.layers import Linear
 def timestep_embedding(
     timesteps: jax.Array, dim: int, *, flip_sin_to_cos: bool = True, freq_shift: float = 0.0
 ) -> jax.Array:
-    """Sinusoidal embedding (Vaswani et al. 2017, section 3.5). timesteps: b -> b dim, float32.
+    """Computes sinusoidal embeddings (Vaswani et al. 2017, 3.5). timesteps: b -> b dim, float32.
 
     Upstream: diffusers models/embeddings.py, get_timestep_embedding.
     """
@@ -25,7 +25,7 @@ def timestep_embedding(
 
 
 class TimestepEmbedding(nnx.Module):
-    """Linear, SiLU, Linear. x: b c -> b d; `condition` (b k) is projected and added to x first."""
+    """Linear, SiLU, linear. x: b c -> b d; `condition` (b k) is projected and added to x first."""
 
     def __init__(self, c: int, d: int, *, cond_dim: int | None = None, rngs: nnx.Rngs):
         self.linear_1 = Linear(c, d, rngs=rngs)
@@ -39,7 +39,7 @@ class TimestepEmbedding(nnx.Module):
 
 
 def guidance_scale_embedding(scale: jax.Array, dim: int) -> jax.Array:
-    """Embedding of w = guidance_scale - 1 for distilled models. scale: b -> b dim, float32.
+    """Embeds w = guidance_scale - 1 for distilled models. scale: b -> b dim, float32.
 
     Meng et al. 2023; upstream: pipeline_stable_diffusion.py, get_guidance_scale_embedding.
     """

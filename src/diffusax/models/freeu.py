@@ -1,4 +1,4 @@
-"""FreeU (Si et al. 2023): what the decoder half of a UNet takes from below and from the side."""
+"""FreeU (Si et al. 2023) reweights the backbone and the skip connections in a UNet's decoder."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 LEVELS = 2
-"""How many levels on the way up, the smallest maps first, have numbers of their own."""
+"""The number of levels on the way up that have their own numbers, the smallest maps first."""
 
 
 class FreeU(NamedTuple):
-    """The numbers of FreeU under diffusers' names: s1 and b1 for the smallest maps, s2 and b2 next.
+    """FreeU's numbers under diffusers' names: s1, b1 for the smallest maps, s2, b2 for the next.
 
-    s: what the skip connections' low frequencies count for. b: half the backbone's channels.
+    s: the factor of the skip connections' low frequencies. b: that of half the backbone's channels.
     """
 
     s1: float
@@ -25,7 +25,7 @@ class FreeU(NamedTuple):
 
 
 def check_freeu(s1: float, s2: float, b1: float, b2: float) -> FreeU | None:
-    """The numbers; None, no FreeU, where one of them is zero, as in diffusers.
+    """Returns the numbers, or None (no FreeU) if one of them is zero, like diffusers.
 
     Raises:
         ValueError: one of them is not a finite number.
@@ -40,12 +40,12 @@ def check_freeu(s1: float, s2: float, b1: float, b2: float) -> FreeU | None:
 
 
 def freeu_rows(freeu: FreeU | None, *shape: int) -> np.ndarray | None:
-    """The numbers as an array of this shape and 4; None without FreeU."""
+    """Returns the numbers as an array of this shape and 4; None without FreeU."""
     return None if freeu is None else np.tile(np.array(freeu, np.float32), (*shape, 1))
 
 
 def of_level(freeu: jax.Array | None, level: int) -> jax.Array | None:
-    """The s and b of a level on the way up, 2 or b 2; None where FreeU leaves it alone.
+    """Returns the s and b of a level on the way up, 2 or b 2; None if FreeU does not change it.
 
     freeu: 4 or b 4, in `FreeU`'s order.
     """
@@ -53,25 +53,25 @@ def of_level(freeu: jax.Array | None, level: int) -> jax.Array | None:
 
 
 def apply_freeu(x: jax.Array, skip: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What a resnet on the way up is given: the backbone's map and a skip connection, b h w c each.
+    """Applies FreeU to a resnet's inputs: the backbone's map and a skip connection, b h w c each.
 
-    With b the same for all pixels, as diffusers has it (utils/torch_utils.py, apply_freeu).
-    Computed in float32.
+    The factor b is the same for all pixels, as in diffusers (utils/torch_utils.py, apply_freeu).
+    It computes in float32.
 
-    numbers: of the level, 2 or b 2.
+    numbers: the level's s and b, 2 or b 2.
     """
     s, b = (numbers[..., i].astype(jnp.float32).reshape(-1, 1, 1, 1) for i in range(2))
-    # diffusers scales x in place. Without a middle block the first skip connection is x itself.
+    # diffusers scales x in place, and without a middle block the first skip connection is x itself.
     same, c = skip is x, x.shape[-1]
     x = (x * jnp.where(jnp.arange(c) < c // 2, b, 1)).astype(x.dtype)
     return x, _scale_low_frequencies(x if same else skip, s)
 
 
 def _scale_low_frequencies(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x with its frequencies 0 and -1, in each direction, times a scale. b h w c, scale: b 1 1 1.
+    """Scales the frequencies 0 and -1 of x, in each direction. b h w c, scale: b 1 1 1.
 
-    As diffusers' `fourier_filter` with a threshold of 1: the real part of what is left of the
-    spectrum. It is x and a multiple of its projection on four waves, which needs no transform.
+    Like diffusers' `fourier_filter` with a threshold of 1, it takes the real part of the changed
+    spectrum. The result is x plus a multiple of its projection on four waves, without a transform.
     """
     waves, x32 = jnp.asarray(_low_waves(*x.shape[1:3])), x.astype(jnp.float32)
     exact = jax.lax.Precision.HIGHEST
@@ -82,8 +82,8 @@ def _scale_low_frequencies(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 @functools.lru_cache(64)
 def _low_waves(height: int, width: int) -> np.ndarray:
-    """Cosines and sines of the frequencies 0 and -1 over a map, n h w, over sqrt(h w)."""
-    # A side of one pixel has one frequency only.
+    """Returns cosines and sines of the frequencies 0 and -1 over a map, n h w, over sqrt(h w)."""
+    # A side of one pixel has only one frequency.
     phases = [
         2 * np.pi * (u * np.arange(height)[:, None] / height + v * np.arange(width) / width)
         for u in range(min(height, 2))

@@ -1,7 +1,7 @@
-"""Inception v3 (Szegedy et al. 2016) as the Frechet Inception distance has it.
+"""Inception v3 (Szegedy et al. 2016) in the form that the Frechet Inception distance uses.
 
 Upstream: pytorch-fid's inception.py, which repeats TensorFlow's network of 2015-12-05: 1008
-classes, averages that leave the padding out, and in the last block the largest value instead of the
+classes, averages that ignore the padding, and in the last block the largest value instead of the
 average.
 """
 
@@ -17,16 +17,16 @@ from diffusax.models.layers import Conv2d, Linear
 from diffusax.models.rngs import shaped
 
 SIDE = 299
-"""Height and width of the pictures in pixels."""
+"""The height and width of the images in pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InceptionConfig:
-    """There is one such network, without options."""
+    """The config, which has no options because there is only one such network."""
 
 
 class InceptionOutput(NamedTuple):
-    """features: b 2048, what FID compares. logits: b 1008."""
+    """The network's outputs. features: b 2048, which FID compares. logits: b 1008."""
 
     features: jax.Array
     logits: jax.Array
@@ -85,7 +85,7 @@ class InceptionA(nnx.Module):
 
 
 class InceptionB(nnx.Module):
-    """35x35 to 17x17. x: b h w c -> b h' w' c+480."""
+    """Branches that reduce 35x35 to 17x17. x: b h w c -> b h' w' c+480."""
 
     def __init__(self, c: int, *, rngs: nnx.Rngs):
         self.branch3x3 = BasicConv2d(c, 384, 3, stride=2, padding=0, rngs=rngs)
@@ -122,7 +122,7 @@ class InceptionC(nnx.Module):
 
 
 class InceptionD(nnx.Module):
-    """17x17 to 8x8. x: b h w c -> b h' w' c+512."""
+    """Branches that reduce 17x17 to 8x8. x: b h w c -> b h' w' c+512."""
 
     def __init__(self, c: int, *, rngs: nnx.Rngs):
         self.branch3x3_1 = BasicConv2d(c, 192, rngs=rngs)
@@ -139,7 +139,7 @@ class InceptionD(nnx.Module):
 
 
 class InceptionE(nnx.Module):
-    """Branches at 8x8 that part again; `largest` in the place of an average. -> b h w 2048."""
+    """Branches at 8x8 that split again; `largest` replaces the average. -> b h w 2048."""
 
     def __init__(self, c: int, *, largest: bool, rngs: nnx.Rngs):
         self.largest = largest
@@ -189,7 +189,7 @@ class InceptionV3(nnx.Module):
         self.fc = Linear(2048, 1008, rngs=rngs)
 
     def __call__(self, pixels: jax.Array) -> InceptionOutput:
-        """pixels: b h w 3 in [0, 1], 299x299 in FID, 75x75 at least."""
+        """Computes features. pixels: b h w 3 in [0, 1], 299x299 in FID, at least 75x75."""
         x = self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(2 * pixels - 1))
         x = _largest(self.Conv2d_2b_3x3(x), stride=2)
         x = _largest(self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(x)), stride=2)
@@ -205,7 +205,7 @@ def _joined(*branches: jax.Array) -> jax.Array:
 
 
 def _largest(x: jax.Array, *, stride: int, padding: int = 0) -> jax.Array:
-    """The largest of 3x3 pixels."""
+    """Returns the largest of 3x3 pixels."""
     pads = (0, 0), (padding, padding), (padding, padding), (0, 0)
     return jax.lax.reduce_window(
         x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, stride, stride, 1), pads
@@ -213,7 +213,7 @@ def _largest(x: jax.Array, *, stride: int, padding: int = 0) -> jax.Array:
 
 
 def _average(x: jax.Array) -> jax.Array:
-    """The average of the pixels around each that there are."""
+    """Returns the average of the pixels around each pixel, without the padding."""
 
     def sums(y: jax.Array) -> jax.Array:
         return jax.lax.reduce_window(y, 0.0, jax.lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")

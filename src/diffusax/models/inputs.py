@@ -1,4 +1,4 @@
-"""What networks are given, checked while they are traced: a wrong layout is one sentence."""
+"""Checks networks' inputs while they are traced, so that a wrong layout gives a clear error."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import jax.numpy as jnp
 
 
 def check_map(name: str, x: Any, channels: int) -> None:
-    """Holds pictures or latents against their layout, b h w c.
+    """Checks the layout b h w c of images or latents.
 
-    Where height or width is as large as the channels, another layout cannot be told from this one.
+    If height or width equals the number of channels, a wrong layout may not be noticed.
 
     Args:
-        name: of the argument.
-        x: what was given for it.
-        channels: how many it must have.
+        name: the name of the argument.
+        x: its value.
+        channels: the number of channels that it must have.
 
     Raises:
-        ValueError: it has not four axes, or the last are not the channels.
+        ValueError: it does not have four axes, or the last one is not the channels.
     """
     shape = _shape(x)
     if len(shape) == 4 and shape[-1] == channels:
@@ -30,15 +30,15 @@ def check_map(name: str, x: Any, channels: int) -> None:
 
 
 def check_tokens(name: str, x: Any, widths: set[int] | None) -> None:
-    """Holds the outputs of a text encoder against their layout, b s d.
+    """Checks the layout b s d of a text encoder's outputs.
 
     Args:
-        name: of the argument.
-        x: what was given for it.
-        widths: what d may be; None for anything.
+        name: the name of the argument.
+        x: its value.
+        widths: the possible values of d; None for any.
 
     Raises:
-        ValueError: it has not three axes, or another width.
+        ValueError: it does not have three axes, or has another width.
     """
     shape = _shape(x)
     if len(shape) != 3 or (widths is not None and shape[-1] not in widths):
@@ -47,10 +47,10 @@ def check_tokens(name: str, x: Any, widths: set[int] | None) -> None:
 
 
 def check_ids(name: str, x: Any) -> None:
-    """Holds tokens against their layout, b t.
+    """Checks the layout b t of tokens.
 
     Raises:
-        ValueError: they are no integers, or have not two axes.
+        ValueError: they are not integers, or do not have two axes.
     """
     if len(_shape(x)) != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers of shape (texts, tokens) (got {_given(x)})")

@@ -1,15 +1,45 @@
-"""An autoencoder's own latents <-> those of its diffusion model, and the ranges of pixels."""
+"""Converts an autoencoder's latents to those of its diffusion model, and ranges of pixels."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
-    """The latents that a diffusion model is trained on. z: b h w z, the autoencoder's.
+@dataclasses.dataclass(frozen=True)
+class LatentFormat:
+    """What the latents of a diffusion model are."""
 
-    (z - shift_factor) * scaling_factor. With `normalize`, and where the config has them,
+    channels: int
+    factor: int
+    """Pixels per latent, in each direction."""
+    normalize: bool = False
+    """Whether latents_mean and latents_std of the autoencoder count."""
+    upcast: bool = False
+    """Whether the autoencoder runs in float32 where its parameters are float16."""
+
+    @classmethod
+    def of(cls, config: Any, *, normalize: bool = False, upcasts: bool = False) -> "LatentFormat":
+        """The format of an autoencoder's latents.
+
+        Args:
+            config: the autoencoder's.
+            normalize: whether the family's pipelines read latents_mean and latents_std.
+            upcasts: whether they read force_upcast.
+        """
+        upcast = upcasts and bool(getattr(config, "force_upcast", False))
+        return cls(config.latent_channels, config.downsampling, normalize, upcast)
+
+    def shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """h w c of the latents of an image of this height and width in pixels."""
+        return height // self.factor, width // self.factor, self.channels
+
+
+def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
+    """Returns the latents that a diffusion model is trained on. z: b h w z, the autoencoder's.
+
+    They are (z - shift_factor) * scaling_factor. With `normalize`, and if the config has them,
     latents_mean is the shift and latents_std divides: SDXL's pipelines do so, Stable Diffusion's
     ignore the two (diffusers pipeline_stable_diffusion_xl_img2img.py, prepare_latents).
     """
@@ -18,23 +48,23 @@ def scale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
 
 
 def unscale_latents(config: Any, z: jax.Array, *, normalize: bool) -> jax.Array:
-    """The inverse of `scale_latents`: what the autoencoder decodes."""
+    """Inverts `scale_latents`: returns what the autoencoder decodes."""
     shift, scale = _shift_and_scale(config, normalize)
     return z / scale + shift
 
 
 def sample_latents(mean: jax.Array, logvar: jax.Array, noise: jax.Array) -> jax.Array:
-    """A draw from the distribution that `AutoencoderKL.encode` gives. All b h w z."""
+    """Samples the distribution that `AutoencoderKL.encode` returns. All arrays are b h w z."""
     return mean + jnp.exp(0.5 * logvar) * noise
 
 
 def to_unit(x: jax.Array) -> jax.Array:
-    """Pixels from [-1, 1] to [0, 1], cut off there."""
+    """Scales pixels from [-1, 1] to [0, 1], and clips them there."""
     return jnp.clip(x / 2 + 0.5, 0.0, 1.0)
 
 
 def from_bytes(x: jax.Array) -> jax.Array:
-    """Pixels from 0..255 to [-1, 1], float32."""
+    """Scales pixels from 0..255 to [-1, 1], float32."""
     return x.astype(jnp.float32) / 127.5 - 1
 
 

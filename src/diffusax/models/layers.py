@@ -22,15 +22,15 @@ _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """x P(normal <= x), exact (Hendrycks and Gimpel 2016), as PyTorch computes it.
+    """Computes x P(normal <= x) exactly (Hendrycks and Gimpel 2016), like PyTorch.
 
-    `jax.nn.gelu` goes through erfc, whose two branches take eight times as long on CPU.
+    `jax.nn.gelu` uses erfc, whose two branches take eight times as long on CPU.
     """
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class Linear(nnx.Linear):
-    """x: ... c -> ... d."""
+    """A linear layer. x: ... c -> ... d."""
 
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
@@ -42,7 +42,10 @@ class Linear(nnx.Linear):
 
 
 class Conv2d(nnx.Conv):
-    """x: b h w c -> b h' w' d, with PyTorch's symmetric padding (or explicit (low, high) pairs)."""
+    """A convolution with PyTorch's symmetric padding or explicit (low, high) pairs.
+
+    x: b h w c -> b h' w' d.
+    """
 
     def __init__(
         self,
@@ -102,13 +105,13 @@ def _gain_and_bias(norm: Any) -> tuple[jax.Array, jax.Array]:
     return norm.scale[...], norm.bias[...]
 
 
-# Inlined: layers of one shape are traced once.
+# Inlined, because layers of one shape are traced once.
 @partial(jax.jit, static_argnames=("groups", "eps"), inline=True)
 def _group_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, *, groups: int, eps: float
 ) -> jax.Array:
     # Means over pixels, then over the channels of a group: XLA's CPU backend takes twice as long
-    # over maps that are cut into groups.
+    # for maps that are cut into groups.
     b, pixels, width = x.shape[0], tuple(range(1, x.ndim - 1)), x.shape[-1] // groups
 
     def per_group(y: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Matrix products that accumulate in float32, whatever the operands' type."""
+"""Multiplies matrices with sums in float32, whatever the operands' dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from diffusax.runtime.lowering import by_platform, is_plain
 
 
 def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
+    """Computes x kernel + bias. x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
 
-    The product is asked for in float32: bfloat16 sums lose digits on every platform, and XLA's CPU
+    The product's result is float32: bfloat16 sums lose digits on every platform, and XLA's CPU
     backend has its fast bfloat16 kernel only in that form. That backend also merges a norm before
-    and a bias after into the product, badly unless all are two-dimensional.
+    and a bias after into the product, which is slow unless all are two-dimensional.
     """
     rows = materialize(x.reshape(-1, x.shape[-1]))
     y = jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
@@ -21,10 +21,10 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
 
 
 def materialize(x: jax.Array) -> jax.Array:
-    """x, kept by XLA in its own dtype where that is half precision and the platform CPU.
+    """Makes XLA keep x in half precision on CPU; changes nothing for other dtypes and platforms.
 
     XLA removes a rounding of float32 to bfloat16 before a product with a float32 result, and so
-    turns that product into a float32 one, at half the speed. The same value on other platforms.
+    turns that product into a float32 one, at half the speed.
     """
     if x.dtype.itemsize != 2 or is_plain():
         return x

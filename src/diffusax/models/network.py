@@ -22,17 +22,16 @@ Params = Any
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A class of networks at one configuration: static, hashable, without arrays.
+    """A class of networks at one configuration: static, hashable and without arrays.
 
     Compiled programs take it as a static argument, so that all checkpoints of one architecture
-    share them. A network that comes from elsewhere (PyTorch through torchax) has the same
-    attributes.
+    share them. A network from elsewhere (PyTorch through torchax) has the same attributes.
     """
 
     module_class: Any
     """A Flax NNX module class with a `config_class`."""
     config: Any
-    """Its frozen config dataclass."""
+    """The network's options, a frozen dataclass."""
 
     @property
     def class_name(self) -> str:
@@ -41,7 +40,7 @@ class Network:
 
     @property
     def tensor_rules(self) -> Rules:
-        """Which axes of the parameters a mesh's tensor axis splits."""
+        """The rules by which a mesh's tensor axis splits the parameters."""
         return getattr(self.module_class, "tensor_rules", ())
 
     @property
@@ -50,28 +49,28 @@ class Network:
         return _abstract(self.module_class, self.config)[1]
 
     def apply(self, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """The named method of the network with these parameters."""
+        """Calls the named method of the network with these parameters."""
         graphdef, _ = _abstract(self.module_class, self.config)
         return getattr(nnx.merge(graphdef, params), method)(*args, **kwargs)
 
 
 @dataclasses.dataclass
 class Switches:
-    """What is turned on and off on a model."""
+    """The features of a model that can be turned on and off."""
 
     tiling: bool = False
-    """Whether an autoencoder decodes pictures larger than its sample_size in tiles."""
+    """Whether an autoencoder decodes images larger than its sample_size in tiles."""
     freeu: FreeU | None = None
-    """The numbers that a UNet runs with, if it does with FreeU."""
+    """The numbers of a UNet's FreeU, if it is on."""
 
 
 @hinting(NETWORK)
 class Model:
-    """A network with its parameters, as it is loaded, saved and put into a pipeline.
+    """A network with its parameters, which is loaded, saved and put into a pipeline.
 
-    Calling it runs the network, compiled: inputs as the module in `diffusax.models` describes them,
-    channels last. Pictures and latents are b h w c (PyTorch's x.transpose(0, 2, 3, 1)), outputs of
-    text encoders b s d, tokens b t. Another layout is an error where its shape shows it: latents of
+    Calling it runs the compiled network. Its inputs are those of the module in `diffusax.models`,
+    channels last: images and latents are b h w c (PyTorch's x.transpose(0, 2, 3, 1)), outputs of
+    text encoders b s d, tokens b t. Another layout is an error if its shape shows it; latents of
     eight channels and 8x8 look alike in both.
 
     Attributes:
@@ -85,14 +84,14 @@ class Model:
         self._store, self._name = {"params": params}, "params"
 
     def bound_to(self, store: dict[str, Params], name: str) -> "Model":
-        """A model of the same network whose parameters stand in `store[name]` from now on."""
+        """Returns a model of the same network that keeps its parameters in `store[name]`."""
         store[name] = self.params
         model = Model(self.network, None, switches=dataclasses.replace(self.switches))
         model._store, model._name = store, name
         return model
 
     def keep_params(self) -> None:
-        """Keeps its parameters itself from now on, whatever becomes of the store that had them."""
+        """Makes the model keep its parameters itself, whatever happens to a store that had them."""
         self._store, self._name = {"params": self.params}, "params"
 
     @property
@@ -116,7 +115,7 @@ class Model:
 
     @property
     def tiling(self) -> bool:
-        """Whether an autoencoder decodes pictures larger than its sample_size in tiles."""
+        """Whether an autoencoder decodes images larger than its sample_size in tiles."""
         return self.switches.tiling
 
     @property
@@ -135,17 +134,17 @@ class Model:
         return jax.tree.leaves(self.params)[0].dtype
 
     def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """The network's result for these arrays.
+        """Runs the network on arrays.
 
         Raises:
-            ValueError: one has another shape than the network takes.
+            ValueError: an array does not have the shape that the network takes.
         """
         if self.switches.freeu is not None and method == "__call__":
             kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
         return _apply(self.network, self.params, method, args, kwargs)
 
     def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":
-        """The model itself, cast where a floating-point dtype is given.
+        """Returns the model itself, cast if a floating-point dtype is given.
 
         Devices are accepted and change nothing: JAX has placed the parameters already.
         """
@@ -156,26 +155,26 @@ class Model:
         return self
 
     def enable_tiling(self) -> None:
-        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
+        """Makes an autoencoder decode images larger than its sample_size in overlapping tiles."""
         self.switches.tiling = True
 
     def disable_tiling(self) -> None:
-        """Decodes every picture in one piece."""
+        """Makes an autoencoder decode every image in one piece."""
         self.switches.tiling = False
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
-        """Runs a UNet with FreeU (Si et al. 2023) until `disable_freeu`, as diffusers' method.
+        """Runs a UNet with FreeU (Si et al. 2023) until `disable_freeu`, like diffusers' method.
 
-        Other numbers compile nothing. A zero among them is no FreeU, as in diffusers.
+        Changing the numbers compiles nothing. A zero among them means no FreeU, as in diffusers.
 
         Args:
-            s1: what the low frequencies of skip connections count for at the smallest maps.
-            s2: the same at the next larger ones.
-            b1: what half the channels of the backbone count for at the smallest maps.
-            b2: the same at the next larger ones.
+            s1: the factor of the skip connections' low frequencies at the smallest maps.
+            s2: the same at the next larger maps.
+            b1: the factor of half the backbone's channels at the smallest maps.
+            b2: the same at the next larger maps.
 
         Raises:
-            ValueError: one is not a finite number, or the network is not a UNet.
+            ValueError: a factor is not a finite number, or the network is not a UNet.
         """
         if self.class_name != "UNet2DConditionModel":
             raise ValueError(f"FreeU is for a UNet2DConditionModel, not for a {self.class_name}")
@@ -186,23 +185,23 @@ class Model:
         self.switches.freeu = None
 
     def fuse_qkv_projections(self) -> None:
-        """Accepted for diffusers' sake; XLA decides what becomes of products with one input."""
+        """Does nothing, because XLA decides about such products; diffusers' programs call it."""
 
     def unfuse_qkv_projections(self) -> None:
-        """Accepted for diffusers' sake."""
+        """Does nothing; diffusers' programs call it."""
 
     def enable_slicing(self) -> None:
-        """Accepted for diffusers' sake; XLA plans the memory of a batch itself."""
+        """Does nothing, because XLA plans the memory of a batch; diffusers' programs call it."""
 
     def disable_slicing(self) -> None:
-        """Accepted for diffusers' sake."""
+        """Does nothing; diffusers' programs call it."""
 
     def eval(self) -> "Model":
-        """The model itself: networks here have no training mode."""
+        """Returns the model itself, because networks here have no training mode."""
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> "Model":
-        """The model itself: gradients are asked of a function, not of parameters."""
+        """Returns the model itself, because JAX takes gradients of functions."""
         return self
 
     def __repr__(self) -> str:
@@ -217,16 +216,16 @@ def _apply(network: Network, params: Params, method: str, args: Any, kwargs: Any
 
 @functools.lru_cache(64)
 def _abstract(module_class: Any, config: Any) -> tuple[Any, Params]:
-    """The structure of a network and the shapes of its parameters."""
+    """Returns the structure of a network and the shapes of its parameters."""
     graphdef, state = nnx.split(module_class(config, rngs=ShapeRngs()))
     return graphdef, nnx.to_pure_dict(state)
 
 
 def parse_dtype(dtype: Any) -> np.dtype:
-    """A floating-point dtype from its name, a JAX or NumPy dtype, or PyTorch's.
+    """Returns a floating-point dtype from its name, a JAX or NumPy dtype, or PyTorch's.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the value is none of these.
     """
     parsed = floating_dtype(dtype)
     if parsed is None:
@@ -238,7 +237,7 @@ def parse_dtype(dtype: Any) -> np.dtype:
 
 
 def floating_dtype(dtype: Any) -> np.dtype | None:
-    """As `parse_dtype`; None where it is no floating-point dtype."""
+    """Parses like `parse_dtype`, but returns None for what is not a floating-point dtype."""
     name = str(dtype)
     if name.startswith("torch."):
         dtype = name.removeprefix("torch.")
@@ -256,21 +255,21 @@ def _x64() -> bool:
 
 
 def cast_params(params: Params, dtype: Any) -> Params:
-    """The tree with its floating-point leaves in another dtype; gradients keep the first."""
+    """Casts the tree's floating-point leaves; gradients keep their first dtype."""
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
     )
 
 
 def cast_shapes(params: Params, dtype: Any) -> Params:
-    """The shapes of `cast_params`; parameters may be shapes."""
+    """Returns the shapes of the result of `cast_params`; parameters may be shapes."""
     return jax.eval_shape(lambda tree: cast_params(tree, dtype), params)
 
 
 def initialize(
     module_class: type[nnx.Module], config: Any, *, seed: int = 0, dtype: Any = np.float32
 ) -> Model:
-    """A model with freshly drawn parameters, see `initialize_params`."""
+    """Makes a model with random parameters, see `initialize_params`."""
     network = Network(module_class, config)
     return Model(network, initialize_params(network.shapes, seed=seed, dtype=dtype))
 
@@ -278,16 +277,16 @@ def initialize(
 def initialize_params(
     shapes: Params, *, seed: int = 0, dtype: Any = np.float32, zero: Collection[str] = ()
 ) -> Params:
-    """Freshly drawn parameters for a tree of arrays or shapes.
+    """Draws random parameters for a tree of arrays or shapes.
 
     Kernels are normal with variance 1 / fan-in (LeCun et al. 1998), embeddings with deviation 0.02,
-    norms one, biases zero. On the host: compiling each layer's initialiser would take far longer.
+    norms one, biases zero. It runs on the host, because compiling initialisers would take longer.
 
     Args:
         shapes: a tree whose leaves have a shape.
-        seed: of NumPy's generator.
-        dtype: of the result.
-        zero: names of layers whose kernels start at zero, as those that end residual branches do.
+        seed: the seed of NumPy's generator.
+        dtype: the dtype of the result.
+        zero: names of layers whose kernels start at zero, like those that end residual branches.
     """
     rng = np.random.default_rng(seed)
 

@@ -12,7 +12,7 @@ TENSOR_RULES: Rules = (
     (r"time_emb_proj\.kernel", -1),
     (r"conv2\.kernel", -2),
 )
-"""The channels between the two convolutions."""
+"""The tensor axis splits the channels between the two convolutions."""
 
 
 class ResnetBlock2D(nnx.Module):
@@ -95,7 +95,7 @@ class Upsample2D(nnx.Module):
 
 
 def upsample_nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """x: b h w c -> b H W c, taking source pixel floor(i h / H) as PyTorch's `interpolate` does."""
+    """Repeats pixels: x: b h w c -> b H W c, from floor(i h / H) like PyTorch's `interpolate`."""
     b, h, w, c = x.shape
     if size == (2 * h, 2 * w):
         doubled = jnp.broadcast_to(x[:, :, None, :, None], (b, h, 2, w, 2, c))

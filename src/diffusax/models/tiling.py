@@ -1,4 +1,4 @@
-"""Decoding of large images in overlapping tiles, so that memory does not grow with the image.
+"""Decodes large images in overlapping tiles, so that memory does not grow with the image.
 
 The tiles and their blending are those of diffusers' `vae.enable_tiling()`
 (models/autoencoders/autoencoder_kl.py, tiled_decode).
@@ -20,12 +20,12 @@ def tiled_decode(
     tile: int,
     factor: int,
 ) -> np.ndarray:
-    """z: b h w z -> b H W 3 with `decode` called on tiles of at most `tile` latents a side.
+    """Decodes z: b h w z -> b H W 3 by calling `decode` on tiles of at most `tile` latents a side.
 
-    All tiles have one shape but for those at the bottom and the right, which are cut off and so
-    differ: at most three heights and three widths, so a compiled `decode` compiles nine times at
-    most. Besides the result, one row of tiles is held. `factor` is the number of pixels per latent.
-    What is beside z, b H W c, is cut into tiles with it, and `decode` called with both.
+    Tiles at the bottom and the right are cut off. There are thus at most three heights and three
+    widths, and a compiled `decode` compiles at most nine times. Besides the result, one row of
+    tiles is in memory. `factor` is the number of pixels per latent. `beside` are further arrays,
+    b H W c, which are cut into tiles too and passed to `decode`.
 
     Raises:
         ValueError: tile is less than one latent.
@@ -36,8 +36,8 @@ def tiled_decode(
     if max(z.shape[1:3]) <= tile:
         return np.array(decode(z, *beside))
     height, width = z.shape[1:3]
-    # The overlap is rounded in latents, for latents and pictures alike. diffusers rounds each by
-    # itself and gives a picture of another size where a quarter of a tile is not whole.
+    # The overlap is rounded in latents, for latents and images alike. diffusers rounds each by
+    # itself, and returns an image of another size if a quarter of a tile is not whole.
     step = max(1, int(tile * (1 - OVERLAP)))
     extent, keep = (tile - step) * factor, step * factor
 
@@ -63,7 +63,7 @@ def tiled_decode(
 
 
 def _tiles(i: int, j: int, tile: int, *maps: tuple[np.ndarray, int]) -> list[np.ndarray]:
-    """Latents i to i + tile and j to j + tile of maps with so many pixels per latent."""
+    """Cuts latents i to i + tile and j to j + tile out of maps, each with its pixels per latent."""
     return [x[:, i * n : (i + tile) * n, j * n : (j + tile) * n] for x, n in maps]
 
 

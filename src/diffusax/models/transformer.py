@@ -17,7 +17,7 @@ TENSOR_RULES: Rules = (
     (r"net\.0\.proj\.kernel", -2),
     (r"net\.2\.kernel", -2),
 )
-"""Heads, and the feed-forward's inner channels."""
+"""The tensor axis splits the heads, and the feed-forward's inner channels."""
 
 
 class Attention(nnx.Module):
@@ -66,14 +66,14 @@ class GEGLU(nnx.Module):
         return h * gelu(gate)
 
     def _half(self, x: jax.Array, i: int) -> jax.Array:
-        """One of the two layers that stand side by side in the kernel."""
+        """Applies one of the two layers that are side by side in the kernel."""
         layer: Any = self.proj
         kernel, bias = (jnp.split(y[...], 2, axis=-1)[i] for y in (layer.kernel, layer.bias))
         return matmul(x.astype(kernel.dtype), split_columns(kernel), bias)
 
 
 class FeedForward(nnx.Module):
-    """GEGLU to four times the width and back. x: b t c -> b t c."""
+    """A GEGLU to four times the width, and a layer back. x: b t c -> b t c."""
 
     def __init__(self, c: int, *, rngs: nnx.Rngs):
         # The checkpoint numbers the layers 0 and 2; 1 is a dropout without parameters.

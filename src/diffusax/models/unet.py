@@ -48,7 +48,7 @@ class UNet2DConditionConfig(UNetEncoderConfig):
         "time_embedding_type": "positional",
         "timestep_post_act": None,
     }
-    # What diffusers' EMAModel writes into the config of the weights that it averaged.
+    # Options that diffusers' EMAModel writes into the config of the weights that it averaged.
     ignored: ClassVar[frozenset[str]] = frozenset(
         [
             "decay",
@@ -78,10 +78,10 @@ class UNet2DConditionConfig(UNetEncoderConfig):
     conv_out_kernel: Kernel = 3
 
     def count_blocks(self) -> int:
-        """As UNetEncoderConfig's, with those on the way up.
+        """Counts like UNetEncoderConfig, and adds the blocks on the way up.
 
         Raises:
-            ValueError: the way up has not as many levels as the way down.
+            ValueError: the way up does not have as many levels as the way down.
         """
         levels = len(self.block_out_channels)
         if len(self.up_block_types) != levels:
@@ -96,7 +96,7 @@ class UNet2DConditionConfig(UNetEncoderConfig):
 
 
 def up_levels(config: UNet2DConditionConfig) -> list[Level]:
-    """The levels on the way up, the smallest maps first."""
+    """Returns the levels on the way up, the smallest maps first."""
     widths, levels = config.block_out_channels, len(config.block_out_channels)
     counts = config.per_level("layers_per_block")
     if config.reverse_transformer_layers_per_block is None:
@@ -169,7 +169,7 @@ class UNet2DConditionModel(UNetEncoder):
         freeu: jax.Array | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """The prediction, b h w out_channels, in the dtype of the parameters.
+        """Returns the prediction, b h w out_channels, in the dtype of the parameters.
 
         Args:
             sample: b h w in_channels.
@@ -178,12 +178,12 @@ class UNet2DConditionModel(UNetEncoder):
             class_labels: b (or b c, for the projection types), where the config has them.
             timestep_cond: b time_cond_proj_dim, the embedded guidance scale of distilled models.
             added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
-            down_block_additional_residuals: a ControlNet's, one for each skip connection.
-            mid_block_additional_residual: a ControlNet's, added after the middle block.
+            down_block_additional_residuals: a ControlNet's residual for each skip connection.
+            mid_block_additional_residual: a ControlNet's residual after the middle block.
             freeu: FreeU's s1, s2, b1 and b2, 4 or b 4; None for the network as it was trained.
-            gradient_checkpointing: what the gradient computes again instead of keeping: "none",
-                "blocks" (each resnet and transformer), or "full" (each level as a whole, and in it
-                each resnet and transformer; the least memory).
+            gradient_checkpointing: the activations that the gradient computes again, not keeping
+                them: "none", "blocks" (each resnet and transformer), or "full" (each level as a
+                whole, and in it each resnet and transformer; the least memory).
 
         Raises:
             ValueError: a condition that the config asks for is missing, or an input has another

@@ -13,12 +13,12 @@ from diffusax.models.transformer import Transformer2DModel
 
 
 def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
-    """The module; where `on`, with activations computed again for the gradient instead of kept."""
+    """Makes gradients compute the module's activations again, if `on`, instead of keeping them."""
     return jax.checkpoint(lambda *args: module(*args)) if on else module
 
 
 class DownBlock(nnx.Module):
-    """Resnets, each followed by a transformer where the level has attention, then a downsampler.
+    """Resnets, each followed by a transformer if the level has attention, then a downsampler.
 
     x: b h w c -> (b h/2 w/2 d, the skip connections in order).
     """
@@ -57,7 +57,7 @@ class DownBlock(nnx.Module):
 
 
 class MidBlock(nnx.Module):
-    """A resnet, then a transformer and a resnet where there is attention. x: b h w c -> b h w c."""
+    """A resnet, and with attention a transformer and a resnet. x: b h w c -> b h w c."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MidBlock(nnx.Module):
 
 
 class UpBlock(nnx.Module):
-    """As DownBlock, with one skip connection joined before every resnet, then an upsampler."""
+    """Like DownBlock, but joins a skip connection before every resnet, and upsamples at the end."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class UpBlock(nnx.Module):
         size: tuple[int, int] | None = None,
         remat: bool = False,
     ) -> jax.Array:
-        """The map for the next level, b h' w' d.
+        """Returns the map for the next level, b h' w' d.
 
-        skips: as many as there are resnets, the last one first. freeu: this level's numbers, see
-        `apply_freeu`. size: h w after upsampling.
+        skips: one skip connection for each resnet, the last one first. freeu: this level's numbers,
+        see `apply_freeu`. size: h w after upsampling.
         """
         for i, (resnet, skip) in enumerate(zip(self.resnets, skips, strict=True)):
             if freeu is not None:

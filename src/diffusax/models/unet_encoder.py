@@ -1,4 +1,4 @@
-"""What the UNet and the ControlNet share: embeddings, the way down and the middle."""
+"""The shared parts of the UNet and the ControlNet: embeddings, the way down and the middle."""
 
 import dataclasses
 import functools
@@ -27,14 +27,14 @@ from diffusax.typed.config import (
     per_level,
 )
 
-# Four times SDXL's. Building a network takes milliseconds for each.
+# Four times SDXL's number. Building a network takes milliseconds for each block.
 _MAX_BLOCKS = 400
 _DEPTH = "transformer_layers_per_block"
 
 Depth = Annotated[int, Meta(ge=0, le=64)]
 PerLayer = Depth | Annotated[tuple[Depth, ...], Meta(min_length=1)]
 Depths = Depth | tuple[PerLayer, ...]
-"""Transformer blocks per transformer: one number, one per level, or one per layer of each level."""
+"""Transformer blocks per transformer: one number, one per level, or one per layer of a level."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class UNetEncoderConfig:
 
     `attention_head_dim` is, for historical reasons, the *number* of heads of a level (diffusers
     issue 2011). Options with one value per level accept a single value for all. Attention's softmax
-    is in float32 whether `upcast_attention` asks for it or not.
+    is always in float32, whatever `upcast_attention` says.
     """
 
     class_name: ClassVar[str]
@@ -109,14 +109,14 @@ class UNetEncoderConfig:
             )
 
     def count_blocks(self) -> int:
-        """Resnets and transformer blocks, as a measure of the time that building takes."""
+        """Counts resnets and transformer blocks, as a measure of the time that building takes."""
         return sum(
             len(level.resnets) + sum(o["layers"] for o in level.transformers)
             for level in (*down_levels(self), mid_level(self))
         )
 
     def per_level(self, name: str) -> tuple[Any, ...]:
-        """The option `name` of each level."""
+        """Returns the option `name` of each level."""
         return per_level(name, getattr(self, name), len(self.block_out_channels))
 
     def _require(self, name: str) -> None:
@@ -138,7 +138,7 @@ class Level:
 def make_level(
     config: UNetEncoderConfig, level: int, resnets: list[tuple[int, int]], depth: Any, attends: bool
 ) -> Level:
-    """A level whose transformers, if it attends, have `depth` blocks (one number, or one each).
+    """Makes a level; if it attends, its transformers have `depth` blocks (one number, or one each).
 
     Raises:
         ValueError: it attends with more heads than it has channels.
@@ -161,7 +161,7 @@ def make_level(
 
 
 def down_levels(config: UNetEncoderConfig) -> list[Level]:
-    """The levels on the way down, the largest maps first."""
+    """Returns the levels on the way down, the largest maps first."""
     widths = config.block_out_channels
     counts, depths = config.per_level("layers_per_block"), config.per_level(_DEPTH)
     result = []
@@ -173,7 +173,7 @@ def down_levels(config: UNetEncoderConfig) -> list[Level]:
 
 
 def mid_level(config: UNetEncoderConfig) -> Level:
-    """The middle: its transformer, if it has one, stands between the resnet and a second one."""
+    """Returns the middle level; its transformer, if any, is between the resnet and a second one."""
     level, width = len(config.block_out_channels) - 1, config.block_out_channels[-1]
     if config.mid_block_type is None:
         return Level([], [])
@@ -188,7 +188,7 @@ def mid_level(config: UNetEncoderConfig) -> Level:
 
 
 def resnet_options(config: UNetEncoderConfig, temb_dim: int) -> dict[str, Any]:
-    """What all resnets of the network have in common."""
+    """Returns the options that all resnets of the network share."""
     return {
         "time_dim": temb_dim,
         "groups": config.norm_num_groups,
@@ -210,7 +210,11 @@ class UNetEncoder(nnx.Module):
         conv_in_kernel: int = 3,
         rngs: nnx.Rngs,
     ):
-        """time_dim: of the time embedding; the class embedding is added to it or `concat_class`."""
+        """Builds the layers.
+
+        time_dim: the width of the time embedding, to which the class embedding is added, or with
+        `concat_class` appended.
+        """
         self.config: Any = config
         self.concat_class = concat_class
         width = config.block_out_channels[0]
@@ -245,7 +249,7 @@ class UNetEncoder(nnx.Module):
         )
 
     def check_inputs(self, sample: jax.Array, encoder_hidden_states: jax.Array) -> None:
-        """Raises ValueError unless they are b h w in_channels and b s cross_attention_dim."""
+        """Raises ValueError unless the inputs are b h w in_channels and b s cross_attention_dim."""
         check_map("sample", sample, self.config.in_channels)
         blocks = (self.down_blocks, getattr(self, "up_blocks", ()), (self.mid_block,))
         attends = any(getattr(b, "attentions", None) for b in itertools.chain(*blocks))
@@ -259,7 +263,7 @@ class UNetEncoder(nnx.Module):
         timestep_cond: jax.Array | None,
         added_cond: dict[str, jax.Array] | None,
     ) -> jax.Array:
-        """The time embedding with all that is added to it. timestep: b -> b t.
+        """Returns the time embedding with all that is added to it. timestep: b -> b t.
 
         Raises:
             ValueError: a condition that the config asks for is missing.
@@ -287,7 +291,7 @@ class UNetEncoder(nnx.Module):
         *,
         gradient_checkpointing: str = "none",
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """From the first convolution's output to the middle block's, and the skip connections.
+        """Runs the way down and the middle block; also returns the skip connections.
 
         x: b h w c, temb: b t, context: b s k -> b h' w' d and one map for each skip connection.
         """

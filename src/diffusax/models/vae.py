@@ -1,4 +1,4 @@
-"""The autoencoder between pictures and latents (Rombach et al. 2022, appendix G)."""
+"""The autoencoder between images and latents (Rombach et al. 2022, appendix G)."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -71,7 +71,7 @@ class AutoencoderKLConfig:
 
     @property
     def downsampling(self) -> int:
-        """Pixels per latent, in each direction."""
+        """The number of pixels per latent in each direction."""
         return 2 ** (len(self.block_out_channels) - 1)
 
 
@@ -89,7 +89,7 @@ class SpatialAttention(Attention):
 
 
 class MidBlock(nnx.Module):
-    """Resnet, attention, resnet. x: b h w c -> b h w c."""
+    """A resnet, attention and a resnet. x: b h w c -> b h w c."""
 
     def __init__(self, c: int, groups: int, attends: bool, *, rngs: nnx.Rngs):
         self.resnets = nnx.List([_resnet(c, c, groups, rngs) for _ in range(2)])
@@ -103,7 +103,7 @@ class MidBlock(nnx.Module):
 
 
 class Level(nnx.Module):
-    """The resnets of one resolution and what leads to the next. x: b h w c -> b h' w' d."""
+    """The resnets of one resolution and the resampling after them. x: b h w c -> b h' w' d."""
 
     def __init__(self, c: int, d: int, layers: int, groups: int, *, resample: str, rngs: nnx.Rngs):
         self.resnets = nnx.List(
@@ -123,7 +123,7 @@ class Level(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """x: b H W 3 -> b h w 2z, the mean and log variance side by side."""
+    """The encoder. x: b H W 3 -> b h w 2z, the mean and log variance side by side."""
 
     def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
         widths, groups = config.block_out_channels, config.norm_num_groups
@@ -149,7 +149,7 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """z: b h w z -> b H W 3."""
+    """The decoder. z: b h w z -> b H W 3."""
 
     def __init__(self, config: AutoencoderKLConfig, *, rngs: nnx.Rngs):
         widths, groups = config.block_out_channels[::-1], config.norm_num_groups
@@ -173,21 +173,21 @@ class Decoder(nnx.Module):
         return self.head(x)
 
     def head(self, x: jax.Array) -> jax.Array:
-        """The last level's map as a picture. x: b H W c -> b H W 3."""
+        """Converts the last level's map to an image. x: b H W c -> b H W 3."""
         return self.conv_out(nnx.silu(self.conv_norm_out(x)))
 
 
 class AutoencoderKL(nnx.Module):
-    """Pictures in [-1, 1] to a normal distribution over latents, and back.
+    """Converts images in [-1, 1] to a normal distribution over latents, and back.
 
-    Upstream: diffusers models/autoencoders/autoencoder_kl.py. Latents here are the network's own:
-    `scaling_factor` and `shift_factor` are the pipeline's business.
+    Upstream: diffusers models/autoencoders/autoencoder_kl.py. Latents here are the network's own;
+    the pipeline applies `scaling_factor` and `shift_factor`.
     """
 
     config_class = AutoencoderKLConfig
     tensor_rules = TENSOR_RULES
-    # Attention was a class of its own before diffusers 0.15, its projections 1x1 convolutions in
-    # files converted from the original code.
+    # Before diffusers 0.15 attention had its own class, and in files converted from the original
+    # code its projections are 1x1 convolutions.
     legacy_names = (
         (".attentions.0.query.", ".attentions.0.to_q."),
         (".attentions.0.key.", ".attentions.0.to_k."),
@@ -204,7 +204,7 @@ class AutoencoderKL(nnx.Module):
         self.post_quant_conv = Conv2d(z, z, 1, rngs=rngs) if config.use_post_quant_conv else None
 
     def encode(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x: b H W 3 -> the mean and the log variance of the latents, each b h w z.
+        """Encodes images. x: b H W 3 -> the mean and the log variance of the latents, each b h w z.
 
         Raises:
             ValueError: x has another shape.
@@ -217,7 +217,7 @@ class AutoencoderKL(nnx.Module):
         return mean, jnp.clip(logvar, -30.0, 20.0)
 
     def decode(self, z: jax.Array) -> jax.Array:
-        """z: b h w z -> b H W 3.
+        """Decodes latents. z: b h w z -> b H W 3.
 
         Raises:
             ValueError: z has another shape.
@@ -228,7 +228,7 @@ class AutoencoderKL(nnx.Module):
         return self.decoder(z)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The reconstruction from the mean. x: b H W 3 -> b H W 3."""
+        """Reconstructs images from the latents' mean. x: b H W 3 -> b H W 3."""
         return self.decode(self.encode(x)[0])
 
 

@@ -1,4 +1,4 @@
-"""UNets that take more channels than they were trained with."""
+"""Adds input channels to trained UNets."""
 
 import dataclasses
 
@@ -9,18 +9,18 @@ from diffusax.models.network import Model, Network, Params
 
 
 def widen_network(network: Network, in_channels: int) -> Network:
-    """The UNet with another number of input channels."""
+    """Returns the UNet with another number of input channels."""
     config = dataclasses.replace(network.config, in_channels=in_channels)
     return dataclasses.replace(network, config=config)
 
 
 def widen_params(params: Params, in_channels: int) -> Params:
-    """The UNet's parameters for more input channels, which change nothing: their weights are zero.
+    """Returns the UNet's parameters with more input channels, whose weights are zero.
 
     Brooks et al. 2023, section 3.2.
 
     Raises:
-        ValueError: it has more channels already.
+        ValueError: the UNet already has more channels.
     """
     kernel = params["conv_in"]["kernel"]
     missing = in_channels - kernel.shape[2]
@@ -33,10 +33,10 @@ def widen_params(params: Params, in_channels: int) -> Params:
 
 
 def widen_input(model: Model, in_channels: int) -> Model:
-    """The UNet with more input channels, whose weights are zero; see `widen_params`."""
+    """Returns the UNet with more input channels, whose weights are zero; see `widen_params`."""
     return Model(widen_network(model.network, in_channels), widen_params(model.params, in_channels))
 
 
 def _pad_inputs(kernel: jax.Array, count: int) -> jax.Array:
-    """h w c d -> h w (c + count) d, zeros at the end."""
+    """Appends zeros: h w c d -> h w (c + count) d."""
     return jnp.pad(kernel, ((0, 0), (0, 0), (0, count), (0, 0)))

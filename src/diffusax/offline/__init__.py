@@ -1,4 +1,4 @@
-"""Many prompts to many pictures, on as many machines as there are."""
+"""Generates images for many prompts, on as many machines as there are."""
 
 from diffusax.offline.prompts import open_prompts
 from diffusax.offline.requests import Settings

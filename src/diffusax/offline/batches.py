@@ -13,24 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.placement import put_plan
-from diffusax.pipelines.programs import Knobs, Plan
-from diffusax.pipelines.prompts import tokenize
-from diffusax.pipelines.run import decode_images, denoise_plan
+from diffusax.pipelines.plan import Plan, StepInputs
+from diffusax.pipelines.sample import Sampled, at_once, decode, sample
 from diffusax.pipelines.schedules import make_schedule
-from diffusax.pipelines.sizes import image_size, latent_shape, require_channels
-from diffusax.pipelines.tasks import make_job
-from diffusax.runtime.images import own_images
+from diffusax.pipelines.sizes import image_size, require_channels
+from diffusax.pipelines.tasks import guidance_weights, prepare_run
 from diffusax.runtime.noise import JaxNoise, image_keys
 from diffusax.samplers import Schedule, Table, stack_tables
-from diffusax.text.tokenizer import checked_texts
-
-_embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +42,13 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A plan for all pictures of a batch, on the devices.
+    """A plan for all pictures of a batch.
 
-    rows: of the longest run. images: how many pictures are no padding.
+    rows: of the longest run.
     """
 
     plan: Plan
     rows: int
-    images: int
 
 
 def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
@@ -67,15 +59,15 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     """
     c = dataclasses.replace(c, scheduler=scheduler)
     size = image_size(c, call)
-    require_channels(c, latent_shape(c, *size)[-1], "text to image")
+    require_channels(c, c.latents.channels, "text to image")
     if call.noise != "jax":
         raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
     if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
-    guided = _guided(c, call)
+    guided = bool(guidance_weights(c, call))
     zeros = guided and call.negative_prompt is None and _zeros(c)
-    kind = (*size, guided, zeros, _windows(c, call))
-    return Picture(call, make_schedule(c, call), kind, number)
+    kind = (*size, guided, zeros, c.family.batch_key(c, call))
+    return Picture(call, make_schedule(c, call, size), kind, number)
 
 
 def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
@@ -91,32 +83,22 @@ def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
     seeds = np.array([call.seed for call in calls], np.uint32)
     numbers = np.array([picture.number for picture in pictures], np.uint32)
     noise = JaxNoise(image_keys(seeds, numbers))
-    x = noise.draw("start", latent_shape(c, height, width))
+    x = noise.draw("start", c.latents.shape(height, width))
     sigmas = np.array([schedule.init_noise_sigma for schedule in schedules], np.float32)
     x = programs.begin(x, sigmas[:, None, None, None], None, None)
-    job = make_job(c, together, first.schedule, noise, x, size=(height, width))
+    scales = np.array([call.guidance_scale or 1.0 for call in calls], np.float32)
+    size = height, width
+    run = prepare_run(c, together, first.schedule, noise, x, size=size, scales=scales)
     table = _table(schedules)
-    plan = job.plan._replace(table=table, knobs=_knobs(c, pictures, len(table.timestep)))
-    added = plan.conditions.added
-    if added and "timestep_cond" in added:
-        scales = np.array([call.guidance_scale for call in calls], np.float32)
-        embedded = _embed_scales(scales - 1, c.unet_config.time_cond_proj_dim)[:, None]
-        conditions = plan.conditions._replace(added={**added, "timestep_cond": embedded})
-        plan = plan._replace(conditions=conditions)
-    return Batch(put_plan(c.mesh, plan), max(map(len, schedules)), len(pictures))
+    inputs = _step_inputs(c, pictures, len(table.timestep))
+    plan = run.plan._replace(table=table, step_inputs=inputs)
+    return Batch(plan, max(map(len, schedules)))
 
 
 def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
     """The pictures, b H W 3 in [0, 1], and whether each is finite, b."""
-    state = denoise_plan(c, programs.first_state(batch.plan.latents), batch.plan, 0, batch.rows)
-    latents = own_images(c.mesh, programs.final_latents(state), batch.images)
-    return decode_images(c, latents, tiled=tiled)
-
-
-def _guided(c: Components, call: Call) -> bool:
-    """Whether the picture needs a second branch; with a guidance of 1 it takes half the time."""
-    distilled = getattr(c.unet_config, "time_cond_proj_dim", None) is not None
-    return not distilled and (call.guidance_scale or 1.0) > 1
+    who = Sampled(c.denoiser, c.denoiser_params, c.mesh)
+    return decode(c, sample(who, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
 
 
 def _zeros(c: Components) -> bool:
@@ -124,29 +106,20 @@ def _zeros(c: Components) -> bool:
     return bool(c.options.get("force_zeros_for_empty_prompt"))
 
 
-def _windows(c: Components, call: Call) -> int:
-    """Of tokens. A long prompt would give the short ones in its batch windows that they lack."""
-    checked_texts([call.prompt or "", call.negative_prompt or ""])
-    if not call.long_prompt and not call.prompt_weighting:
-        return 1
-    ids, _ = tokenize(c, call, ("", "negative_"))
-    return ids[0].shape[1]
-
-
 @functools.lru_cache(8)
 def _table(schedules: tuple[Schedule, ...]) -> Table:
     return jax.tree.map(jnp.asarray, stack_tables([schedule.table() for schedule in schedules]))
 
 
-def _knobs(c: Components, pictures: Sequence[Picture], height: int) -> Knobs:
+def _step_inputs(c: Components, pictures: Sequence[Picture], height: int) -> StepInputs:
     columns = []
     for picture in pictures:
         call = picture.call
-        weights = guidance.classifier_free(call.guidance_scale or 1.0) if _guided(c, call) else ()
+        weights = guidance_weights(c, call)
         interval = call.guidance_start, call.guidance_end
         columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
     rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    return Knobs(
+    return StepInputs(
         np.stack(columns, 1),
         np.broadcast_to(rescale, (height, len(pictures))),
         freeu=freeu_rows(c.freeu, height, len(pictures)),

@@ -1,4 +1,4 @@
-"""Files that are whole and on the disk once they have their name, also after a power cut."""
+"""Writes files that are whole and on the disk once they have their name, even after a power cut."""
 
 import os
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from diffusax.files import written_whole
 
 
 def write_durably(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Writes a file; it has its name only when it is whole and on the disk.
+    """Writes a file, which gets its name only when it is whole and on the disk.
 
     Raises:
-        OSError: it cannot be written; names the file.
+        OSError: the file cannot be written; names it.
     """
     with written_whole(path) as partial, partial.open("wb") as file:
         for block in [data] if isinstance(data, bytes) else data:
@@ -22,7 +22,7 @@ def write_durably(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk."""
+    """Writes the names in a folder to the disk."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,13 +1,13 @@
-"""The folder that a run writes: what it is of, who writes there, which shards are finished.
+"""The folder that a run writes: its settings, its writers and its finished shards.
 
-    manifest.json       what decides the pictures; a run with anything else is refused
+    manifest.json       what decides the images; a run with anything else is refused
     000000, 000001.tar  finished shards: each is renamed to its name when it is whole
-    work/000002         the finished batches of a shard that is not
-    errors/000000.jsonl the lines of a shard that could not be drawn
+    work/000002         the finished batches of an unfinished shard
+    errors/000000.jsonl the lines of a shard that could not be generated
     errors.jsonl        those of all shards
 
-A shard is what so many lines of the prompts give, whichever process draws it. So a run may be
-continued with another number of processes.
+A shard holds the images of a fixed number of lines, whichever process generates it, so that a run
+can continue with another number of processes.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ class Folder:
             raise ValueError(f"the folder {path} cannot be made ({error.strerror})") from None
 
     def claim(self, manifest: Mapping[str, Any]) -> None:
-        """Writes down what the run is of, or compares it with what is there.
+        """Writes the run's manifest, or compares it with the one in the folder.
 
         Raises:
             ValueError: the folder holds another run; says in what it differs.
         """
         file = self.path / "manifest.json"
-        # Processes of one run start at the same time.
+        # The processes of a run start at the same time.
         with self._lock("manifest", _SECONDS_FOR_MANIFEST):
             if not file.exists():
                 write_durably(file, (json.dumps(manifest, indent=1) + "\n").encode())
@@ -62,10 +62,10 @@ class Folder:
 
     @contextlib.contextmanager
     def part(self, index: int, count: int) -> Iterator[None]:
-        """Keeps others from drawing the same shards.
+        """Locks a part, so that no other process generates its shards.
 
         Raises:
-            ValueError: somebody draws this part already, or the run divided otherwise.
+            ValueError: another process generates this part, or runs with another number of parts.
         """
         with self._lock(f"{index}-of-{count}"):
             for other in (self.path / "locks").glob("*-of-*.lock"):
@@ -76,32 +76,32 @@ class Folder:
 
     @contextlib.contextmanager
     def alone_with(self, shard: int) -> Iterator[None]:
-        """Waits until nobody else draws the shard."""
+        """Waits until no other process generates the shard."""
         with self._lock(f"shard-{shard:06}", -1):
             yield
 
     @property
     def stop_file(self) -> Path:
-        """Where it is, the processes that draw for another one stop after their batch."""
+        """The file whose existence makes workers stop after their batch."""
         return self.path / "work" / "stop"
 
     def is_done(self, shard: int) -> bool:
-        """Whether a shard is finished."""
+        """Returns whether a shard is finished."""
         return self._shard(shard).exists()
 
     def shard(self, number: int) -> "Shard":
-        """A shard that is to be drawn."""
+        """Returns a shard to generate."""
         work, errors = (self.path / part / f"{number:06}" for part in ("work", "errors"))
         return Shard(self._shard(number), work, errors.with_suffix(".jsonl"), self.format)
 
     def clean(self) -> None:
-        """Removes what finished shards have left behind."""
+        """Removes the working files of finished shards."""
         for work in (self.path / "work").iterdir():
             if work.name.isdigit() and self.is_done(int(work.name)):
                 shutil.rmtree(work, ignore_errors=True)
 
     def gather_errors(self) -> int:
-        """Puts the errors of all shards into errors.jsonl; how many there are."""
+        """Collects the errors of all shards in errors.jsonl, and returns their number."""
         files = sorted((self.path / "errors").glob("*.jsonl"))
         lines = [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
         with self._lock("errors", _SECONDS_FOR_MANIFEST):
@@ -117,7 +117,7 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A shard that is being drawn. path: of the finished one."""
+    """A shard in progress. path: the path of the finished one."""
 
     path: Path
     work: Path
@@ -129,7 +129,7 @@ class Shard:
         self.work.mkdir(exist_ok=True)
 
     def has_batch(self, number: int) -> bool:
-        """Whether an earlier try has finished the batch."""
+        """Returns whether an earlier attempt has finished the batch."""
         return self._batch(number).exists()
 
     def add_batch(
@@ -139,13 +139,13 @@ class Shard:
         errors: Sequence[Mapping[str, Any]],
         pool: Any,
     ) -> None:
-        """Writes the pictures of a batch; from then on it is done."""
+        """Writes the images of a batch, which is done from then on."""
         self.format.write_piece(self.work, number, items, pool)
         done = {"pictures": [info for info, _ in items], "errors": list(errors)}
         write_durably(self._batch(number), json.dumps(done).encode())
 
     def finish(self, batches: int, errors: Sequence[Mapping[str, Any]]) -> None:
-        """Makes the shard of its batches. errors: of lines that are in none."""
+        """Makes the finished shard from its batches. errors: those of lines in no batch."""
         done = [json.loads(self._batch(number).read_bytes()) for number in range(batches)]
         failed = [*errors, *(error for batch in done for error in batch["errors"])]
         if failed:

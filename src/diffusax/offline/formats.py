@@ -1,4 +1,4 @@
-"""What a finished shard looks like: a folder of PNG files, a tar file, or a Parquet file.
+"""Formats of finished shards: a folder of PNG files, a tar file, or a Parquet file.
 
 A shard is made of pieces, one for each batch, so that a run that stops loses no finished batch. A
 piece is written before its batch counts as done; the pieces then become the shard at once.
@@ -17,23 +17,23 @@ from diffusax.offline.durable import sync_folder, write_durably
 
 Info = Mapping[str, Any]
 Item = tuple[Info, bytes]
-"""What is noted of a picture, and its PNG file."""
+"""The information about an image, and its PNG file."""
 
 
 class Format(Protocol):
-    """How shards are written. suffix: of their names."""
+    """A way to write shards. suffix: the suffix of their names."""
 
     suffix: str
 
     def write_piece(self, work: Path, number: int, items: Sequence[Item], pool: Executor) -> None:
-        """Writes the pictures of a batch into the shard's working folder."""
+        """Writes the images of a batch into the shard's working folder."""
 
     def join(self, work: Path, pieces: int, infos: Sequence[Info], shard: Path) -> None:
-        """Makes the shard, which appears only when whole, of the working folder."""
+        """Makes the shard, which appears only when whole, from the working folder."""
 
 
 def open_format(name: str) -> Format:
-    """The format of this name.
+    """Returns the format of this name.
 
     Raises:
         ImportError: the package that writes it is not installed.
@@ -43,7 +43,7 @@ def open_format(name: str) -> Format:
 
 
 class Images:
-    """A folder with KEY.png for each picture and metadata.jsonl, as `datasets` reads them."""
+    """A folder with KEY.png for each image and metadata.jsonl, which `datasets` reads."""
 
     suffix = ""
 
@@ -64,7 +64,7 @@ class Images:
 
 
 class WebDataset:
-    """A tar file with KEY.png and KEY.json for each picture, side by side."""
+    """A tar file with KEY.png and KEY.json for each image, side by side."""
 
     suffix = ".tar"
 
@@ -82,7 +82,7 @@ class WebDataset:
 
 
 class Parquet:
-    """A Parquet file with a column `image` of {bytes, path}, and one for each thing noted."""
+    """A Parquet file with a column `image` of {bytes, path}, and one for each other value."""
 
     suffix = ".parquet"
 
@@ -128,7 +128,7 @@ class Parquet:
 
 
 def _members(info: Mapping[str, Any], data: bytes) -> Iterator[bytes]:
-    """A picture's two files as a tar file holds them."""
+    """Yields the bytes of an image's two files in a tar file."""
     text = json.dumps(info, ensure_ascii=False).encode()
     for suffix, content in (("png", data), ("json", text)):
         member = tarfile.TarInfo(f"{info['key']}.{suffix}")

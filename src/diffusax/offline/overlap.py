@@ -1,4 +1,4 @@
-"""Work that goes on beside the caller's, a few items ahead."""
+"""Does work in other threads, a few items ahead of the caller."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +10,9 @@ R = TypeVar("R")
 
 
 def ahead(pool: Executor, work: Callable[[T], R], items: Iterable[T], depth: int) -> Iterator[R]:
-    """What `work` makes of the items, in order, begun up to `depth` items before it is asked for.
+    """Yields the results of `work` in order, begun up to `depth` items before they are asked for.
 
-    With a depth of 0 each is made in the caller's own thread when it is asked for.
+    With a depth of 0 the work is done in the caller's thread when it asks for a result.
     """
     if depth == 0:
         yield from map(work, items)

@@ -1,7 +1,7 @@
-"""Files of prompts, read part by part: .txt, .jsonl and .parquet; or a list in memory.
+"""Reads prompts part by part from .txt, .jsonl and .parquet files, or from a list in memory.
 
-A file is gone through twice: once for its digest and the number of its lines, once as it is drawn.
-It is never in memory as a whole.
+A file is read twice: once for its digest and the number of its lines, once during the run. It is
+never in memory as a whole.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import msgspec
 from diffusax.extras import require_extra
 
 MAX_LINE_BYTES = 2**20
-"""Longer lines are reported and skipped; CLIP reads some hundred bytes."""
+"""The longest line in bytes; longer ones are reported and skipped."""
 
 COLUMNS = {
     "prompt": "prompt",
@@ -31,12 +31,12 @@ COLUMNS = {
     "guidance": "guidance_scale",
     "id": "id",
 }
-"""What is read of a line, and the argument that it stands for."""
+"""The columns that are read, and the argument that each stands for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a file or a row of a table. number: from 1. value: not looked at yet."""
+    """A line of a file or a row of a table. number: counted from 1. value: unchecked."""
 
     number: int
     value: Any
@@ -48,30 +48,30 @@ Wanted = Callable[[int], bool]
 
 @runtime_checkable
 class Prompts(Protocol):
-    """Where prompts come from. name: for messages. count: of lines. digest: of all they say."""
+    """A source of prompts. name: for messages. count: the lines. digest: that of all they say."""
 
     name: str
     count: int
     digest: str
 
     def parts(self, size: int, wanted: Wanted) -> Iterator[Part]:
-        """The parts of `size` lines whose number is wanted, in order, each with its number."""
+        """Yields the wanted parts of `size` lines, in order, each with its number."""
 
     @staticmethod
     def row(line: Line) -> Mapping[str, Any] | None:
-        """What a line says, by column; None for an empty line.
+        """Returns the values of a line by column; None for an empty line.
 
         Raises:
-            ValueError: it cannot be read; says why.
+            ValueError: the line cannot be read; says why.
         """
 
 
 Source = str | Path | Sequence[str | Mapping[str, Any]] | Prompts
-"""What prompts are taken from: a file, a list, or what `open_prompts` has made of one of them."""
+"""A source of prompts: a file, a list, or the result of `open_prompts` for one of them."""
 
 
 def open_prompts(source: Source) -> Prompts:
-    """The prompts of a file or of a list of texts and dictionaries.
+    """Opens the prompts of a file or of a list of texts and dictionaries.
 
     Raises:
         ValueError: there is no such file, it is of another kind, or it cannot be read.
@@ -121,7 +121,7 @@ class Listed:
 
 
 class TextFile:
-    """One prompt a line, UTF-8."""
+    """A file with one prompt a line, UTF-8."""
 
     def __init__(self, path: Path):
         self.name = str(path)
@@ -143,7 +143,7 @@ class TextFile:
 
 
 class JsonFile(TextFile):
-    """One JSON object a line."""
+    """A file with one JSON object a line."""
 
     @staticmethod
     def row(line: Line) -> Mapping[str, Any] | None:
@@ -160,7 +160,7 @@ class JsonFile(TextFile):
 
 
 class ParquetFile:
-    """One prompt a row; of the columns only those in COLUMNS are read."""
+    """A table with one prompt a row; only the columns in COLUMNS are read."""
 
     def __init__(self, path: Path):
         self._arrow = require_extra("pyarrow", "offline")
@@ -177,7 +177,7 @@ class ParquetFile:
             raise ValueError(f"{path} has no column prompt; it has {', '.join(names)}")
 
     def parts(self, size: int, wanted: Wanted) -> Iterator[Part]:
-        """A row group that holds no wanted part is not read."""
+        """Yields the wanted parts; skips row groups without one."""
         held: list[Line] = []
         for line in self._lines(size, wanted):
             held.append(line)
@@ -235,7 +235,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _read_line(file: IO[bytes]) -> bytes:
-    """The next line; of one that is too long only so much that it can be told."""
+    """Reads the next line; of one that is too long, only enough to know that it is."""
     line = file.readline(MAX_LINE_BYTES + 2)
     rest = line
     while rest and not rest.endswith(b"\n"):
@@ -254,7 +254,7 @@ def _count_lines(path: Path) -> tuple[int, str]:
 
 
 def _whole_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """Pandas makes floats of integers where some are missing, and NaN of these."""
+    """Undoes pandas' floats for integers in columns with gaps, and leaves out NaN."""
 
     def mended(name: str, value: Any) -> Any:
         if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""From a line's row to the pictures to draw: what the line says, the run, or the pipeline."""
+"""Makes the requests for images from a line's row, the run's settings and the pipeline."""
 
 import dataclasses
 import functools
@@ -24,37 +24,37 @@ _ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Call))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(Options):
-    """What decides the pictures of a run besides the pipeline and the prompts.
+    """The settings that decide the images of a run, besides the pipeline and the prompts.
 
-    A line that says something of its own has the last word.
+    The values of a line override them.
     """
 
     format: Literal["images", "webdataset", "parquet"] = "images"
-    """How to write: folders of PNG files, tar files, or Parquet files."""
+    """The format to write: folders of PNG files, tar files, or Parquet files."""
     batch_size: Count = 8
-    """How many pictures are drawn at once."""
+    """The number of images that are generated at once."""
     images_per_shard: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
-    """How many pictures a folder, tar or Parquet file holds at most."""
+    """The most images that a folder, tar or Parquet file holds."""
     num_images: Count = 1
-    """How many pictures to draw of each line."""
+    """The number of images to generate for each line."""
     seed: Seed = 0
-    """A line that has no seed gets one made of this and its number."""
+    """The seed from which, with the number of the line, lines without a seed get theirs."""
     negative_prompt: str | None = None
-    """What to steer away from."""
+    """A text to steer away from."""
     steps: Steps | None = None
-    """Number of sampler steps; the pipeline's own by default."""
+    """The number of sampler steps; the pipeline's own by default."""
     guidance: Scale | None = None
     """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
     sampler: str | None = None
-    """Name of a sampler; the checkpoint's own by default."""
+    """The name of a sampler; the checkpoint's own by default."""
     height: Pixels | None = None
     """Height in pixels; by default the model's own."""
     width: Pixels | None = None
     """Width in pixels; by default the model's own."""
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
-    """How many of the text encoder's last layers to leave out."""
+    """The number of the text encoder's last layers to leave out."""
     long_prompt: bool = False
-    """Use all of a long prompt, in windows of 77 tokens."""
+    """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
 
@@ -68,13 +68,13 @@ class Settings(Options):
 
     @property
     def lines_per_shard(self) -> int:
-        """How many lines make a shard; all pictures of a line are in one."""
+        """The number of lines in a shard; all images of a line are in one shard."""
         return self.images_per_shard // self.num_images
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A picture to draw, what it is called and what is noted of it."""
+    """An image to generate, its key and the information about it."""
 
     key: str
     picture: Picture
@@ -82,13 +82,13 @@ class Request:
 
 
 class Requests:
-    """Makes requests of rows for one pipeline."""
+    """Makes requests from rows for one pipeline."""
 
     def __init__(self, pipe: Any, settings: Settings):
-        """pipe: of a text-to-image class.
+        """Checks that the settings suit the pipeline. pipe: a text-to-image pipeline.
 
         Raises:
-            ValueError: it draws from more than prompts, or the settings do not suit it.
+            ValueError: the pipeline needs more than prompts, or the settings do not suit it.
         """
         if type(pipe).task is not text_to_image:
             raise ValueError(
@@ -108,14 +108,14 @@ class Requests:
         for name in ("clip_skip", "long_prompt", "prompt_weighting"):
             own[name] = getattr(settings, name)
         self._defaults = {n: v for n, v in own.items() if n in _ARGUMENTS and v is not None}
-        # What is wrong for every line is one error, not a million.
+        # A mistake that concerns every line is one error, not a million.
         self._pictures({"prompt": ""}, number=1)
 
     def of_row(self, row: Mapping[str, Any], number: int) -> list[Request]:
-        """The pictures of line `number`.
+        """Returns the requests for the images of line `number`.
 
         Raises:
-            ValueError: the row asks for what cannot be; says which column and what can.
+            ValueError: a value in the row is not valid; names the column and what is valid.
         """
         given = _arguments(row)
         if not isinstance(given.get("prompt"), str):
@@ -162,17 +162,17 @@ class Requests:
 
 
 def line_seed(seed: int, number: int) -> int:
-    """The seed of a line without one: the same in every run with this seed."""
+    """Returns the seed of a line without one, which is the same in every run with this seed."""
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
 
 
 def unknown_columns(row: Mapping[str, Any]) -> list[str]:
-    """The columns of a row that nothing is made of."""
+    """Returns the columns of a row that are not used."""
     return [str(name) for name in row if name not in COLUMNS]
 
 
 def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row says, under the names of a call's arguments."""
+    """Returns the values of a row under the names of a call's arguments."""
     given: dict[str, Any] = {}
     for name, value in row.items():
         argument = COLUMNS.get(name)
@@ -185,7 +185,7 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(value: Any, number: int) -> str:
-    """The id of a line, or its number."""
+    """Returns the id of a line, or else its number as text."""
     if value is None:
         return f"{number:09}"
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""A run over many prompts in this process."""
+"""Runs many prompts in this process."""
 
 import dataclasses
 import json
@@ -21,9 +21,9 @@ class Stopped(Exception):
     """A signal asked the run to stop; the batches that were begun are written."""
 
     def __init__(self, number: int, out: Path):
-        """number: of the signal. out: the folder."""
+        """Takes the signal's number, and the output folder."""
         self.exit_code = 128 + number
-        """As of a process that the signal ended."""
+        """The exit code of a process that the signal ended."""
         super().__init__(
             f"stopped by {signal_name(number)}; what was begun is in {out}: start the same again "
             "to go on"
@@ -32,9 +32,9 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a run has done. drawn: pictures in this call. errors: in all shards that are finished.
+    """The result of a run. drawn: the images of this call. errors: those in all finished shards.
 
-    finished: whether all shards are, also those of other processes.
+    finished: whether all shards are finished, those of other processes included.
     """
 
     drawn: int
@@ -53,28 +53,28 @@ def generate(
     progress: bool = True,
     lookahead: int = 2,
 ) -> Summary:
-    """Draws the pictures of many prompts into a folder; called again, goes on where it stopped.
+    """Generates the images of many prompts into a folder; another call continues where it stopped.
 
-    However often it is killed, each picture is in the folder once, and it is the same picture.
+    However often it is killed, the folder has each image once, and it is the same image.
 
     Args:
-        pipe: of a text-to-image class; its scheduler draws where no sampler is named.
+        pipe: a text-to-image pipeline; its scheduler is used for lines that name no sampler.
         prompts: a .txt, .jsonl or .parquet file, or a list of texts and dictionaries.
         out: the folder.
-        settings: what decides the pictures besides pipeline and prompts.
-        shard: (i, n), to draw each n-th shard from i on, which starts at 0; by default the number
-            of this JAX process and how many there are.
-        source: what the pipeline was loaded from, such as {"model": ..., "revision": ...}: noted
-            in the folder, compared when a run goes on, and named in the PNG files.
-        progress: show a bar.
-        lookahead: how many batches the device may be ahead of the PNG files; with 0 nothing is done
-            at the same time.
+        settings: the settings that decide the images, besides pipeline and prompts.
+        shard: (i, n), to generate each n-th shard from i on, counted from 0; by default the number
+            of this JAX process and that of all processes.
+        source: what the pipeline was loaded from, such as {"model": ..., "revision": ...}; it is
+            saved in the folder, compared when a run continues, and written into the PNG files.
+        progress: whether to show a bar.
+        lookahead: the number of batches that the device may be ahead of the PNG files; with 0
+            nothing is done at the same time.
 
     Raises:
         ValueError: the prompts, the settings or the folder cannot be used; says why.
         OSError: the disk is full.
-        Stopped: after SIGTERM or Ctrl-C, when what was begun is written; the second one ends the
-            process.
+        Stopped: SIGTERM or Ctrl-C came, and the batches that were begun are written; a second
+            signal ends the process.
     """
     settings = settings or Settings()
     rows = open_prompts(prompts)
@@ -101,7 +101,7 @@ def make_order(
     source: Mapping[str, Any] | None,
     lookahead: int,
 ) -> Order:
-    """What every process that draws is told."""
+    """Returns what every process that generates images needs to know."""
     model = (source or {}).get("model")
     name = None if model is None else Path(str(model)).name
     return Order(Path(out), settings, rows.name, rows.row, name, lookahead)
@@ -110,10 +110,10 @@ def make_order(
 def summary(
     folder: Folder, rows: Prompts, settings: Settings, drawn: int, stop: StopRequest
 ) -> Summary:
-    """The end of a run. drawn: pictures.
+    """Finishes a run. drawn: the number of images generated.
 
     Raises:
-        Stopped: it was asked to stop.
+        Stopped: a signal asked the run to stop.
     """
     errors = folder.gather_errors()
     if stop.number is not None:
@@ -122,7 +122,7 @@ def summary(
 
 
 def pipeline_facts(pipe: Any) -> dict[str, Any]:
-    """What decides the pictures of a pipeline, besides its parameters."""
+    """Returns what decides the images of a pipeline, besides its parameters."""
     return {
         "pipeline": type(pipe).__name__,
         "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items()},
@@ -138,7 +138,7 @@ def manifest(
     settings: Settings,
     source: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What decides the pictures of a run. facts: of the pipeline."""
+    """Returns what decides the images of a run. facts: those of the pipeline."""
     found = {
         "diffusax": __version__,
         **(source or {}),
@@ -151,7 +151,7 @@ def manifest(
 
 
 def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
-    """The part (i, n) of a run.
+    """Checks and returns the part (i, n) of a run.
 
     Raises:
         ValueError: there is no such part.
@@ -166,20 +166,20 @@ def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
 
 
 def count_shards(prompts: Prompts, settings: Settings) -> int:
-    """How many shards there are in all."""
+    """Returns the number of all shards."""
     return -(-prompts.count // settings.lines_per_shard)
 
 
 def progress_bar(
     prompts: Prompts, settings: Settings, shards: Sequence[int], todo: set[int], shown: bool
 ) -> Any:
-    """A progress bar over the pictures of these shards; those not to do are done."""
+    """Returns a progress bar over the images of these shards; those not in `todo` count as done."""
     done = sum(count_pictures(prompts, settings, k) for k in shards if k not in todo)
     total = sum(count_pictures(prompts, settings, k) for k in shards)
     return tqdm(total=total, initial=done, unit="image", desc="pictures", disable=not shown)
 
 
 def count_pictures(prompts: Prompts, settings: Settings, shard: int) -> int:
-    """How many pictures the lines of a shard ask for."""
+    """Returns the number of images that the lines of a shard ask for."""
     size = settings.lines_per_shard
     return (min((shard + 1) * size, prompts.count) - shard * size) * settings.num_images

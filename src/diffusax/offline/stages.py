@@ -1,4 +1,4 @@
-"""The stages that a batch passes: its lines are read, it is drawn, its files are written."""
+"""The stages of a batch: its lines are read, its images are generated, its files are written."""
 
 import collections
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diffusax.images.pictures import png_parameters, to_pil
 from diffusax.offline.batches import draw_batch, plan_batch
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
@@ -21,7 +22,6 @@ from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.parameters import parameters_text
-from diffusax.pictures import png_parameters, to_pil
 from diffusax.runtime.signals import StopRequest
 
 log = logging.getLogger(__name__)
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 Advance = Callable[[int], object]
 
 _ENCODERS = 8
-"""At most so many PNG files are made at the same time."""
+"""The most PNG files that are encoded at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is to be done with lines, as every process that draws some is told it.
+    """What every process that generates images needs to know.
 
-    name: of the prompts, for messages. read: what a line says, see `Prompts.row`. model: for the
-    PNG files. lookahead: how many batches the device may be ahead of the files.
+    name: the name of the prompts, for messages. read: reads a line, see `Prompts.row`. model: the
+    model's name for the PNG files. lookahead: the batches by which the device may be ahead.
     """
 
     out: Path
@@ -55,7 +55,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A batch to draw, and the last of a shard: none, for the shard to be finished."""
+    """A batch to generate; a task without requests follows the last one and finishes the shard."""
 
     opened: "OpenShard"
     number: int
@@ -64,7 +64,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class OpenShard:
-    """A shard whose lines have been read. left_out: how many pictures they do not give."""
+    """A shard whose lines have been read. left_out: the number of images that will be missing."""
 
     shard: Shard
     batches: list[list[Request]]
@@ -73,17 +73,17 @@ class OpenShard:
 
 
 class Drawing:
-    """Draws the pictures of lines with one pipeline.
+    """Generates the images of lines with one pipeline.
 
-    Reading and writing are done in threads of their own, while the device draws other batches. Only
-    the caller's thread hands work to the device.
+    Other threads read and write while the device generates other batches. Only the caller's thread
+    gives work to the device.
     """
 
     def __init__(self, pipe: Any, order: Order, stop: StopRequest):
-        """stop: asked after each batch.
+        """Prepares a run. stop: the request to stop, checked after each batch.
 
         Raises:
-            ValueError: the pipeline draws from more than prompts, or the settings do not suit it.
+            ValueError: the pipeline needs more than prompts, or the settings do not suit it.
         """
         self._pipe, self._order, self._stop = pipe, order, stop
         self._requests = Requests(pipe, order.settings)
@@ -91,9 +91,9 @@ class Drawing:
         self._unknown: set[str] = set()
 
     def run(self, parts: Iterable[Part], advance: Advance) -> Iterator[int]:
-        """Draws the shards of these parts; the number of pictures that each batch has added.
+        """Generates the shards of these parts; yields the number of images that each batch adds.
 
-        advance: told how many of the pictures asked for are settled, drawn or not.
+        advance: called with the number of requested images that are settled, generated or not.
         """
         encoders = min(_ENCODERS, os.cpu_count() or 1)
         with contextlib.ExitStack() as stack:
@@ -120,7 +120,7 @@ class Drawing:
         return OpenShard(shard, batches, errors, left_out)
 
     def _read(self, lines: list[Line]) -> tuple[list[Request], list[dict[str, Any]], int]:
-        """The requests of the lines, the errors, and how many pictures there will not be."""
+        """Returns the requests of the lines, the errors, and the number of missing images."""
         found: dict[str, list[Request]] = {}
         errors, left_out = [], 0
         for line in lines:
@@ -160,12 +160,12 @@ class Drawing:
         if not task.batch:
             return task, None, None
         c, pictures = self._pipe.parts, [request.picture for request in task.batch]
-        # One program serves all batches; the pictures of padding are dropped.
+        # One program serves all batches; the images of padding are dropped.
         pictures += pictures[-1:] * (self._order.settings.batch_size - len(pictures))
         return task, *draw_batch(c, plan_batch(c, pictures), tiled=self._pipe.vae.tiling)
 
     def _write(self, task: Task, images: Any, finite: Any, pool: Executor) -> tuple[int, int]:
-        """Writes a batch, or the shard; how many pictures are settled by that, and drawn."""
+        """Writes a batch, or the shard; returns how many images that settles, and generates."""
         opened, batch = task.opened, task.batch
         if not batch:
             opened.shard.finish(task.number, opened.errors)
@@ -201,18 +201,18 @@ class Drawing:
 
 
 def make_batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
-    """Requests of one kind together, those of as many rows beside each other."""
+    """Yields batches of requests of one kind; those with as many rows are beside each other."""
     kinds = collections.defaultdict(list)
     for request in requests:
         kinds[request.picture.kind].append(request)
     for alike in kinds.values():
-        # All pictures of a batch wait for the one with the most rows.
+        # All images of a batch wait for the one with the most rows.
         alike.sort(key=lambda request: len(request.picture.schedule))
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 
 def png_text(info: Mapping[str, Any], order: Order) -> str:
-    """What a PNG file says of how it was drawn."""
+    """Returns the settings of an image for its PNG file."""
     shown = {
         "Steps": info["num_inference_steps"],
         "Sampler": info["sampler"],

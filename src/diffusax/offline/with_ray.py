@@ -1,8 +1,8 @@
-"""A run over many prompts in the workers of a Ray cluster.
+"""Runs many prompts in the workers of a Ray cluster.
 
-Each shard is a task. The driver reads the prompts; a worker loads the pipeline once, draws shards
-and writes them to the output folder, which all machines must see. When a worker dies, Ray gives its
-shard to another one, which goes on after the last finished batch.
+Each shard is a task. The driver reads the prompts; a worker loads the pipeline once, generates
+shards and writes them to the output folder, which all machines must see. When a worker dies, Ray
+gives its shard to another one, which continues after the last finished batch.
 """
 
 import functools
@@ -28,7 +28,7 @@ from diffusax.offline.stages import Drawing, Order
 from diffusax.runtime.signals import StopRequest, receiving
 
 _RETRIES = 5
-"""How often a shard whose worker has died is given to another one."""
+"""The number of times that a shard whose worker has died is given to another one."""
 
 
 def generate_with_ray(
@@ -43,15 +43,16 @@ def generate_with_ray(
     progress: bool = True,
     lookahead: int = 2,
 ) -> Summary:
-    """As `generate`, in the workers of the Ray cluster that `ray.init()` finds or starts.
+    """Runs `generate` in the workers of the Ray cluster that `ray.init()` finds or starts.
 
     Args:
-        load: gives the pipeline; called once in each worker process.
-        prompts: as for `generate`; read by this process alone.
+        load: returns the pipeline; called once in each worker process.
+        prompts: see `generate`; only this process reads them.
         out: a folder that this process and all workers see.
-        settings: as for `generate`; so are source, progress and lookahead.
-        workers: how many shards are drawn at the same time.
-        resources: what each of them needs, such as {"GPU": 1} or {"TPU": 4}; by default one CPU.
+        settings: see `generate`.
+        workers: the number of shards that are generated at the same time.
+        resources: the resources of each worker, such as {"GPU": 1} or {"TPU": 4}; by default one
+            CPU.
         source: see `generate`.
         progress: see `generate`.
         lookahead: see `generate`.
@@ -60,7 +61,7 @@ def generate_with_ray(
         ValueError: the prompts, the settings or the folder cannot be used; says why.
         ImportError: Ray is not installed.
         OSError: the disk is full, or a shard has ended one worker after the other.
-        Stopped: after SIGTERM or Ctrl-C, when what was begun is written.
+        Stopped: SIGTERM or Ctrl-C came, and the batches that were begun are written.
     """
     ray = require_extra("ray", "ray")
     settings = settings or Settings()
@@ -97,7 +98,7 @@ def generate_with_ray(
 def _results(
     ray: Any, tasks: Iterator[tuple[int, Any]], workers: int, stop: StopRequest, file: Path
 ) -> Iterator[tuple[int, int]]:
-    """Each shard and how many pictures were drawn for it, `workers` tasks at a time."""
+    """Yields each shard and the number of its new images, `workers` tasks at a time."""
     running: dict[Any, int] = {}
     more = True
     while more or running:
@@ -109,14 +110,14 @@ def _results(
             more = task is not None
             if more:
                 running[task] = shard
-        # Waking up now and then, to hear of signals.
+        # The timeout lets Python handle signals.
         done, _ = ray.wait(list(running), timeout=0.5) if running else ([], [])
         for task in done:
             yield running.pop(task), _result(ray, task)
 
 
 def _result(ray: Any, task: Any) -> Any:
-    """What a task gave, or its own error."""
+    """Returns the result of a task, or raises its own error."""
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
@@ -130,7 +131,7 @@ def _result(ray: Any, task: Any) -> Any:
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """Resources under Ray's names."""
+    """Returns resources under Ray's names."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus"}
     named = {own[name]: amount for name, amount in resources.items() if name in own}
     others = {name: amount for name, amount in resources.items() if name not in own}
@@ -139,21 +140,21 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 @functools.lru_cache(1)
 def _pipeline(pickled: bytes) -> Any:
-    """The pipeline of a worker process."""
+    """Loads the pipeline of a worker process."""
     return require_extra("ray", "ray").cloudpickle.loads(pickled)()
 
 
 def _check(pickled: bytes, order: Order) -> dict[str, Any]:
-    """In a worker: whether the settings suit the pipeline, and what decides its pictures."""
+    """Checks in a worker that the settings suit the pipeline; returns what decides its images."""
     pipe = _pipeline(pickled)
     Drawing(pipe, order, StopRequest(""))
     return pipeline_facts(pipe)
 
 
 def _draw(pickled: bytes, order: Order, part: Part) -> int:
-    """In a worker: draws a shard; how many pictures."""
+    """Generates a shard in a worker, and returns the number of images."""
     folder = order.folder
-    # Ray may take a worker for dead that only cannot be reached.
+    # Ray may think that a worker is dead that only cannot be reached.
     with folder.alone_with(part[0]):
         if folder.is_done(part[0]):
             return 0
@@ -162,7 +163,7 @@ def _draw(pickled: bytes, order: Order, part: Part) -> int:
 
 
 class _StopFile(StopRequest):
-    """A request to stop that the driver makes by a file."""
+    """A request to stop that the driver makes with a file."""
 
     def __init__(self, file: Path):
         super().__init__("")
@@ -170,5 +171,5 @@ class _StopFile(StopRequest):
 
     @property
     def number(self) -> int | None:  # type: ignore[override]
-        """As after a signal, once the file is there."""
+        """The number of a signal once the file exists, and None before."""
         return signal.SIGTERM if self._file.exists() else None

@@ -1,6 +1,6 @@
 """Pipelines: tasks over families of checkpoints, on three kinds of compiled program."""
 
-from diffusax.outputs import ImagePipelineOutput
+from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes
 from diffusax.pipelines.auto import (
     AutoPipelineForImage2Image,

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.network import Model, cast_shapes
-from diffusax.pipelines import placement, programs
+from diffusax.pipelines import placement
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.loading import IGNORED
+from diffusax.pipelines.families.family import Role
+from diffusax.pipelines.loading import IGNORED, class_for
+from diffusax.pipelines.plan import Plan
+from diffusax.pipelines.sample import Sampled, at_once, decode, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
@@ -82,10 +84,10 @@ def image_axes(request: Request) -> tuple[Any, ...]:
     """Which axis of each argument of a program counts images, NO_IMAGES where none does."""
 
     def axes(name: str, x: Any) -> Any:
-        if isinstance(x, programs.Plan):
+        if isinstance(x, Plan):
             return placement.image_axes(x)
         # Prompts and negative prompts follow each other; their number is another.
-        without = name in ("params", "start", "stop", "ids", "weights")
+        without = name in ("params", "start", "stop", "tokens")
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
 
     return tuple(map(axes, request.program.dynamic, request.dynamic))
@@ -105,11 +107,13 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     """
     _, listed, _ = read_model_index(folder)
     models = {}
+    family = class_for(None, folder).family
     for name in listed:
         if not (folder / name / "config.json").is_file() or name in IGNORED:
             continue
         network = read_network(folder / name)
-        kind = vae_dtype if name == "vae" and vae_dtype else dtype
+        other = vae_dtype if family.role(name) == "autoencoder" else None
+        kind = other or dtype
         models[name] = Model(network, cast_shapes(network.shapes, kind))
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)
 
@@ -117,21 +121,17 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
     """What a call computes, for its shapes."""
     c = dataclasses.replace(c, params=params, mesh=None)
-    job = task(c, call)
-    plan, kept = job.plan, job.kept
+    run = task(c, call)
+    plan, shown = run.plan, run.decoder_condition
     if mesh is not None:
         parts = batch_size(mesh)
-        kept = jax.tree.map(lambda x: pad_images(x, parts), kept)
+        shown = jax.tree.map(lambda x: pad_images(x, parts), shown)
         plan = jax.tree.map(
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
-    plan = programs.with_control(c.denoiser, c.denoiser_params, plan)
-    state = programs.first_state(plan.latents)
-    rows = np.int32(0), np.int32(len(plan.table.timestep))
-    state = programs.denoise(c.denoiser, c.denoiser_params, state, plan, *rows)
-    options = dataclasses.asdict(c.decoding(normalized=job.normalized))
-    latents = programs.final_latents(state)
-    return programs.decode(c.networks["vae"], c.params["vae"], latents, kept, **options)
+    rows = len(plan.table.timestep)
+    latents = sample(Sampled(c.denoiser, c.denoiser_params), plan, at_once(rows))
+    return decode(c, latents, run.decoding, shown)
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
@@ -155,21 +155,22 @@ def _tensor_rules(request: Request) -> Rules:
     """Those of the network that the program runs."""
     given = dict(request.static)
     if "denoiser" in given:
-        return given["denoiser"].unet.tensor_rules
+        rules: Rules = given["denoiser"].tensor_rules
+        return rules
     network = given["vae"] if "vae" in given else given["encoders"][0]
     return network.tensor_rules
 
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
-    component = "unet" if request.program.name in ("denoise", "embed_control") else "vae"
-    mesh = placement.component_mesh(mesh, component)
+    role: Role = "denoiser" if "denoiser" in dict(request.static) else "autoencoder"
+    mesh = placement.component_mesh(mesh, role)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
-        "kept": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
-        "pictures": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        "condition": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        "images": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
     }
     return places[name]() if name in places else None
 

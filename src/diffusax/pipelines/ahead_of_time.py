@@ -31,7 +31,8 @@ class AheadOfTime:
 
         Args:
             batch_sizes: numbers of images.
-            sizes: heights and widths in pixels; by default the size that the UNet was trained at.
+            sizes: heights and widths in pixels; by default the size that the denoiser was
+                trained at.
             **arguments: of the calls to come, as far as they decide what is computed, such as
                 `guidance_scale=1` for calls without guidance.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.pictures import as_numpy
+from diffusax.images.pictures import as_numpy
 from diffusax.typed.convert import (
     Words,
     by_type,
@@ -37,8 +37,10 @@ class Call:
 
     prompt: Texts = None
     prompt_2: Texts = None
+    prompt_3: Texts = None
     negative_prompt: Texts = None
     negative_prompt_2: Texts = None
+    negative_prompt_3: Texts = None
     prompt_embeds: Any = None
     negative_prompt_embeds: Any = None
     pooled_prompt_embeds: Any = None
@@ -99,6 +101,7 @@ TENSORS = ["latents"]
 DESCRIPTIONS = {
     "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
     "prompt_2": "For the second text encoder, where it differs.",
+    "prompt_3": "For the third text encoder, where it differs.",
     "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
     "arrays in [0, 1].",
     "mask_image": "White where to draw anew, black where to keep.",
@@ -135,7 +138,7 @@ DESCRIPTIONS = {
     "(b c h/8 w/8).",
     "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
     "return changed tensors, and False stops the run.",
-    "long_prompt": "Use all of a long prompt, in windows of 77 tokens.",
+    "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
 
@@ -161,7 +164,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
     """The arguments of a call, typed.
 
     Args:
-        given: by name, as `locals()` gives them at the start of a method; `self` is left out.
+        given: by name; `self` is left out.
 
     Raises:
         ValueError: one of them has a type or value that cannot be; names it, its value and what
@@ -191,12 +194,13 @@ def check_call(given: Mapping[str, Any]) -> Call:
 
 
 def documented(call: Any) -> Any:
-    """A pipeline's call with what its arguments mean in its docstring.
+    """A pipeline's call of a signature; more than that and a sentence no method has to declare.
 
-    It also takes callback and callback_steps, which diffusers' calls take without saying so in
-    their signatures.
+    The docstring says what the arguments mean. The call also takes callback and callback_steps,
+    which diffusers' calls take without saying so in their signatures.
     """
-    names = [name for name in inspect.signature(call).parameters if name in DESCRIPTIONS]
+    signature = inspect.signature(call)
+    names = [name for name in signature.parameters if name in DESCRIPTIONS]
     lines = [f"            {name}: {DESCRIPTIONS[name]}" for name in names]
     raises = [
         "            ValueError: an argument that cannot be; says which, and what can.",
@@ -204,18 +208,32 @@ def documented(call: Any) -> Any:
     ]
     sections = ["", "", "        Args:", *lines, "", "        Raises:", *raises, "        "]
     call.__doc__ += "\n".join(sections)
-    if "callback" in inspect.signature(call).parameters:
-        return call
 
     @functools.wraps(call)
-    def called(
-        self: Any, *args: Any, callback: Any = None, callback_steps: Any = 1, **options: Any
-    ) -> Any:
-        if callback is not None:
-            options["callback_on_step_end"] = _legacy_callback(callback, callback_steps, options)
-        return call(self, *args, **options)
+    def called(self: Any, *args: Any, **given: Any) -> Any:
+        if "callback" not in signature.parameters:
+            callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
+            if callback is not None:
+                given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
+        return self._generate(bound_arguments(signature, self, args, given))
 
     return called
+
+
+def bound_arguments(
+    signature: inspect.Signature, self: Any, args: tuple[Any, ...], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a method's call by name, defaults among them.
+
+    Raises:
+        TypeError: they do not fit the signature; names the method.
+    """
+    try:
+        bound = signature.bind(self, *args, **given)
+    except TypeError as error:
+        raise TypeError(f"{type(self).__name__}.__call__() {error}") from None
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def as_list(value: Any) -> list[Any]:

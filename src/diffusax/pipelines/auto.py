@@ -25,7 +25,7 @@ class _Auto:
         """
         names = ("revision", "token", "local_files_only", "cache_dir", "variant")
         folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
-        target = class_for(DiffusionPipeline, folder, DiffusionPipeline)
+        target = class_for(DiffusionPipeline, folder)
         steered = options.get("controlnet") is not None
         return cls._find(target, steered).from_pretrained(path_or_repo, **options)
 

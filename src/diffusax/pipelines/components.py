@@ -2,60 +2,70 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from diffusax.models.freeu import FreeU
-from diffusax.models.network import Network, Params, Switches
-from diffusax.pipelines.denoisers import UNetDenoiser
-from diffusax.pipelines.families.family import Family
-from diffusax.samplers.processes import Process
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """The static options of `programs.decode`, a part of what is compiled: no leaf of a tree."""
-
-    upcast: bool
-    """Whether float16 parameters are cast to float32."""
-    normalize: bool
-    """Whether latents_mean and latents_std of the autoencoder count."""
+from diffusax.models.latents import LatentFormat
+from diffusax.models.network import Model, Network, Params
+from diffusax.pipelines.families.family import Denoiser, Family
+from diffusax.pipelines.plan import Decoding
+from diffusax.samplers.processes import Kind
 
 
 @dataclasses.dataclass
 class Components:
-    """Networks, parameters, tokenizers and the sampler, by the names in the checkpoint.
+    """Models, tokenizers and the sampler, by the names in the checkpoint.
 
-    What follows from networks and tokenizers is computed once; `forget` after changing these.
+    What follows from models and tokenizers is computed once; call `forget` after changing these.
     """
 
     family: Family
-    networks: dict[str, Network]
+    models: dict[str, Model]
     params: dict[str, Params]
+    """Where the models' parameters are kept."""
     tokenizers: dict[str, Any]
     scheduler: Any
     options: dict[str, Any]
     mesh: Mesh | None = None
     """Of several devices, over which parameters and batches are spread."""
-    switches: dict[str, Switches] = dataclasses.field(default_factory=dict)
-    """Of the models in a pipeline, which share them."""
-    process: Process | None = None
+    process: Kind | None = None
     """What the networks were trained for, as the scheduler says that they came with; None where
     nobody knows."""
 
+    @classmethod
+    def of(
+        cls, family: Family, networks: Mapping[str, Network], params: dict[str, Params], **rest: Any
+    ) -> "Components":
+        """Components of networks whose parameters, or shapes of them, are given apart."""
+        models = {name: Model(net, params.get(name)) for name, net in networks.items()}
+        return cls(family, models, params, **rest)
+
     def forget(self) -> None:
-        """Has what follows from networks and tokenizers computed again."""
+        """Clears what was computed of models and tokenizers, which have changed."""
         for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
             del vars(self)[name]
 
     @functools.cached_property
-    def denoiser(self) -> UNetDenoiser:
-        """The UNet with its ControlNets."""
-        controlnets = (net for name, net in self.networks.items() if name.startswith("controlnet"))
-        return UNetDenoiser(self.networks["unet"], tuple(controlnets))
+    def networks(self) -> dict[str, Network]:
+        """The networks of the models."""
+        return {name: model.network for name, model in self.models.items()}
+
+    @property
+    def controlnets(self) -> list[str]:
+        """The names of the ControlNets, in order."""
+        return [name for name in self.models if self.family.role(name) == "controlnet"]
+
+    @functools.cached_property
+    def denoiser(self) -> Denoiser:
+        """What the sampler asks for a prediction: the main network and its ControlNets."""
+        roles = ("denoiser", "controlnet")
+        return self.family.denoiser(
+            {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
+        )
 
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
@@ -65,17 +75,18 @@ class Components:
     @property
     def denoiser_params(self) -> dict[str, Params]:
         """What `denoiser` reads."""
-        return {k: v for k, v in self.params.items() if k.startswith(("unet", "controlnet"))}
+        return {name: self.params[name] for name in self.denoiser.components}
 
     @property
     def freeu(self) -> FreeU | None:
-        """The numbers that the UNet runs with, if it does with FreeU."""
-        return self.switches["unet"].freeu if "unet" in self.switches else None
+        """The numbers that the denoiser runs with, if it does with FreeU."""
+        model = self.models.get(self.family.names("denoiser")[0])
+        return None if model is None else model.switches.freeu
 
     @property
     def dtype(self) -> Any:
-        """The UNet's."""
-        return jax.tree.leaves(self.params["unet"])[0].dtype
+        """The denoiser's."""
+        return jax.tree.leaves(self.params[self.denoiser.components[0]])[0].dtype
 
     @functools.cached_property
     def text(self) -> list[tuple[Any, Network, str]]:
@@ -85,9 +96,9 @@ class Components:
             ValueError: there is none; embeddings must be given then.
         """
         found = [
-            (self.tokenizers[tokenizer], self.networks[encoder], encoder)
-            for tokenizer, encoder in self.family.text
-            if encoder in self.networks and tokenizer in self.tokenizers
+            (self.tokenizers[encoder.tokenizer], self.networks[encoder.name], encoder.name)
+            for encoder in self.family.text_encoders
+            if encoder.name in self.networks and encoder.tokenizer in self.tokenizers
         ]
         if not found:
             raise ValueError(
@@ -97,41 +108,34 @@ class Components:
         return found
 
     @functools.cached_property
-    def unet_config(self) -> Any:
-        """The UNet's config."""
-        return self.networks["unet"].config
+    def autoencoder_name(self) -> str:
+        """The autoencoder's name among the components."""
+        return self.family.names("autoencoder")[0]
 
     @functools.cached_property
-    def vae_config(self) -> Any:
-        """The autoencoder's config."""
-        return self.networks["vae"].config
+    def autoencoder(self) -> Network:
+        """The autoencoder's network."""
+        return self.networks[self.autoencoder_name]
+
+    @property
+    def autoencoder_params(self) -> Params:
+        """The autoencoder's parameters."""
+        return self.params[self.autoencoder_name]
 
     @functools.cached_property
-    def factor(self) -> int:
-        """Pixels per latent, in each direction."""
-        return self.vae_config.downsampling
-
-    @functools.cached_property
-    def context_dim(self) -> int:
-        """The width of what cross-attention looks at."""
-        dim = self.unet_config.cross_attention_dim
-        return dim[0] if isinstance(dim, tuple) else dim
+    def latents(self) -> LatentFormat:
+        """What the latents are."""
+        return self.family.latents(self.autoencoder.config)
 
     @functools.cached_property
     def default_size(self) -> tuple[int, int]:
-        """The height and width in pixels that the UNet was trained at."""
-        size = self.unet_config.sample_size or 64
-        rows, columns = size if isinstance(size, tuple) else (size, size)
-        return rows * self.factor, columns * self.factor
+        """The height and width in pixels that the denoiser was trained at."""
+        rows, columns = self.denoiser.sample_size
+        return rows * self.latents.factor, columns * self.latents.factor
 
-    @functools.cached_property
-    def upcasts(self) -> bool:
-        """Whether the autoencoder runs in float32 where its parameters are float16."""
-        return self.family.upcasts_vae and bool(getattr(self.vae_config, "force_upcast", False))
-
-    def decoding(self, *, normalized: bool) -> Decoding:
-        """How the autoencoder decodes. normalized: see `Job`."""
-        return Decoding(self.upcasts, normalized and self.family.normalizes_latents)
+    def decoding(self, *, normalize: bool = True) -> Decoding:
+        """How the autoencoder decodes; without `normalize`, by the scaling factor alone."""
+        return Decoding(self.latents.upcast, normalize and self.latents.normalize)
 
 
 class MultiControlNetModel:

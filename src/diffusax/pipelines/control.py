@@ -5,19 +5,20 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.images.pictures import load_image, target_size, to_control
 from diffusax.models.controlnet import guess_scales
-from diffusax.pictures import load_image, target_size, to_control
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import UNetDenoiser
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import count_images
-from diffusax.pipelines.tasks import Job, Task, crop_options, image_to_image, inpaint, text_to_image
+from diffusax.pipelines.tasks import Task, crop_options, image_to_image, inpaint, text_to_image
 
 
 def controlled(task: Task) -> Task:
     """The task with its plan steered by the pictures in `control_image`."""
 
-    def run(c: Components, call: Call) -> Job:
+    def run(c: Components, call: Call) -> PreparedRun:
         if task is text_to_image:
             # diffusers calls the ControlNet's picture `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
@@ -26,15 +27,18 @@ def controlled(task: Task) -> Task:
         if task is text_to_image:
             height, width = pictures[0].shape[2:4]
             call = dataclasses.replace(call, height=height, width=width)
-        job = task(c, call)
-        conditions = job.plan.conditions._replace(control=pictures)
-        knobs = job.plan.knobs._replace(control=control_weights(c.denoiser, call, job))
-        job.plan = job.plan._replace(conditions=conditions, knobs=knobs)
-        # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
-        job.normalized = task is not inpaint
-        # Nor do its pipelines with a ControlNet show the picture to the decoder.
-        job.kept = None
-        return job
+        prepared = task(c, call)
+        plan = prepared.plan
+        inputs = plan.step_inputs._replace(control=control_weights(c.denoiser, call, prepared))
+        conditions = plan.conditions._replace(control=pictures)
+        return dataclasses.replace(
+            prepared,
+            plan=plan._replace(conditions=conditions, step_inputs=inputs),
+            # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
+            decoding=c.decoding(normalize=task is not inpaint),
+            # Nor do its pipelines with a ControlNet show the image to the decoder.
+            decoder_condition=None,
+        )
 
     run.__name__ = f"control_{task.__name__}"
     return run
@@ -63,7 +67,7 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
             f"the control pictures must be a list with one entry for each of {nets} ControlNets "
             f"(got {len(per_net)})"
         )
-    options: dict[str, Any] = {"factor": c.factor}
+    options: dict[str, Any] = {"factor": c.latents.factor}
     if cropped and call.padding_mask_crop is not None:
         options |= crop_options(call, call.height or 0, call.width or 0)
     b = count_images(call)
@@ -71,14 +75,14 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
     return tuple(_per_prompt(array, b, call.num_images_per_prompt or 1) for array in arrays)
 
 
-def control_weights(denoiser: UNetDenoiser, call: Call, job: Job) -> np.ndarray:
-    """What each residual counts for, n m k r: see `Knobs.control`.
+def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndarray:
+    """What each residual counts for, n m k r: see `StepInputs.control`.
 
     Raises:
         ValueError: a list of scales or fractions has another length than there are ControlNets.
     """
-    nets, k, n = denoiser.controlnets, len(job.weights) + 1, len(job.schedule)
-    height = len(job.plan.knobs.rescale)
+    nets, k, n = denoiser.controlnets, len(run.weights) + 1, len(run.schedule)
+    height = len(run.plan.step_inputs.rescale)
     residuals = len(nets[0].shapes["controlnet_down_blocks"]) + 1
     weights = np.zeros((height, len(nets), k, residuals), np.float32)
     names = ("controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end")
@@ -120,5 +124,5 @@ def _with_size(task: Task, c: Components, call: Call) -> Call:
         return call
     picture = load_image(first)
     own = picture.height, picture.width
-    height, width = target_size(own, call.height, call.width, c.factor)
+    height, width = target_size(own, call.height, call.width, c.latents.factor)
     return dataclasses.replace(call, height=height, width=width)

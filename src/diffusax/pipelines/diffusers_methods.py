@@ -14,8 +14,6 @@ class DiffusersMethods:
     """Properties and methods of every pipeline, under diffusers' names."""
 
     parts: Components
-    unet: Any
-    vae: Any
     progress_bar_options: dict[str, Any]
     _guidance_scale: float | None
     _num_timesteps: int
@@ -23,19 +21,19 @@ class DiffusersMethods:
 
     @property
     def dtype(self) -> Any:
-        """The UNet's dtype."""
-        return self.unet.dtype
+        """The denoiser's dtype."""
+        return self.parts.dtype
 
     @property
     def device(self) -> Any:
-        """The device of the UNet's parameters."""
-        leaf = jax.tree.leaves(self.parts.params["unet"])[0]
+        """The device of the denoiser's parameters."""
+        leaf = jax.tree.leaves(self.parts.denoiser_params)[0]
         return next(iter(leaf.devices()))
 
     @property
     def vae_scale_factor(self) -> int:
         """Pixels per latent."""
-        return self.parts.factor
+        return self.parts.latents.factor
 
     @property
     def guidance_scale(self) -> float | None:
@@ -63,11 +61,11 @@ class DiffusersMethods:
 
     def enable_vae_tiling(self) -> None:
         """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
-        self.vae.enable_tiling()
+        self.parts.models[self.parts.autoencoder_name].enable_tiling()
 
     def disable_vae_tiling(self) -> None:
         """Decodes every picture in one piece."""
-        self.vae.disable_tiling()
+        self.parts.models[self.parts.autoencoder_name].disable_tiling()
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
         """Draws with FreeU (Si et al. 2023) from the next call on; other numbers compile nothing.
@@ -75,7 +73,7 @@ class DiffusersMethods:
         A zero among them is no FreeU, as in diffusers.
 
         Args:
-            s1: what the low frequencies of skip connections count for at the UNet's smallest maps.
+            s1: what the low frequencies of skip connections count for at the smallest maps.
             s2: the same at the next larger ones.
             b1: what half the channels of the backbone count for at the smallest maps.
             b2: the same at the next larger ones.
@@ -83,11 +81,11 @@ class DiffusersMethods:
         Raises:
             ValueError: one of them is not a finite number.
         """
-        self.unet.enable_freeu(s1, s2, b1, b2)
+        self.parts.models[self.parts.denoiser.components[0]].enable_freeu(s1, s2, b1, b2)
 
     def disable_freeu(self) -> None:
         """Draws without FreeU."""
-        self.unet.disable_freeu()
+        self.parts.models[self.parts.denoiser.components[0]].disable_freeu()
 
     def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Accepted, as diffusers' method of this name; pictures are the same up to rounding there.

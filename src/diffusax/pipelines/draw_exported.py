@@ -41,18 +41,18 @@ def main() -> None:
     # The sampler's table, guidance and sizes of the call that was exported; b images.
     inputs = load_file(HERE / "inputs.safetensors")
     b, *shape = inputs["plan.latents"].shape
-    guided = inputs["plan.knobs.weights"].shape[-1]
+    guided = inputs["plan.step_inputs.weights"].shape[-1]
 
     # Texts to tokens to embeddings: of the prompt and, with guidance, of the negative prompt.
     texts = [options.prompt, options.negative_prompt][: 1 + guided]
     files = map(str, sorted(HERE.glob("tokenizer*.json")))
     ids = [[e.ids for e in Tokenizer.from_file(file).encode_batch(texts)] for file in files]
-    tokens = {f"ids.{i}": jnp.array(rows, jnp.int32)[:, None] for i, rows in enumerate(ids)}
+    tokens = {f"tokens.ids.{i}": jnp.array(rows, jnp.int32)[:, None] for i, rows in enumerate(ids)}
     encoded = zip(*run("encode_texts", tokens))
     context, *pooled = (jnp.repeat(jnp.stack(parts, 1), b, 0) for parts in encoded)
     inputs["plan.conditions.context"] = context
     if pooled:
-        inputs["plan.conditions.added.text_embeds"] = pooled[0]
+        inputs["plan.conditions.pooled"] = pooled[0]
 
     # Noise: a key for each image, also for samplers that draw more on the way.
     seed = jax.random.key(options.seed)

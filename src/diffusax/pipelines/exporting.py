@@ -30,7 +30,7 @@ def parameter_files(c: Components, request: Request) -> dict[str, str]:
     if "encoders" in static:
         names = (name for _, _, name in c.text)
         return {f"params.{i}.": f"{name}.safetensors" for i, name in enumerate(names)}
-    return {"params.": "vae.safetensors"}
+    return {"params.": f"{c.autoencoder_name}.safetensors"}
 
 
 def write_parameters(
@@ -64,12 +64,12 @@ def write_example(
         folder: for the files.
     """
     plan = denoise.dynamic[denoise.program.dynamic.index("plan")]
-    job = task(c, _embedded(call, plan.conditions))
-    rows = np.int32(0), np.int32(len(job.schedule))
-    inputs = flat_arguments(denoise, ({}, np.zeros(0, np.float32), job.plan, *rows))
-    computed = ("state", "plan.conditions.context", "plan.conditions.added.text_embeds")
+    run = task(c, _embedded(call, plan.conditions))
+    rows = np.int32(0), np.int32(len(run.schedule))
+    inputs = flat_arguments(denoise, ({}, np.zeros(0, np.float32), run.plan, *rows))
+    computed = ("state", "plan.conditions.context", "plan.conditions.pooled")
     tensors = {name: np.asarray(x) for name, x in inputs.items() if name not in computed}
-    tensors["init_noise_sigma"] = np.array(job.schedule.init_noise_sigma, np.float32)
+    tensors["init_noise_sigma"] = np.array(run.schedule.init_noise_sigma, np.float32)
     write_tensors(folder / "inputs.safetensors", tensors)
     files = [folder / "inputs.safetensors"]
     for number, (tokenizer, _, _) in enumerate(c.text):
@@ -88,8 +88,8 @@ def _embedded(call: Call, conditions: Any) -> Call:
     changes: dict[str, Any] = {"prompt": None, "negative_prompt": None}
     for prefix in ("", "negative_"):
         changes[f"{prefix}prompt_embeds"] = zeros(conditions.context)
-        if "text_embeds" in (conditions.added or {}):
-            changes[f"{prefix}pooled_prompt_embeds"] = zeros(conditions.added["text_embeds"])
+        if conditions.pooled is not None:
+            changes[f"{prefix}pooled_prompt_embeds"] = zeros(conditions.pooled)
     return dataclasses.replace(call, **changes)
 
 

@@ -8,21 +8,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.latents import to_unit
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components, Decoding
-from diffusax.pipelines.denoisers import UNetDenoiser
-from diffusax.pipelines.families.family import Encoded, Family
-from diffusax.pipelines.programs import Kept, Plan
-from diffusax.pipelines.prompts import arrange_embeds, given_embeds, token_groups
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.families import Denoiser, Family
+from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, Prompt, Tokens
+from diffusax.pipelines.prompts import given_embeds, split_groups, stack_prompts, token_groups
+from diffusax.pipelines.sample import Sampled, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
-from diffusax.samplers import init_state
-
-_EMBEDS = ("prompt_embeds", "pooled_prompt_embeds")
-"""Names of arguments, in the order of what families' `encode` gives."""
 
 
 class Inputs(NamedTuple):
@@ -32,16 +27,18 @@ class Inputs(NamedTuple):
     embeddings stand for those of which there are some.
     plan: the run. Its table has no padding, so that the number of rows is static and the loop
     differentiable in reverse; its context is computed from the ids and the embeddings.
-    kept: see `Job`.
+    decoder_condition, decoding: see `PreparedRun`.
     embeds: embeddings under the names of the call's arguments, as far as it brought some:
     prompt_embeds n s d, pooled_prompt_embeds n p, and their negative_ forms.
+    lengths: g n, how many tokens count, where the family tells.
     """
 
     ids: tuple[Any, ...]
     plan: Plan
-    kept: Kept | None
+    decoder_condition: DecoderCondition | None
     embeds: dict[str, Any]
     decoding: Decoding
+    lengths: Any = None
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -56,23 +53,27 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
     # Whoever jits generate_fn compiles next, out of our sight.
     make_room()
-    job = task(c, call)
-    n, guided = len(job.schedule), bool(job.weights)
-    cut = jax.tree.map(lambda column: jnp.asarray(column[:n]), (job.plan.table, job.plan.knobs))
-    plan = job.plan._replace(table=cut[0], knobs=cut[1])
+    run = task(c, call)
+    n, guided = len(run.schedule), bool(run.weights)
+    columns = run.plan.table, run.plan.step_inputs
+    table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)
+    plan = run.plan._replace(table=table, step_inputs=inputs)
     embeds = {
         f"{prefix}{name}": leaf
         for prefix, leaves in given_embeds(c, call, guided=guided).items()
-        for name, leaf in zip(_EMBEDS, leaves)
+        for name, leaf in zip(c.family.embeds, leaves)
     }
-    decoding = c.decoding(normalized=job.normalized)
-    return Inputs(token_groups(c, call, guided=guided), plan, job.kept, embeds, decoding)
+    tokens = token_groups(c, call, guided=guided)
+    shown, decoding = run.decoder_condition, run.decoding
+    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
     """The function (params, inputs) -> pictures b H W 3 in [0, 1], float32."""
-    encoders = tuple((name, c.networks[name]) for _, name in c.family.text if name in c.networks)
-    return functools.partial(_run, c.family, encoders, c.denoiser, c.networks["vae"])
+    names = (encoder.name for encoder in c.family.text_encoders if encoder.name in c.networks)
+    encoders = tuple((name, c.networks[name]) for name in names)
+    vae = c.autoencoder_name, c.autoencoder
+    return functools.partial(_run, c.family, encoders, c.denoiser, vae)
 
 
 def _run(*args: Any) -> jax.Array:
@@ -83,27 +84,25 @@ def _run(*args: Any) -> jax.Array:
 def _generate(
     family: Family,
     encoders: tuple[tuple[str, Network], ...],
-    denoiser: UNetDenoiser,
-    vae: Network,
+    denoiser: Denoiser,
+    vae: tuple[str, Network],
     params: Params,
     inputs: Inputs,
 ) -> jax.Array:
     plan = inputs.plan
     found = _embed(family, encoders, params, inputs)
-    repeats = plan.latents.shape[0] // found[""][0].shape[0]
-    branches = plan.knobs.weights.shape[-1] + 1
-    context, *pooled = arrange_embeds(found, branches=branches, repeats=repeats)
-    added = plan.conditions.added
-    if pooled and added is not None:
-        added = {**added, "text_embeds": pooled[0]}
-    control = denoiser.embed(params, plan.conditions.control)
-    conditions = plan.conditions._replace(context=context, added=added, control=control)
-    plan = plan._replace(conditions=conditions)
-    state, rows = init_state(plan.latents), plan.table.timestep.shape[0]
-    state = programs.denoise_rows(denoiser, params, state, plan, 0, rows, rematerialize=True)
+    repeats = plan.latents.shape[0] // found[""].context.shape[0]
+    branches = plan.step_inputs.weights.shape[-1] + 1
+    prompt = stack_prompts(found, branches=branches, repeats=repeats)
+    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
+    plan = plan._replace(conditions=plan.conditions._replace(**told))
+    rows = plan.table.timestep.shape[0]
+    latents = sample(Sampled(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
-    images = programs.decode_pixels(vae, params["vae"], state[0], inputs.kept, **options)
-    return to_unit(images)
+    shown = inputs.decoder_condition
+    name, network = vae
+    images, _ = programs.decode(network, params[name], latents, shown, **options)
+    return images
 
 
 _compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
@@ -111,21 +110,22 @@ _compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
 
 def _embed(
     family: Family, encoders: tuple[tuple[str, Network], ...], params: Params, inputs: Inputs
-) -> dict[str, Encoded]:
+) -> dict[str, Prompt]:
     """What the prompts ("") and the negative prompts ("negative_") became, as far as they count."""
     embeds, found = inputs.embeds, {}
     for prefix in ("", "negative_"):
         if f"{prefix}prompt_embeds" in embeds:
-            names = _EMBEDS[: 1 + family.pooled]
-            found[prefix] = tuple(embeds[f"{prefix}{name}"] for name in names)
+            found[prefix] = Prompt(*(embeds[f"{prefix}{name}"] for name in family.embeds))
     if not inputs.ids:
         return found
     groups, n = inputs.ids[0].shape[:2]
+    tokens = jax.tree.map(
+        lambda x: x.reshape(groups * n, *x.shape[2:]), Tokens(inputs.ids, None, inputs.lengths)
+    )
     encoded = family.encode(
         tuple(network for _, network in encoders),
         tuple(params[name] for name, _ in encoders),
-        tuple(ids.reshape(groups * n, *ids.shape[2:]) for ids in inputs.ids),
+        tokens,
     )
     texts = [prefix for prefix in ("", "negative_") if prefix not in found]
-    halves = zip(*(jnp.split(leaf, groups) for leaf in encoded))
-    return found | dict(zip(texts, halves))
+    return found | dict(zip(texts, split_groups(encoded, groups)))

@@ -34,7 +34,7 @@ def per_row(
     return table
 
 
-def mix(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.Array:
+def apply_guidance(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.Array:
     """The guided prediction.
 
     Args:

@@ -11,11 +11,10 @@ from diffusax.checkpoints.files import fitting_variant
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
 from diffusax.files import load_json, write_json
-from diffusax.models.network import Model
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import scheduler_from_config
-from diffusax.text.tokenizer import CLIPTokenizer
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 """Components of diffusers' checkpoints that nothing here runs."""
@@ -25,34 +24,33 @@ WITHOUT_MEANING = frozenset(
 """Arguments of diffusers' from_pretrained that change nothing here."""
 
 
-def class_for(cls: Any, folder: Path, base: Any) -> Any:
-    """The class to load a folder with: `cls`, or for the base class the one that it names.
+CLASSES: dict[str, Any] = {}
+"""The classes of pipelines by name; each enters itself as it is defined."""
+
+
+def class_for(cls: Any, folder: Path) -> Any:
+    """The class to load a folder with: `cls`, or for one without a family the one that it names.
 
     Raises:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
     """
     class_name, _, _ = read_model_index(folder)
-    named = known_classes(base).get(class_name)
+    named = CLASSES.get(class_name)
     if named is None:
         raise ValueError(
             f"{folder / 'model_index.json'} asks for {class_name or 'no pipeline'}, which "
             "diffusax does not have"
         )
-    return fitting_class(cls, named, base, str(folder))
+    return fitting_class(cls, named, str(folder))
 
 
-def known_classes(base: Any) -> dict[str, Any]:
-    """The classes of pipelines by name."""
-    return {c.__name__: c for c in _subclasses(base) if hasattr(c, "task")}
-
-
-def fitting_class(cls: Any, named: Any, base: Any, source: str) -> Any:
-    """`cls`, or for the base class the one that the source names.
+def fitting_class(cls: Any, named: Any, source: str) -> Any:
+    """`cls`, or for a class without a family the one that the source names.
 
     Raises:
         ValueError: `cls` is for another family.
     """
-    if cls is base:
+    if not hasattr(cls, "family"):
         return named
     if named.family is not cls.family:
         raise ValueError(
@@ -79,30 +77,32 @@ def load_components(
     """
     _, listed, stored = read_model_index(folder)
     loaded = {k: v for k, v in stored.items() if k in dict(target.family.options)}
-    for name in target.component_names:
+    for component in target.all_components:
+        name, role = component.name, component.role
         if name in given:
             continue
         if name not in listed:
-            if name in target.family.optional:
+            if component.optional:
                 continue
-            hint = f"; give {name}=" if name in target.extra_components else ""
+            hint = f"; give {name}=" if component in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
-        if name == "scheduler":
+        if role == "scheduler":
             path = folder / name / "scheduler_config.json"
             config = {"_class_name": listed[name][1], **load_json(path)}
             try:
                 loaded[name] = scheduler_from_config(config)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
-        elif name.startswith("tokenizer"):
-            loaded[name] = CLIPTokenizer.from_folder(folder / name)
+        elif role == "tokenizer":
+            loaded[name] = component.kind.from_folder(folder / name)
         else:
-            kind = vae_dtype if name == "vae" and vae_dtype is not None else dtype
-            place = component_mesh(device, name) if isinstance(device, Mesh) else device
+            own = role == "autoencoder" and vae_dtype is not None
+            kind = vae_dtype if own else dtype
+            place = component_mesh(device, role) if isinstance(device, Mesh) else device
             options = {"dtype": kind, "device": place}
             names = [name]
-            if name == "controlnet":
-                names = sorted(p.name for p in folder.glob("controlnet*") if p.is_dir()) or names
+            if role == "controlnet":
+                names = sorted(p.name for p in folder.glob(f"{name}*") if p.is_dir()) or names
             models = [
                 load_network(folder / n, variant=fitting_variant(folder / n, variant), **options)
                 for n in names
@@ -115,7 +115,6 @@ def save_components(
     folder: Path,
     cls: Any,
     parts: Components,
-    models: dict[str, Model],
     *,
     variant: str | None,
     call_defaults: dict[str, float],
@@ -125,24 +124,22 @@ def save_components(
     Raises:
         ValueError: a network is a PyTorch module's; nothing is written then.
     """
-    for model in models.values():
+    for model in parts.models.values():
         check_saveable(model)
     listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
-    for name, model in models.items():
+    for name, model in parts.models.items():
         save_network(model, folder / name, variant=variant)
-        library = "transformers" if name.startswith("text") else "diffusers"
+        encodes = parts.family.role(name) == "text_encoder"
+        library = "transformers" if encodes else "diffusers"
         listed[name] = (library, model.class_name)
     for name, tokenizer in parts.tokenizers.items():
         tokenizer.save(folder / name)
-        listed[name] = ("transformers", "CLIPTokenizer")
-    if "controlnet_1" in listed:
-        listed = {k: v for k, v in listed.items() if not k.startswith("controlnet")}
-        listed["controlnet"] = ("diffusers", "MultiControlNetModel")
-    (folder / "scheduler").mkdir(parents=True, exist_ok=True)
-    write_json(folder / "scheduler" / "scheduler_config.json", parts.scheduler.to_config())
-    listed["scheduler"] = ("diffusers", parts.scheduler.class_name)
+        listed[name] = ("transformers", type(tokenizer).__name__)
+    if len(nets := parts.controlnets) > 1:
+        listed = {k: v for k, v in listed.items() if k not in nets}
+        listed[CONTROLNET.name] = ("diffusers", "MultiControlNetModel")
+    name = parts.family.scheduler_name
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    write_json(folder / name / "scheduler_config.json", parts.scheduler.to_config())
+    listed[name] = ("diffusers", parts.scheduler.class_name)
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
-
-
-def _subclasses(cls: Any) -> list[Any]:
-    return [s for child in cls.__subclasses__() for s in (child, *_subclasses(child))]

@@ -1,10 +1,9 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 from jax.sharding import Mesh
@@ -12,29 +11,30 @@ from jax.sharding import Mesh
 from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
-from diffusax.missing import hinting, missing_attribute
-from diffusax.models.network import Model, Params, cast_params, floating_dtype
-from diffusax.outputs import ImagePipelineOutput
+from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.missing import hinting
+from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.pipelines.ahead_of_time import AheadOfTime
-from diffusax.pipelines.arguments import as_list, check_call
-from diffusax.pipelines.components import Components, MultiControlNetModel
-from diffusax.pipelines.denoisers import control_names
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.attributes import ComponentAttribute
+from diffusax.pipelines.components import Components
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
-from diffusax.pipelines.families import Family
+from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.loading import (
+    CLASSES,
     IGNORED,
     WITHOUT_MEANING,
     class_for,
     load_components,
     save_components,
 )
+from diffusax.pipelines.output import output
 from diffusax.pipelines.placement import put_params
-from diffusax.pipelines.run import output, run_rows
+from diffusax.pipelines.sample import watch
+from diffusax.pipelines.step_callbacks import on_step_end
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
-from diffusax.samplers import Scheduler
-from diffusax.text.tokenizer import CLIPTokenizer
 
 
 @hinting(missing.PIPELINE)
@@ -51,17 +51,29 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     task: ClassVar[Any]
     """What the call does, a function of `diffusax.pipelines.tasks`."""
     __call__: Any
-    extra_components: ClassVar[tuple[str, ...]] = ()
+    extra_components: ClassVar[tuple[Component, ...]] = ()
+    """Those that this class has besides its family's."""
+    all_components: ClassVar[tuple[Component, ...]] = ()
+    """The components of this class, in diffusers' order."""
     component_names: ClassVar[tuple[str, ...]] = ()
-    """The components that this class has, in diffusers' order."""
+    """Their names."""
+    returns_flags: ClassVar[bool] = False
+    """Whether diffusers' tuple of a call has a second entry, what a safety checker found."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
     """What diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
 
+    if TYPE_CHECKING:
+        # Components are attributes that no type checker sees.
+        def __getattr__(self, name: str) -> Any: ...
+
     def __init_subclass__(cls) -> None:
-        tokenizers, encoders = zip(*cls.family.text)
-        names = ("vae", *encoders, *tokenizers, "unet", "scheduler")
-        cls.component_names = (*names, *cls.extra_components)
+        cls.all_components = (*cls.family.components, *cls.extra_components)
+        cls.component_names = tuple(component.name for component in cls.all_components)
+        for component in cls.all_components:
+            setattr(cls, component.name, ComponentAttribute(component))
+        if hasattr(cls, "task"):
+            CLASSES[cls.__name__] = cls
 
     def __init__(self, **components: Any):
         """The pipeline of these components, under the names in a checkpoint.
@@ -70,10 +82,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             ValueError: one is missing, unknown, or of the wrong type.
         """
         enable_compilation_cache()
-        names = self.component_names
         options = dict(self.family.options)
-        self.__dict__["parts"] = Components(self.family, {}, {}, {}, None, options)
-        self.__dict__["_models"] = {}
+        self.parts = Components(self.family, {}, {}, {}, None, options)
         self.progress_bar_options: dict[str, Any] = {}
         self.call_defaults: dict[str, float] = {}
         self._guidance_scale: float | None = None
@@ -81,58 +91,25 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         for name, value in components.items():
             if name in options:
                 options[name] = bool(value)
-            elif name in names:
+            elif name in self.component_names:
                 setattr(self, name, value)
             elif name not in IGNORED:
                 raise ValueError(f"{type(self).__name__} has no component {name!r}")
-        for name in names:
-            if name not in self.family.optional and components.get(name) is None:
-                raise ValueError(f"{type(self).__name__} needs {name}")
-        for tokenizer, encoder in self.family.text:
-            if tokenizer in self.parts.tokenizers and encoder in self.parts.networks:
-                config = self.parts.networks[encoder].config
-                limits = config.vocab_size, config.max_position_embeddings
-                self.parts.tokenizers[tokenizer].check_fits(*limits)
-        # The UNet's first: that of the others may be only this process's part of it.
-        known = sorted(self.parts.params, key=lambda name: name != "unet")
+        for component in self.all_components:
+            if not component.optional and components.get(component.name) is None:
+                raise ValueError(f"{type(self).__name__} needs {component.name}")
+        self._check_tokenizers()
+        # The denoiser's first: that of the others may be only this process's part of it.
+        first = self.family.names("denoiser")[0]
+        known = sorted(self.parts.params, key=lambda name: name != first)
         meshes = (mesh_of(self.parts.params[name]) for name in known)
         self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
-            self.scheduler = type(scheduler).from_config(scheduler.config, **old)
+            self.parts.scheduler = type(scheduler).from_config(scheduler.config, **old)
         # Those that are assigned later may have lost it: `FlowMatchEulerDiscreteScheduler()`.
-        self.parts.process = self.scheduler.process
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.component_names:
-            object.__setattr__(self, name, value)
-            return
-        self.parts.forget()
-        if name == "scheduler":
-            self.parts.scheduler = _checked(name, value, Scheduler, "EulerDiscreteScheduler")
-        elif name.startswith("tokenizer"):
-            tokenizers = self.parts.tokenizers
-            if value is None:
-                tokenizers.pop(name, None)
-            else:
-                tokenizers[name] = _checked(name, value, CLIPTokenizer, "CLIPTokenizer")
-        elif name == "controlnet":
-            self._set_controlnets(value)
-        else:
-            self._set_model(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.component_names:
-            raise missing_attribute(type(self), name)
-        if name == "scheduler":
-            return self.parts.scheduler
-        if name.startswith("tokenizer"):
-            return self.parts.tokenizers.get(name)
-        if name == "controlnet":
-            nets = [self._models[n] for n in self._models if n.startswith("controlnet")]
-            return nets[0] if len(nets) == 1 else MultiControlNetModel(nets)
-        return self._models.get(name)
+        self.parts.process = self.parts.scheduler.process
 
     def spread_over(self, mesh: Mesh | str | None) -> Self:
         """The pipeline itself, with its parameters over a mesh, as `from_pretrained(mesh=)` has it.
@@ -145,9 +122,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             check_processes(mesh)
             self.parts.mesh = mesh
             self.parts.forget()
-            for name, network in self.parts.networks.items():
-                params = put_params(self.parts.mesh, name, network, self.parts.params[name])
-                self.parts.params[name] = params
+            self.params = dict(self.parts.params)
         return self
 
     @property
@@ -167,10 +142,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
                 f"params must have the components {', '.join(self.parts.params)} "
                 f"(got {', '.join(params)})"
             )
-        mesh, networks = self.parts.mesh, self.parts.networks
-        if mesh is not None:
-            params = {k: put_params(mesh, k, networks[k], p) for k, p in params.items()}
-        self.parts.params.update(params)
+        self.parts.params.update({name: self._placed(name, p) for name, p in params.items()})
 
     @property
     def components(self) -> dict[str, Any]:
@@ -253,7 +225,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         hub |= {"variant": variant, "local_files_only": local_files_only}
         devices = devices_for(device, mesh)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
-        target = class_for(cls, folder, DiffusionPipeline)
+        target = class_for(cls, folder)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
@@ -274,7 +246,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     ) -> Self:
         """The pipeline of the same class with the weights of a PyTorch diffusers pipeline.
 
-        Parameters are copied out of its modules. A UNet, autoencoder or text encoder that diffusax
+        Parameters are copied out of its modules. A denoiser, autoencoder or text encoder that diffusax
         does not have is traced as the PyTorch module that it is, and runs in the same programs.
 
         Args:
@@ -287,10 +259,9 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             ValueError: diffusax lacks the class or a component; says which.
             ImportError: torch or torchax is missing.
         """
-        # From a layer above, which needs PyTorch.
-        native = importlib.import_module("diffusax.interop.torch.native")
         devices = devices_for(device, mesh)
-        return native.convert(cls, DiffusionPipeline, pipe, dtype=dtype, devices=devices)
+        made: Self = CONVERTERS["torch"](cls, pipe, dtype=dtype, devices=devices)
+        return made
 
     def save_pretrained(
         self,
@@ -305,7 +276,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         """
         check_safe(safe_serialization)
         options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
-        save_components(Path(save_directory), type(self), self.parts, self._models, **options)
+        save_components(Path(save_directory), type(self), self.parts, **options)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
@@ -338,57 +309,46 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
-    def _draw(self, given: dict[str, Any]) -> Any:
-        """A call: `given` holds its arguments, as `locals()` has them."""
+    def _generate(self, given: dict[str, Any]) -> Any:
+        """The result of a call with these arguments, by name."""
         call = check_call(given)
         mesh = self.parts.local_mesh
         with in_mesh(mesh):
-            job = self.task(self.parts, call)
+            run = self.task(self.parts, call)
         # What callbacks ask the pipeline for.
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
-        vars(self)["_num_timesteps"] = len(job.schedule)
-        latents = run_rows(self, job, call)
-        options: dict[str, Any] = {"normalized": job.normalized, "kept": job.kept}
-        options["tiled"] = self._models["vae"].tiling
-        images = output(self.parts, latents, call.output_type, **options)
-        images = images if job.finish is None else job.finish(images)
+        vars(self)["_num_timesteps"] = len(run.schedule)
+        latents = watch(
+            self.parts,
+            run,
+            on_step_end(self, call),
+            interrupted=lambda: self._interrupt,
+            bar=self.progress_bar_options,
+        )
+        tiled = self.parts.models[self.parts.autoencoder_name].tiling
+        images = output(self.parts, latents, run, call.output_type, tiled=tiled)
+        images = images if run.finish is None else run.finish(images)
         if call.return_dict:
             return ImagePipelineOutput(images)
-        return (images,) if self.family.pooled else (images, None)
+        return (images, None) if self.returns_flags else (images,)
 
-    def _set_model(self, name: str, value: Any) -> None:
-        if value is None and name in self.family.optional:
-            self._remove_model(name)
-            return
-        model = _checked(name, value, Model, "AutoencoderKL.from_pretrained(...)")
-        self._remove_model(name)
-        self.parts.networks[name] = model.network
-        self._models[name] = model.bound_to(self.parts.params, name)
-        self.parts.switches[name] = self._models[name].switches
-        if (mesh := self.parts.mesh) is not None:
-            self.parts.params[name] = put_params(mesh, name, model.network, model.params)
+    def _placed(self, name: str, params: Params) -> Params:
+        """A model's parameters where they belong."""
+        if self.parts.mesh is None:
+            return params
+        network = self.parts.models[name].network
+        return put_params(self.parts.mesh, self.family.role(name), network, params)
 
-    def _remove_model(self, name: str) -> None:
+    def _check_tokenizers(self) -> None:
         parts = self.parts
-        if name in self._models:
-            # Whoever holds it can put it back.
-            self._models[name].keep_params()
-        for held in (self._models, parts.networks, parts.params, parts.switches):
-            held.pop(name, None)
-
-    def _set_controlnets(self, value: Any) -> None:
-        nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
-        for name in [n for n in self._models if n.startswith("controlnet")]:
-            self._remove_model(name)
-        if not nets:
-            raise ValueError("controlnet is an empty list; give at least one")
-        for name, net in zip(control_names(len(nets)), nets):
-            self._set_model(name, net)
+        for encoder in self.family.text_encoders:
+            tokenizer, model = (
+                parts.tokenizers.get(encoder.tokenizer),
+                parts.models.get(encoder.name),
+            )
+            if tokenizer is not None and model is not None and hasattr(tokenizer, "check_fits"):
+                tokenizer.check_fits(model.config.vocab_size, model.config.max_position_embeddings)
 
 
-def _checked(name: str, value: Any, kind: Any, example: str) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(
-            f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
-        )
-    return value
+CONVERTERS: dict[str, Callable[..., Any]] = {}
+"""What makes pipelines of other libraries' ones, entered by the layers above."""

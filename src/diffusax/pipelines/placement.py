@@ -4,23 +4,24 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.programs import Plan
+from diffusax.pipelines.families.family import Role
+from diffusax.pipelines.plan import Plan
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.mesh import tree_sharding
 
 
-def component_mesh(mesh: Mesh, name: str) -> Mesh:
-    """The part of the mesh that a component lies on.
+def component_mesh(mesh: Mesh, role: Role) -> Mesh:
+    """The part of the mesh that a component of a role lies on.
 
-    Denoisers lie on the whole of it. The rest works for the images of its own process, on the
-    devices of that process.
+    Denoisers and ControlNets lie on the whole of it. The rest works for the images of its own
+    process, on the devices of that process.
     """
-    return mesh if name.startswith(("unet", "controlnet")) else mesh.local_mesh
+    return mesh if role in ("denoiser", "controlnet") else mesh.local_mesh
 
 
-def put_params(mesh: Mesh, name: str, network: Network, params: Params) -> Params:
+def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:
     """A component's parameters on the mesh; those that lie there already stay."""
-    shardings = tree_sharding(component_mesh(mesh, name), params, network.tensor_rules)
+    shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
     return jax.device_put(params, shardings)
 
 
@@ -39,9 +40,9 @@ def plan_sharding(mesh: Mesh, plan: Plan) -> Plan:
 def image_axes(plan: Plan) -> Plan:
     """Which axis of each array of a plan counts images."""
     table = 1 if plan.table.timestep.ndim == 2 else NO_IMAGES
-    knobs = 1 if plan.knobs.rescale.ndim == 2 else NO_IMAGES
+    inputs = 1 if plan.step_inputs.rescale.ndim == 2 else NO_IMAGES
     axes = jax.tree.map(lambda _: 0, plan)
     return axes._replace(
         table=jax.tree.map(lambda _: table, plan.table),
-        knobs=jax.tree.map(lambda _: knobs, plan.knobs),
+        step_inputs=jax.tree.map(lambda _: inputs, plan.step_inputs),
     )

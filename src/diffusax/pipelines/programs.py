@@ -6,82 +6,34 @@ shapes, compile nothing. What compiles is listed in the README under "Shapes and
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser, spread
-from diffusax.pipelines.guidance import mix
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.plan import DecoderCondition, Plan, repeat_branches
 from diffusax.runtime.mesh import split_images
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
 from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 
 
-class Knobs(NamedTuple):
-    """What may change from row to row, besides the sampler. A row's values may be one per image.
-
-    weights: n k-1, of guidance. rescale: n. control: n m k r, what each of the r residuals of each
-    of m ControlNets counts for in each branch; None without ControlNets. freeu: n 4, the numbers of
-    `FreeU`; None without it.
-    """
-
-    weights: Any
-    rescale: Any
-    control: Any = None
-    freeu: Any = None
-
-
-class Known(NamedTuple):
-    """Latents that are given, as in inpainting: what the mask leaves out is put back at each row.
-
-    mask: b h w 1, one where to draw. latents, noise: b h w c.
-    """
-
-    mask: Any
-    latents: Any
-    noise: Any
-
-
-class Kept(NamedTuple):
-    """What a decoder is shown that sees what inpainting keeps (AsymmetricAutoencoderKL).
-
-    image: b H W 3 in [-1, 1]. mask: b H W 1, zero where the image is kept.
-    """
-
-    image: Any
-    mask: Any
-
-
-class Plan(NamedTuple):
-    """One run of the sampler, all of it data."""
-
-    latents: Any
-    """b h w c, what the run starts from."""
-    conditions: Conditions
-    table: Table
-    knobs: Knobs
-    noise: Any
-    """One random key per image (b), or the noise of the row that is run next (b h w c)."""
-    known: Known | None = None
-
-
 @functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
 def denoise(
-    denoiser: UNetDenoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
+    denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
     """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents.
 
-    The plan's control pictures are embedded, see `embed_control`.
+    The plan's control images are embedded, see `embed_control`.
     """
-    return denoise_rows(denoiser, params, state, plan, start, stop)
+    return advance(denoiser, params, state, plan, start, stop)
 
 
-def denoise_rows(
-    denoiser: UNetDenoiser,
+def advance(
+    denoiser: Denoiser,
     params: Params,
     state: jax.Array,
     plan: Plan,
@@ -90,49 +42,41 @@ def denoise_rows(
     *,
     rematerialize: bool = False,
 ) -> jax.Array:
-    """As `denoise`, not compiled by itself.
+    """As `denoise`, a pure function; static bounds let a gradient go back through the rows.
 
     rematerialize: compute predictions again for a gradient instead of keeping what led to them.
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
-    b, k = state.shape[1], plan.knobs.weights.shape[-1] + 1
-    conditions = jax.tree.map(lambda y: spread(y, k), plan.conditions)
+    b, k = state.shape[1], plan.step_inputs.weights.shape[-1] + 1
+    conditions = jax.tree.map(lambda y: repeat_branches(y, k), plan.conditions)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
-        knobs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.knobs)
-        branches = spread(x[:, None], k)
-        t = spread(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = predict(params, branches, t, conditions, knobs.control, knobs.freeu)
+        inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
+        branches = repeat_branches(x[:, None], k)
+        t = repeat_branches(jnp.broadcast_to(timestep, (b,))[:, None], k)
+        y = predict(params, branches, t, conditions, inputs)
         y = y.astype(jnp.float32)[..., : x.shape[-1]]
-        return mix(y.reshape(b, k, *y.shape[1:]), knobs.weights, knobs.rescale)
+        return denoiser.guide(y.reshape(b, k, *y.shape[1:]), inputs)
 
     def draw(i: jax.Array) -> jax.Array:
         return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
 
     def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
-        assert plan.known is not None
-        given = signal * plan.known.latents + noise * plan.known.noise
-        return (1 - plan.known.mask) * given + plan.known.mask * x
+        assert plan.inpainting is not None
+        given = signal * plan.inpainting.latents + noise * plan.inpainting.noise
+        return (1 - plan.inpainting.mask) * given + plan.inpainting.mask * x
 
-    constrain = None if plan.known is None else put_back
+    constrain = None if plan.inpainting is None else put_back
     return run(model, state, plan.table, start, stop, draw, constrain)
 
 
-@functools.partial(Program, static=("denoiser",), shape_of="pictures")
+@functools.partial(Program, static=("denoiser",), shape_of="images")
 def embed_control(
-    denoiser: UNetDenoiser, params: Params, pictures: tuple[jax.Array, ...]
+    denoiser: Denoiser, params: Params, images: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    """The pictures of `Conditions.control` as `denoise` wants them; see `UNetDenoiser.embed`."""
-    return denoiser.embed(params, pictures)
-
-
-def with_control(denoiser: UNetDenoiser, params: Params, plan: Plan) -> Plan:
-    """The plan with its control pictures, if any, embedded."""
-    if not plan.conditions.control:
-        return plan
-    hints = embed_control(denoiser, params, plan.conditions.control)
-    return plan._replace(conditions=plan.conditions._replace(control=hints))
+    """The images of `Conditions.control` as `denoise` wants them; see `Denoiser.embed`."""
+    return denoiser.embed(params, images)
 
 
 @jax.jit
@@ -190,13 +134,13 @@ def decode(
     vae: Network,
     params: Params,
     latents: jax.Array,
-    kept: Kept | None = None,
+    condition: DecoderCondition | None = None,
     *,
     upcast: bool,
     normalize: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Latents b h w z to pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
-    images = decode_pixels(vae, params, latents, kept, upcast=upcast, normalize=normalize)
+    images = decode_pixels(vae, params, latents, condition, upcast=upcast, normalize=normalize)
     finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
     return to_unit(images), finite
 
@@ -206,7 +150,7 @@ def decode_pixels(
     vae: Network,
     params: Params,
     latents: jax.Array,
-    kept: Kept | None = None,
+    condition: DecoderCondition | None = None,
     *,
     upcast: bool,
     normalize: bool,
@@ -214,12 +158,12 @@ def decode_pixels(
     """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
     params = _upcast(params) if upcast else params
     z = unscale_latents(vae.config, latents, normalize=normalize)
-    shown = {} if kept is None else kept._asdict()
+    shown = {} if condition is None else condition._asdict()
     return vae.apply(params, z, method="decode", **shown).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))
-def arrange(
+def stack_branches(
     branches: tuple[Any, ...], *, order: tuple[int | None, ...], repeats: int
 ) -> tuple[jax.Array, ...]:
     """What some prompts became, as leaves of `Conditions`: (n repeats) k ....
@@ -236,7 +180,7 @@ def arrange(
 
 
 def batch_plans(plans: list[Plan]) -> Plan:
-    """Plans of one shape as one plan, in which every image keeps its own sampler and knobs.
+    """Plans of one shape as one plan, in which every image keeps its own sampler and inputs.
 
     Keys, not handed-in noise, must be their randomness.
     """
@@ -246,7 +190,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
 
     sizes = [plan.latents.shape[0] for plan in plans]
     spread_rows = [
-        jax.tree.map(lambda c, b=b: jnp.repeat(jnp.asarray(c)[:, None], b, 1), plan.knobs)
+        jax.tree.map(lambda c, b=b: jnp.repeat(jnp.asarray(c)[:, None], b, 1), plan.step_inputs)
         for plan, b in zip(plans, sizes)
     ]
     tables = [plan.table for plan, b in zip(plans, sizes) for _ in range(b)]
@@ -256,7 +200,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
         stack_tables(tables),
         join(1, spread_rows),
         jnp.concatenate([plan.noise for plan in plans]),
-        None if plans[0].known is None else join(0, [plan.known for plan in plans]),
+        None if plans[0].inpainting is None else join(0, [plan.inpainting for plan in plans]),
     )
 
 
@@ -276,7 +220,7 @@ def tile(x: jax.Array, b: int) -> jax.Array:
 
 @jax.jit
 def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
-    """An inpainting UNet's further input, b 1 h w c+1: the mask, then the masked latents."""
+    """An inpainting network's further input, b 1 h w c+1: the mask, then the masked latents."""
     return jnp.concatenate([mask, latents], axis=-1)[:, None]
 
 

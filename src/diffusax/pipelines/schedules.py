@@ -10,12 +10,21 @@ from diffusax.samplers.runs import cached_schedule
 
 
 def make_schedule(
-    c: Components, call: Call, *, from_image: bool = False, strength: float = 1.0
+    c: Components,
+    call: Call,
+    size: tuple[int, int],
+    *,
+    from_image: bool = False,
+    strength: float = 1.0,
 ) -> Schedule:
     """The rows of the run, cut at what strength, denoising_start and denoising_end say.
 
-    from_image: whether the run starts from a picture, and so where the strength says. strength: the
-    sampler's own, as consistency models have it.
+    Args:
+        c: the components.
+        call: the call.
+        size: height and width of the image in pixels, which some families' levels depend on.
+        from_image: whether the run starts from an image, and so where the strength says.
+        strength: the sampler's own, as consistency models have it.
 
     Raises:
         ValueError: nothing is left of the run, or the sampler is for other networks.
@@ -31,6 +40,7 @@ def make_schedule(
         "eta": call.eta or 0.0,
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
+        **c.family.schedule_options(c, call, size),
     }
     last = call.denoising_end or 0.0
     if not from_image and not 0 < last < 1:

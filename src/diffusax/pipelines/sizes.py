@@ -15,19 +15,18 @@ def count_images(call: Call) -> int:
 
 
 def image_size(c: Components, call: Call) -> tuple[int, int]:
-    """Height and width in pixels, by default those that the UNet was trained at.
+    """Height and width in pixels, by default those that the denoiser was trained at.
 
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor.
     """
-    height, width = c.default_size
+    (height, width), factor = c.default_size, c.latents.factor
     size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
-        if value < c.factor or value % c.factor:
-            low = max(value // c.factor, 1) * c.factor
+        if value < factor or value % factor:
+            low = max(value // factor, 1) * factor
             raise ValueError(
-                f"{name} must be divisible by {c.factor} (got {value}); use {low} or "
-                f"{low + c.factor}"
+                f"{name} must be divisible by {factor} (got {value}); use {low} or {low + factor}"
             )
     _check_memory(c, count_images(call), *size)
     return size
@@ -38,7 +37,7 @@ def _check_memory(c: Components, b: int, height: int, width: int) -> None:
     if jax.default_backend() != "cpu" or (total := host_memory()) is None:
         return
     # The decoder's last level, its input and output in float32: a lower bound.
-    channels = getattr(c.vae_config, "block_out_channels", (64,))[0]
+    channels = getattr(c.autoencoder.config, "block_out_channels", (64,))[0]
     needed = b * height * width * channels * 8
     if needed > total:
         raise ValueError(
@@ -50,7 +49,7 @@ def _check_memory(c: Components, b: int, height: int, width: int) -> None:
 def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
     """Height and width in pixels of pictures, or of the pictures that latents stand for."""
     _, height, width, _ = pixels.shape
-    factor = c.factor if are_latents(pixels) else 1
+    factor = c.latents.factor if are_latents(pixels) else 1
     return height * factor, width * factor
 
 
@@ -59,21 +58,17 @@ def are_latents(pixels: np.ndarray) -> bool:
     return pixels.shape[-1] != 3
 
 
-def latent_shape(c: Components, height: int, width: int) -> tuple[int, int, int]:
-    """h w c of one picture's latents."""
-    return height // c.factor, width // c.factor, c.vae_config.latent_channels
-
-
 def require_channels(c: Components, expected: int, task: str) -> None:
-    """Raises ValueError unless the UNet has the input channels that the task feeds."""
-    actual = c.unet_config.in_channels
+    """Raises ValueError unless the denoiser has the input channels that the task feeds."""
+    actual = c.denoiser.in_channels
     if actual == expected:
         return
-    latent = c.vae_config.latent_channels
+    latent = c.latents.channels
     made_for = {
         latent: "text to image",
         2 * latent + 1: "inpainting",
         2 * latent: "InstructPix2Pix",
     }
     hint = f"; it is made for {made_for[actual]}" if actual in made_for else ""
-    raise ValueError(f"{task} needs a UNet with {expected} input channels (got {actual}){hint}")
+    name = c.denoiser.components[0]
+    raise ValueError(f"{task} needs a {name} with {expected} input channels (got {actual}){hint}")

@@ -4,25 +4,28 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
-from diffusax.masks import apply_overlay, get_crop_region, to_mask
-from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
+from diffusax.images.pictures import nearest, to_pixels
 from diffusax.models.freeu import freeu_rows
-from diffusax.pictures import nearest, to_pixels
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.denoisers import Conditions
-from diffusax.pipelines.programs import Kept, Knobs, Known, Plan
+from diffusax.pipelines.plan import (
+    DecoderCondition,
+    Images,
+    Inpainting,
+    Plan,
+    PreparedRun,
+    StepInputs,
+)
 from diffusax.pipelines.prompts import embed_prompts
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
     are_latents,
     count_images,
     image_size,
-    latent_shape,
     pixel_size,
     require_channels,
 )
@@ -31,86 +34,65 @@ from diffusax.samplers import Schedule
 
 _NOT_SAMPLED = ("AutoencoderTiny",)
 """Autoencoders that give latents, and no distribution of them."""
-_embed_scale = jax.jit(guidance_scale_embedding, static_argnums=1)
 
-Images = list[Any]
-
-
-@dataclasses.dataclass
-class Job:
-    """A plan with what the host needs to run it."""
-
-    plan: Plan
-    schedule: Schedule
-    noise: Noise
-    weights: tuple[float, ...]
-    """Of guidance, one fewer than branches."""
-    finish: Callable[[Images], Images] | None = None
-    """What becomes of the pictures, where the call asks for more than to decode them."""
-    scale: float | None = None
-    """Of guidance, where a callback has set another one than the call's."""
-    normalized: bool = True
-    """Whether latents_mean and latents_std count in decoding, where the family knows them."""
-    kept: Kept | None = None
-    """What the decoder is shown beside the latents, if it takes anything."""
+Task = Callable[[Components, Call], PreparedRun]
 
 
-Task = Callable[[Components, Call], Job]
-
-
-def text_to_image(c: Components, call: Call) -> Job:
+def text_to_image(c: Components, call: Call) -> PreparedRun:
     """Prompts to pictures."""
     b, height, width = count_images(call), *image_size(c, call)
-    shape = latent_shape(c, height, width)
+    shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     noise = noise_source(call.noise, call.seed, b)
-    schedule = make_schedule(c, call)
+    schedule = make_schedule(c, call, (height, width))
     x = _pure_noise(call, noise, schedule, b, shape)
-    return make_job(c, call, schedule, noise, x, size=(height, width))
+    return prepare_run(c, call, schedule, noise, x, size=(height, width))
 
 
-def image_to_image(c: Components, call: Call) -> Job:
+def image_to_image(c: Components, call: Call) -> PreparedRun:
     """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
-    return _draw_over(c, call, make_schedule(c, call, from_image=True))
+    return _draw_over(c, call, from_image=True)
 
 
-def consistency_image_to_image(c: Components, call: Call) -> Job:
+def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
     """As `image_to_image` for consistency models: all steps are taken, below the strength."""
-    return _draw_over(c, call, make_schedule(c, call, strength=call.strength))
+    return _draw_over(c, call, strength=call.strength)
 
 
-def _draw_over(c: Components, call: Call, schedule: Schedule) -> Job:
+def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
+    """start: see `make_schedule`."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
     pixels = _pixels(c, call, call.height, call.width)
     size = pixel_size(c, pixels)
-    shape = latent_shape(c, *size)
+    schedule = make_schedule(c, call, size, **start)
+    shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "image to image")
     if call.latents is not None:
         x = check_latents(call.latents, b, *shape)
     else:
-        x = encode(c, noise, pixels, b, normalize=c.family.normalizes_latents, per_seed=True)
+        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=True)
         if call.denoising_start is None:
             x = _noised(schedule, x, noise.draw("start", shape))
-    return make_job(c, call, schedule, noise, x, size=size)
+    return prepare_run(c, call, schedule, noise, x, size=size)
 
 
-def inpaint(c: Components, call: Call) -> Job:
+def inpaint(c: Components, call: Call) -> PreparedRun:
     """Pictures drawn anew where the mask is white.
 
-    A UNet with as many channels as the latents keeps the rest by putting it back after each row;
+    A network with as many channels as the latents keeps the rest by putting it back after each row;
     one with more is given the mask and the masked picture beside the latents.
     """
     b, height, width = count_images(call), *image_size(c, call)
     noise = noise_source(call.noise, call.seed, b)
     # diffusers puts the picture back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    schedule = make_schedule(c, call, from_image=True).ending_clean
+    schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
     crop = crop_options(call, height, width)
     pixels = _pixels(c, call, height, width, **crop)
-    mask = to_mask(_required(call, "mask_image"), height, width, factor=c.factor, **crop)
-    shape = latent_shape(c, height, width)
-    own_channels = c.unet_config.in_channels == shape[-1]
+    mask = to_mask(_required(call, "mask_image"), height, width, factor=c.latents.factor, **crop)
+    shape = c.latents.shape(height, width)
+    own_channels = c.denoiser.in_channels == shape[-1]
     if not own_channels:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
@@ -131,7 +113,7 @@ def inpaint(c: Components, call: Call) -> Job:
     small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
     own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
-        own["known"] = Known(small, clean, eps)
+        own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
         if encodes and isinstance(noise, TorchNoise):
             # diffusers encodes the masked picture in any case, which takes its numbers.
@@ -139,25 +121,21 @@ def inpaint(c: Components, call: Call) -> Job:
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
-    job = make_job(c, call, schedule, noise, x, **own)
-    job.kept = _kept(c, call, pixels, mask, b)
-    if call.padding_mask_crop is not None:
-        coords = crop["crops_coords"]
-        job.finish = lambda images: [
-            apply_overlay(call.mask_image, call.image, drawn, coords) for drawn in images
-        ]
-    return job
+    run = prepare_run(c, call, schedule, noise, x, **own)
+    shown = _decoder_condition(c, call, pixels, mask, b)
+    finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
+    return dataclasses.replace(run, decoder_condition=shown, finish=finish)
 
 
-def instruct(c: Components, call: Call) -> Job:
+def instruct(c: Components, call: Call) -> PreparedRun:
     """Pictures edited as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
-    schedule = make_schedule(c, call)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
     pixels = _pixels(c, call, *resized)
     size = pixel_size(c, pixels)
-    shape = latent_shape(c, *size)
+    schedule = make_schedule(c, call, size)
+    shape = c.latents.shape(*size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
     image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
     x = _pure_noise(call, noise, schedule, b, shape)
@@ -167,11 +145,11 @@ def instruct(c: Components, call: Call) -> Job:
     if scale > 1 and call.image_guidance_scale >= 1:
         weights = guidance.instruct(scale, call.image_guidance_scale)
     order = (0, 0, None) if weights else (0,)
-    (channels,) = programs.arrange(((image,),), order=order, repeats=1)
-    return make_job(c, call, schedule, noise, x, size=size, channels=channels, weights=weights)
+    (channels,) = programs.stack_branches(((image,),), order=order, repeats=1)
+    return prepare_run(c, call, schedule, noise, x, size=size, channels=channels, weights=weights)
 
 
-def make_job(
+def prepare_run(
     c: Components,
     call: Call,
     schedule: Schedule,
@@ -180,34 +158,47 @@ def make_job(
     *,
     size: tuple[int, int],
     channels: Any = None,
-    known: Known | None = None,
+    inpainting: Inpainting | None = None,
     weights: tuple[float, ...] | None = None,
-) -> Job:
-    """The last part of every task: prompts to conditions, scales to knobs.
+    scales: np.ndarray | None = None,
+) -> PreparedRun:
+    """The last part of every task: prompts to conditions, scales to the inputs of each step.
 
-    size: height and width in pixels. weights: of guidance; by default classifier-free guidance's,
-    where the call asks for it and the UNet was not distilled from it.
+    Args:
+        c: the components.
+        call: the call.
+        schedule: the run.
+        noise: the source of random numbers.
+        latents: what the run starts from, b h w c.
+        size: height and width in pixels.
+        channels: see `Conditions`.
+        inpainting: see `Plan`.
+        weights: of guidance; by default classifier-free guidance's, where the call asks for it.
+        scales: b, the guidance scale of each image; by default the call's.
     """
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    distilled = getattr(c.unet_config, "time_cond_proj_dim", None)
     if weights is None:
-        weights = guidance.classifier_free(scale) if scale > 1 and distilled is None else ()
-    context, *pooled = embed_prompts(c, call, branches=1 + len(weights))
-    added = c.family.added(c, call, *pooled, *size) if c.family.added else None
-    if distilled is not None:
-        embedded = _embed_scale(np.full(context.shape[0], scale - 1, np.float32), distilled)
-        added = {**(added or {}), "timestep_cond": embedded[:, None]}
+        weights = guidance_weights(c, call)
+    prompt = embed_prompts(c, call, branches=1 + len(weights))
+    if scales is None:
+        scales = np.full(prompt.context.shape[0], scale, np.float32)
+    conditions = c.family.conditions(c, call, prompt, size, scales)._replace(channels=channels)
     table = programs.device_table(schedule)
     height, n = len(table.timestep), len(schedule)
     interval = call.guidance_start, call.guidance_end
-    knobs = Knobs(
+    inputs = StepInputs(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
         freeu=freeu_rows(c.freeu, height),
     )
-    conditions = Conditions(context, channels, added)
-    plan = Plan(latents, conditions, table, knobs, noise.keys, known)
-    return Job(plan, schedule, noise, weights)
+    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
+    return PreparedRun(plan, schedule, noise, weights, c.decoding())
+
+
+def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
+    """Those of classifier-free guidance; none where the denoiser is told the scale instead."""
+    scale = 1.0 if call.guidance_scale is None else call.guidance_scale
+    return () if scale <= 1 or c.denoiser.embeds_guidance else guidance.classifier_free(scale)
 
 
 def encode(
@@ -227,17 +218,17 @@ def encode(
     a seed for each image, whether fewer pictures are repeated before they are sampled.
     """
     _check_count(pixels, b, "image")
-    channels = c.vae_config.latent_channels
+    channels = c.latents.channels
     if are_latents(pixels):
         return programs.tile(pixels, b)
     eps = None
-    if noise is not None and c.networks["vae"].class_name not in _NOT_SAMPLED:
+    if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
-        height, width = (n // c.factor for n in pixels.shape[1:3])
+        height, width = (n // c.latents.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
-    options = {"upcast": c.upcasts, "scale": scale, "normalize": normalize}
-    vae, params = c.networks["vae"], c.params["vae"]
-    return programs.tile(programs.encode_image(vae, params, pixels, eps, **options), b)
+    options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
+    encoded = programs.encode_image(c.autoencoder, c.autoencoder_params, pixels, eps, **options)
+    return programs.tile(encoded, b)
 
 
 def _masked_latents(
@@ -246,29 +237,38 @@ def _masked_latents(
     """The picture without what is masked, as latents."""
     if call.masked_image_latents is not None:
         given, name = call.masked_image_latents, "masked_image_latents"
-        shape = len(given) if hasattr(given, "shape") else b, *latent_shape(c, *mask.shape[1:3])
+        shape = len(given) if hasattr(given, "shape") else b, *c.latents.shape(*mask.shape[1:3])
         given = check_latents(given, *shape, name=name)
         _check_count(given, b, name)
         return programs.tile(given, b)
     if are_latents(pixels):
         raise ValueError(
-            "masked_image_latents must be given where image is latents and the UNet takes the "
+            "masked_image_latents must be given where image is latents and the network takes the "
             "masked picture"
         )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
 
 
-def _kept(c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int) -> Kept | None:
+def _decoder_condition(
+    c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
+) -> DecoderCondition | None:
     """What an AsymmetricAutoencoderKL is shown when it decodes; others see latents alone."""
     shown = c.family.shows_kept and call.output_type != "latent"
-    if not shown or c.networks["vae"].class_name != "AsymmetricAutoencoderKL":
+    if not shown or c.autoencoder.class_name != "AsymmetricAutoencoderKL":
         return None
     if are_latents(pixels):
         raise ValueError(
             "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
             "decoder looks at it"
         )
-    return Kept(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
+    return DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
+
+
+def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:
+    """Puts what was generated of a part of the image back into the whole."""
+    return lambda images: [
+        apply_overlay(call.mask_image, call.image, image, coords) for image in images
+    ]
 
 
 def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
@@ -320,8 +320,8 @@ def check_latents(
 
 def _pixels(c: Components, call: Call, height: int | None, width: int | None, **crop: Any) -> Any:
     """The call's pictures, or latents in their place, see `to_pixels`."""
-    channels = c.vae_config.latent_channels
-    options: dict[str, Any] = {"factor": c.factor, "latent_channels": channels, **crop}
+    channels = c.latents.channels
+    options: dict[str, Any] = {"factor": c.latents.factor, "latent_channels": channels, **crop}
     return to_pixels(_required(call, "image"), height, width, **options)
 
 

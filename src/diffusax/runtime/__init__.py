@@ -1,1 +1,1 @@
-"""Devices, random numbers and compilation."""
+"""Devices, memory, random numbers and compilation."""

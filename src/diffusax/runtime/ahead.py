@@ -1,4 +1,4 @@
-"""Programs compiled several at once before they are called, and what they take of a device."""
+"""Compiles several programs at once before they are called, and measures their memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from diffusax.runtime.topology import cost_of
 
 
 def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:
-    """Compiles the programs, several at once, and shows how far it is; calls then find them."""
+    """Compiles the programs, several at once, with a progress bar; later calls use them."""
     bar = tqdm(total=len(found), desc="compiling", disable=None if len(found) > 1 else True)
 
     def one(request: Request) -> None:
@@ -27,7 +27,7 @@ def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4
 
 
 def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """GB on each device: of parameters, by component, and of programs, by shape."""
+    """Returns GB on each device: of parameters by component, and of programs by shape."""
 
     def share(x: Any) -> float:
         shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape

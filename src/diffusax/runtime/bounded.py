@@ -1,4 +1,4 @@
-"""Compiled programs within a bound: those whose shapes were not used for longest are let go.
+"""Limits the number of compiled programs: those unused for longest are released.
 
 On CPUs every program takes memory maps, of which Linux gives a process 65,530; XLA ends the process
 when they are used up. Elsewhere a program's code takes the device's memory.
@@ -26,8 +26,8 @@ _MAPS = 1 / 2
 _MEMORY = 1 / 16
 """The part of a device's memory that the programs' code may take."""
 _BYTES = 2**30
-"""The same where the device does not say how much memory it has."""
-# Letting go of more than is needed keeps the search for what is oldest rare.
+"""The number of bytes, if the device does not tell how much memory it has."""
+# Releasing more than is needed makes the search for the oldest rare.
 _ENOUGH = 3 / 4
 _CLOCK = itertools.count()
 _LOCK = threading.Lock()
@@ -35,7 +35,7 @@ _FUNCTIONS: "weakref.WeakSet[BoundedJit]" = weakref.WeakSet()
 
 
 class _Shape:
-    """The program of one shape, when it was last used, and what its code takes."""
+    """The program of one shape, the time of its last use, and the size of its code."""
 
     def __init__(self, jitted: Any):
         self.jitted = jitted
@@ -44,9 +44,9 @@ class _Shape:
 
 
 class BoundedJit:
-    """A jitted function with a program for each shape, which can be let go one by one.
+    """A jitted function whose programs, one for each shape, can be released one by one.
 
-    Calling a shape again whose program was let go compiles it again, or reads it from the
+    If the program of a shape was released, the next call compiles it again, or reads it from the
     compilation cache.
     """
 
@@ -58,14 +58,14 @@ class BoundedJit:
         uncounted: Sequence[int] = (),
         **options: Any,
     ):
-        """The jitted function.
+        """Jits the function.
 
         Args:
-            function: of positional arguments.
+            function: a function of positional arguments.
             static_argnums: the arguments to specialise on, which must be hashable.
-            uncounted: arguments of many leaves, such as parameters, whose shapes follow from the
-                others'; nothing breaks where they do not, but their programs go together.
-            **options: further ones of `jax.jit`.
+            uncounted: arguments of many leaves, such as parameters, whose shapes follow from those
+                of the others; if they do not, their programs are released together.
+            **options: further options of `jax.jit`.
         """
         functools.update_wrapper(self, function)
         self._function = function
@@ -73,16 +73,18 @@ class BoundedJit:
         self._uncounted = frozenset(uncounted)
         self._options = {**options, "static_argnums": tuple(static_argnums)}
         self.jitted: Any = jax.jit(function, **self._options)
-        """All shapes together: for other functions' traces, and to be compiled ahead of time."""
+        """The function for all shapes, for other functions' traces and for ahead-of-time
+        compilation.
+        """
         self._shapes: dict[Any, _Shape] = {}
         _FUNCTIONS.add(self)
 
     def __call__(self, *args: Any) -> Any:
-        """The function's result."""
+        """Returns the function's result."""
         return self.call(args)[0]
 
     def call(self, args: tuple[Any, ...]) -> tuple[Any, bool]:
-        """The function's result, and whether these shapes had no program yet."""
+        """Returns the function's result, and whether these shapes had no program yet."""
         key = self._key(args)
         shape = self._shapes.get(key)
         if shape is not None:
@@ -93,7 +95,7 @@ class BoundedJit:
         make_room()
         shape = _Shape(self._jit())
         if _counts_bytes():
-            # The call finds what this compiles.
+            # The call uses the program that this compiles.
             shape.bytes = _code_bytes(shape.jitted.lower(*args).compile())
         result = shape.jitted(*args)
         with _LOCK:
@@ -101,13 +103,13 @@ class BoundedJit:
         return result, True
 
     def __len__(self) -> int:
-        """How many shapes have a program."""
+        """Returns the number of shapes that have a program."""
         return len(self._shapes)
 
     def _jit(self) -> Any:
         function = self._function
 
-        # A function of its own: JAX keeps the programs of equal ones together.
+        # Each shape gets its own function: JAX keeps the programs of equal functions together.
         def call(*args: Any) -> Any:
             return function(*args)
 
@@ -129,10 +131,10 @@ class BoundedJit:
 
 
 def make_room() -> None:
-    """Lets go of programs while they take more than their bound, the longest unused first.
+    """Releases programs while they take more than their limit, the longest unused first.
 
-    Where that is not enough, JAX's own caches are cleared, which hold the programs of all other
-    jitted functions of the process.
+    If that is not enough, it clears JAX's own caches, which hold the programs of all other jitted
+    functions of the process.
     """
     if _fullness() <= 1:
         return
@@ -148,14 +150,14 @@ def make_room() -> None:
 
 
 def forget_shapes() -> None:
-    """Lets go of the programs of all shapes."""
+    """Releases the programs of all shapes."""
     with _LOCK:
         for function in list(_FUNCTIONS):
             function._shapes.clear()
 
 
 def _drop_oldest() -> int:
-    """Lets go of a quarter of the programs, and says how many they were."""
+    """Releases a quarter of the programs, and returns their number."""
     with _LOCK:
         found = [
             (shape.used, function, key)
@@ -170,7 +172,7 @@ def _drop_oldest() -> int:
 
 
 def _fullness() -> float:
-    """What programs take, as a part of what they may take."""
+    """Returns what programs take, as a part of their limit."""
     if not _counts_bytes():
         return memory_maps() / _map_limit()
     taken = sum(s.bytes for f in list(_FUNCTIONS) for s in list(f._shapes.values()))
@@ -178,7 +180,7 @@ def _fullness() -> float:
 
 
 def _counts_bytes() -> bool:
-    """Whether programs take a device's memory, and not this process's memory maps."""
+    """Returns whether programs take a device's memory, and not this process's memory maps."""
     return jax.default_backend() != "cpu"
 
 
@@ -188,7 +190,7 @@ def _code_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def memory_maps() -> int:
-    """How many memory maps this process has; 0 where the system does not say."""
+    """Returns the number of this process's memory maps; 0 if the system does not tell."""
     try:
         with open("/proc/self/maps", "rb") as file:
             return sum(1 for _ in file)
@@ -198,7 +200,7 @@ def memory_maps() -> int:
 
 @functools.cache
 def _map_limit() -> float:
-    """How many memory maps may be in use."""
+    """Returns the number of memory maps that may be in use."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text()) * _MAPS
     except (OSError, ValueError):
@@ -207,7 +209,7 @@ def _map_limit() -> float:
 
 @functools.cache
 def _byte_limit() -> float:
-    """How many bytes of a device's memory the code of programs may take."""
+    """Returns the number of bytes of a device's memory that the code of programs may take."""
     memory = device_memory(jax.local_devices()[0])
     return _BYTES if memory is None else memory * _MEMORY
 
@@ -217,5 +219,5 @@ def _aval(leaf: Any) -> Any:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether a function that JAX traces has given some of these arguments."""
+    """Returns whether some of these arguments are tracers of a function that JAX is tracing."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,11 +1,11 @@
-"""torchsde's Brownian tree, in NumPy: the numbers of diffusers' DPMSolverSDEScheduler.
+"""Computes torchsde's Brownian tree in NumPy: the noise of diffusers' DPMSolverSDEScheduler.
 
-A Brownian motion over an interval is drawn as a whole, then half by half as far down as is asked
-for, each half with a seed of its own from NumPy's SeedSequence and torch.Generator's numbers. What
-it does between two times thus depends on the seed and the interval alone. Reproduces
+A Brownian motion over an interval is drawn as a whole, then half by half as far down as needed.
+Each half has a seed of its own from NumPy's SeedSequence, and torch.Generator's numbers. The motion
+between two times thus depends only on the seed and the interval. It reproduces
 `torchsde.BrownianInterval(..., tol=1e-6, pool_size=24, halfway_tree=True)`, which
-`BatchedBrownianTree` of diffusers' scheduling_dpmsolver_sde.py makes. Checked against torchsde
-0.2.6.
+`BatchedBrownianTree` of diffusers' scheduling_dpmsolver_sde.py makes, and was checked against
+torchsde 0.2.6.
 """
 
 import math
@@ -18,15 +18,15 @@ from diffusax.runtime.torch_random import TorchGenerator
 _DIGITS = 6
 _POOL_SIZE = 24
 _KEPT = 64
-"""Halves that are kept for the next question, which goes down nearly the same way."""
+"""The number of halves that are kept, because the next request needs nearly the same ones."""
 _f32 = np.float32
 
 
 class Motion(NamedTuple):
-    """A Brownian motion over noise levels, and what a run's rows take of it.
+    """A Brownian motion over noise levels, and the parts of it that a run's rows use.
 
-    seed: of one motion of all images, a tuple for one motion each, None where nobody has said.
-    low, high: its ends. steps: per row from which level to which, None for a row without noise.
+    seed: the seed of one motion for all images, a tuple for one motion each, or None for no choice.
+    low, high: its ends. steps: for each row the two levels, or None for a row without noise.
     """
 
     seed: int | tuple[int, ...] | None
@@ -39,11 +39,11 @@ class BrownianNoise:
     """The noise of the rows of a run.
 
     Raises:
-        ValueError: there are several seeds, and not as many as images.
+        ValueError: the number of seeds is neither one nor that of the images.
     """
 
     def __init__(self, motion: Motion, shape: tuple[int, int, int, int]):
-        """shape: b h w c."""
+        """Draws the motion or motions. shape: b h w c."""
         b, h, w, c = shape
         seeds = motion.seed
         assert seeds is not None
@@ -51,14 +51,14 @@ class BrownianNoise:
             raise ValueError(
                 f"noise_sampler_seed has {len(seeds)} entries for {b} images; give one or {b}"
             )
-        # One motion is drawn for all images at once, several each for its image.
+        # One motion is drawn for all images at once; of several, each is for one image.
         each = (b, c, h, w) if isinstance(seeds, int) else (c, h, w)
         several = seeds if isinstance(seeds, tuple) else (seeds,)
         self._trees = [BrownianTree(seed, motion.low, motion.high, each) for seed in several]
         self._steps, self._shape = motion.steps, shape
 
     def row(self, row: int) -> np.ndarray:
-        """Standard normal numbers, b h w c; zeros for a row without noise."""
+        """Returns standard normal numbers, b h w c; zeros for a row without noise."""
         step = self._steps[row]
         if step is None:
             return np.zeros(self._shape, np.float32)
@@ -70,7 +70,7 @@ class BrownianNoise:
 
 
 class _Node(NamedTuple):
-    """An interval of the tree; key: its place among those of its depth, from the left."""
+    """An interval of the tree; key: its position among those of its depth, from the left."""
 
     start: float
     end: float
@@ -79,17 +79,19 @@ class _Node(NamedTuple):
 
 
 class BrownianTree:
-    """A Brownian motion from `low` to `high`, the same for the same seed, in steps of 1e-6."""
+    """A Brownian motion from `low` to `high` that depends only on the seed, in steps of 1e-6."""
 
     def __init__(self, seed: int, low: float, high: float, shape: tuple[int, ...]):
-        """shape: of the motion's value, as PyTorch has it."""
+        """Draws the motion as a whole. shape: the shape of its value, in PyTorch's layout."""
         self._seed, self._shape = seed, shape
         self._root = _Node(_rounded(low), _rounded(high))
         self._whole = self._randn(()) * _f32(math.sqrt(high - low))
         self._kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def increment(self, low: float, high: float) -> np.ndarray:
-        """What the motion adds from `low` to `high`, float32; beyond its ends nothing."""
+        """Returns what the motion adds from `low` to `high`, float32; it adds nothing outside its
+        ends.
+        """
         first, last = self._root.start, self._root.end
         low, high = (_rounded(min(max(float(t), first), last)) for t in (low, high))
         if low >= high:
@@ -97,9 +99,9 @@ class BrownianTree:
         return self._between(self._root, self._whole, low, high)
 
     def _between(self, node: _Node, whole: np.ndarray, low: float, high: float) -> np.ndarray:
-        """The same inside a node; `whole` is what the motion adds over it."""
+        """Returns the increment inside a node; `whole` is the increment over the node."""
         total: np.ndarray | None = None
-        # From left to right, as torchsde adds the parts up.
+        # torchsde adds the parts up from left to right.
         stack = [(node, whole, low, high)]
         while stack:
             node, whole, low, high = stack.pop()
@@ -121,7 +123,7 @@ class BrownianTree:
     def _halves(
         self, node: _Node, middle: float, whole: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the motion adds over the two halves of a node: a Brownian bridge."""
+        """Returns the increments over the two halves of a node, by a Brownian bridge."""
         key = node.key, node.depth
         halves = self._kept.pop(key, None)
         if halves is None:

@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk between processes, by JAX's own persistent compilation cache."""
+"""Keeps compiled programs on disk between processes, with JAX's persistent compilation cache."""
 
 import contextlib
 import os
@@ -11,23 +11,23 @@ from jax.experimental.compilation_cache import compilation_cache
 VARIABLE = "DIFFUSAX_COMPILATION_CACHE"
 _OFF = ("", "0", "off", "false", "no", "none")
 _MAX_BYTES = 8 * 2**30
-# What compiles faster is not worth a file; the parts of a tiny model's first picture are.
+# Programs that compile faster are not worth a file; those of a tiny model are slower.
 _MIN_SECONDS = 0.1
 
 
 def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
     """Keeps compiled programs in a folder, where this and later processes find them.
 
-    Pipelines call it when they are made. A folder that was given to JAX itself
-    (JAX_COMPILATION_CACHE_DIR) stays. Several processes may share a folder; the programs that were
-    used longest ago are deleted beyond 8 GiB (JAX_COMPILATION_CACHE_MAX_SIZE sets another limit).
+    Pipelines call it when they are made. It does not change a folder that JAX itself was given
+    (JAX_COMPILATION_CACHE_DIR). Several processes may share a folder; beyond 8 GiB, the programs
+    unused for longest are deleted (JAX_COMPILATION_CACHE_MAX_SIZE sets another limit).
 
     Args:
-        folder: by default the variable DIFFUSAX_COMPILATION_CACHE, which "off" disables, else
-            diffusax/programs in the user's cache folder.
+        folder: the folder; by default that of the variable DIFFUSAX_COMPILATION_CACHE, where "off"
+            disables the cache, or else diffusax/programs in the user's cache folder.
 
     Returns:
-        The folder in use; None if there is none, for it is switched off or cannot be written.
+        The folder in use; None if the cache is off or cannot be written.
     """
     found: str | None = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if found:
@@ -50,7 +50,7 @@ def enable_compilation_cache(folder: str | Path | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Inside, programs are neither read from the cache nor written to it."""
+    """Neither reads programs from the cache nor writes them to it inside the context."""
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
@@ -62,7 +62,7 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def default_folder() -> Path | None:
-    """diffusax/programs in the user's cache folder (XDG_CACHE_HOME); None without a home."""
+    """Returns diffusax/programs in the user's cache folder (XDG_CACHE_HOME), or None."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Counting compilations, to show that a knob compiles nothing."""
+"""Counts compilations, to show that a changed argument compiles nothing."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ from diffusax.runtime.compat import COMPILE_EVENT
 
 @contextlib.contextmanager
 def count_compilations() -> Iterator[list[str]]:
-    """Within the context, every program compiled for this thread appends to what this yields."""
+    """Yields a list of the programs that this thread compiles inside the context."""
     compiled: list[str] = []
     active, thread = True, threading.get_ident()
 

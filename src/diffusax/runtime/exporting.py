@@ -1,4 +1,4 @@
-"""Programs as StableHLO files that run without diffusax, on any platform (jax.export)."""
+"""Writes programs as StableHLO files that run without diffusax on any platform (jax.export)."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from diffusax.runtime.lowering import PLATFORMS
 from diffusax.runtime.mesh import tree_name
 from diffusax.runtime.program import Request
 
-# Calls of the kernels of cuDNN that JAX does not promise to keep for as long as StableHLO itself.
+# The calls of cuDNN's kernels, which JAX does not promise to keep as long as StableHLO itself.
 _CALLS = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
 
 
@@ -28,20 +28,20 @@ def export_requests(
     image_axes: Callable[[Request], Any] | None = None,
     parameter_files: Callable[[Request], dict[str, str]] = lambda request: {},
 ) -> list[Path]:
-    """Writes each program as NAME.stablehlo, and what its arguments are to programs.json.
+    """Writes each program as NAME.stablehlo, and a description of its arguments to programs.json.
 
     `jax.export.deserialize(data).call(arguments)` runs one; arguments are a flat dictionary from
     the names in programs.json to arrays. Random keys are passed as their data, 2 uint32.
 
     Args:
-        found: see `ahead.requests`.
-        folder: for the files.
-        platforms: of `runtime.lowering.PLATFORMS`.
+        found: the programs with their shapes, see `ahead.requests`.
+        folder: the folder for the files.
+        platforms: some of `runtime.lowering.PLATFORMS`.
         image_axes: for each argument of a program the axis that counts images, or NO_IMAGES, see
             `ahead.image_axes`: the exported program then takes any number of them. None keeps every
             shape as it is.
-        parameter_files: the files of a program's parameters, by what stands before their names
-            there in its arguments; written to programs.json.
+        parameter_files: the files of a program's parameters, by the prefix of their names in its
+            arguments; programs.json lists them.
 
     Raises:
         ValueError: a platform is unknown, or a program cannot be exported; says why.
@@ -86,7 +86,8 @@ def _export(
             for name, is_key in zip(names, keys)
         ]
         dynamic = dict(zip(program.dynamic, jax.tree.unflatten(treedef, given)))
-        return program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
+        result = program.__wrapped__(**dict(request.static), **dynamic)  # type: ignore[attr-defined]
+        return _plain(result)
 
     scope = export.SymbolicScope()
     axes = image_axes(request) if image_axes else [NO_IMAGES] * len(leaves)
@@ -106,8 +107,15 @@ def _export(
         raise ValueError(f"{program.name} cannot be exported: {reason}") from error
 
 
+def _plain(tree: Any) -> Any:
+    """Named tuples as plain ones of what they hold: callers of the program need not know them."""
+    if isinstance(tree, tuple):
+        return tuple(_plain(leaf) for leaf in tree if leaf is not None)
+    return tree
+
+
 def _open(x: Any, axis: int, scope: Any) -> jax.ShapeDtypeStruct:
-    """The shape with "b" on an axis."""
+    """Returns the shape with the symbolic size "b" on an axis."""
     if axis == NO_IMAGES:
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     spec = ",".join("b" if i == axis else str(n) for i, n in enumerate(x.shape))
@@ -115,7 +123,7 @@ def _open(x: Any, axis: int, scope: Any) -> jax.ShapeDtypeStruct:
 
 
 def _names(dynamic: Any, arguments: Sequence[str]) -> list[str]:
-    """A name for each array: its argument, and the path in it, joined by dots."""
+    """Returns a name for each array: its argument and the path inside it, joined by dots."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tuple(dynamic))
     named = [(arguments[path[0].idx], tree_name(path[1:])) for path, _ in paths]
     return [".".join(filter(None, name)) for name in named]
@@ -126,7 +134,7 @@ def _flat(dynamic: Any, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def flat_arguments(request: Request, arguments: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of a call of the request's program as its exported form takes them."""
+    """Returns the arguments of a request's call in the form that its exported program takes."""
     flat = _flat(tuple(arguments), request.program.dynamic)
     return {name: jax.random.key_data(x) if _is_key(x) else x for name, x in flat.items()}
 

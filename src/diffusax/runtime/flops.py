@@ -1,7 +1,7 @@
-"""Floating-point operations of a function, counted in its jaxpr.
+"""Counts the floating-point operations of a function in its jaxpr.
 
-A convolution counts as its definition asks, not as Winograd's algorithm or another lowering does
-it, so that rates on different platforms compare. Only products and convolutions are counted.
+A convolution counts by its definition, not by Winograd's algorithm or another lowering, so that
+rates on different platforms are comparable. Only products and convolutions are counted.
 """
 
 import math
@@ -16,7 +16,7 @@ _CALLS = frozenset(["jaxpr", "call_jaxpr", "fun_jaxpr"])
 
 
 def count_flops(function: Callable[..., Any], *args: Any) -> int:
-    """Multiplications and additions of one call. args: arrays or shapes.
+    """Counts the multiplications and additions of one call. args: arrays or shapes.
 
     Loops with a fixed number of rounds count each round, unlike XLA's cost analysis; other loops
     count one.
@@ -25,7 +25,7 @@ def count_flops(function: Callable[..., Any], *args: Any) -> int:
 
 
 def count_training_flops(function: Callable[..., Any], *args: Any) -> int:
-    """As `count_flops`, for the call and the gradient with respect to its first argument.
+    """Counts those of the call and of the gradient with respect to its first argument.
 
     A product needs another one for the gradient of each factor that depends on that argument, so a
     frozen network before the trained one counts once, a trained one three times. What is computed
@@ -36,14 +36,14 @@ def count_training_flops(function: Callable[..., Any], *args: Any) -> int:
 
 def _count(function: Callable[..., Any], args: Sequence[Any], *, trained: bool) -> int:
     with plain_lowerings():
-        # A function that JAX has not seen, so that it is not one that was traced before.
+        # A new function, so that JAX does not return an earlier trace.
         jaxpr = jax.make_jaxpr(lambda *args: function(*args))(*args).jaxpr
     first = len(jax.tree.leaves(args[0])) if trained else 0
     return _walk(jaxpr, [i < first for i in range(len(jaxpr.invars))])[0]
 
 
 def _walk(jaxpr: Any, varies: Sequence[bool]) -> tuple[int, list[bool]]:
-    """The operations, and which results depend on the inputs that vary."""
+    """Returns the operations, and which results depend on the inputs that vary."""
     known = dict(zip(jaxpr.invars, varies))
     total = 0
     for eqn in jaxpr.eqns:
@@ -90,7 +90,7 @@ def _scan(params: dict[str, Any], inputs: list[bool]) -> tuple[int, list[bool]]:
 
 
 def _call(params: dict[str, Any], inputs: list[bool], varies: list[bool]) -> tuple[int, list[bool]]:
-    """An equation that holds others: a function that is called, or a loop without a count."""
+    """Counts an equation that holds others: a function call, or a loop without a count."""
     inner = {name: getattr(value, "jaxpr", value) for name, value in params.items()}
     inner = {name: value for name, value in inner.items() if hasattr(value, "eqns")}
     for name in _CALLS & set(inner):

@@ -1,4 +1,4 @@
-"""Arrays of images on a mesh: padded to fill it, split over it, and each process's own again."""
+"""Puts arrays of images on a mesh, padded to fill it, and takes each process's images from it."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from jax.sharding import Mesh, NamedSharding
 from diffusax.runtime.mesh import batch_sharding, batch_size, pad, replicated
 
 NO_IMAGES = -1
-"""Stands for the axis of images of an array that has none."""
+"""The axis of images of an array that has no images."""
 
 
 def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
-    """An array of this process's images along an axis, padded with the last, over the mesh."""
+    """Puts an array of this process's images on the mesh, padded along an axis with the last."""
     if mesh is None:
         return x
     x = pad_images(jnp.asarray(x), batch_size(mesh.local_mesh), axis)
@@ -28,12 +28,12 @@ def put(mesh: Mesh | None, x: Any, axis: int = 0) -> Any:
 
 
 def pad_images(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
-    """As `pad`; what has no images stays."""
+    """Pads like `pad`, but returns an array without images as it is."""
     return x if axis == NO_IMAGES else pad(x, parts, axis)
 
 
 def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Array:
-    """The first n images of this process, of an array over the mesh."""
+    """Returns the first n images of this process from an array on the mesh."""
     if mesh is None or x.is_fully_addressable:
         return x if x.shape[axis] == n else jax.lax.slice_in_dim(x, 0, n, axis=axis)
     parts = {shard.index[axis].start or 0: shard.data for shard in x.addressable_shards}
@@ -42,7 +42,7 @@ def own_images(mesh: Mesh | None, x: jax.Array, n: int, axis: int = 0) -> jax.Ar
 
 
 def images_sharding(mesh: Mesh, axis: int) -> NamedSharding:
-    """Where an array lies whose images are along an axis."""
+    """Returns the sharding of an array whose images are along an axis."""
     return replicated(mesh) if axis == NO_IMAGES else batch_sharding(mesh, axis=axis)
 
 

@@ -1,4 +1,4 @@
-"""How an operation is lowered: as is best on the platform that is compiled for, or plainly."""
+"""Lowers an operation as is best for the platform of the program, or in the plain form."""
 
 import contextlib
 import contextvars
@@ -16,15 +16,15 @@ _PLAIN = contextvars.ContextVar("plain", default=False)
 def by_platform(
     choose: Callable[[str], str], lowerings: Mapping[str, Callable[..., Any]], *args: Any
 ) -> Any:
-    """The result of the lowering that is chosen for the platform that the program is compiled for.
+    """Computes an operation by the lowering chosen for the platform of the program.
 
     That platform need not be this machine's: the same trace is exported to others. Where two
     platforms choose differently, all their lowerings are traced, and only one is lowered.
 
     Args:
-        choose: the name of the lowering for one of `PLATFORMS`; others lower like "rocm".
-        lowerings: by name.
-        *args: what the lowering takes, arrays.
+        choose: returns the name of the lowering for one of `PLATFORMS`; others lower like "rocm".
+        lowerings: the lowerings by name.
+        *args: the arrays that the lowering takes.
     """
     names = {platform: choose(platform) for platform in PLATFORMS}
     default = names.pop("rocm")
@@ -35,15 +35,15 @@ def by_platform(
 
 
 def known_sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    """The shape, with 2 for sizes that an exported program leaves open, to choose lowerings by."""
+    """Returns a shape for choosing lowerings, with 2 for sizes that an export leaves open."""
     return tuple(n if isinstance(n, int) else 2 for n in shape)
 
 
 @contextlib.contextmanager
 def plain_lowerings() -> Iterator[None]:
-    """Inside, convolutions and attention are traced as the operations that they stand for.
+    """Traces convolutions and attention in their plain form inside the context.
 
-    For a function that is traced anew; what JAX has traced before keeps its form.
+    It affects functions that are traced inside; what JAX has traced before keeps its form.
     """
     token = _PLAIN.set(True)
     try:
@@ -53,5 +53,5 @@ def plain_lowerings() -> Iterator[None]:
 
 
 def is_plain() -> bool:
-    """Whether `plain_lowerings` is in force."""
+    """Returns whether the code runs inside `plain_lowerings`."""
     return _PLAIN.get()

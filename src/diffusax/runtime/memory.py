@@ -1,11 +1,11 @@
-"""How much memory there is: of this machine, and of a device."""
+"""Measures the memory of this machine and of a device."""
 
 import os
 from pathlib import Path
 
 import jax
 
-# A container's own limit, of cgroups version 2 and 1.
+# The files with a container's own limit, in cgroups version 2 and 1.
 _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -13,9 +13,9 @@ _LIMITS = (
 
 
 def host_memory() -> int | None:
-    """Bytes of this machine's memory, or of its container's where that has fewer.
+    """Returns the bytes of this machine's memory, or of its container's if that has fewer.
 
-    None where the machine does not tell.
+    Returns None if the machine does not tell.
     """
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -25,9 +25,9 @@ def host_memory() -> int | None:
 
 
 def device_memory(device: jax.Device) -> int | None:
-    """Bytes of a device that programs can use; the CPU devices of a process share the machine's.
+    """Returns the bytes that programs can use on a device; CPU devices share the machine's.
 
-    None where it is not known.
+    Returns None if it is not known.
     """
     if device.platform == "cpu":
         total = host_memory()
@@ -37,7 +37,7 @@ def device_memory(device: jax.Device) -> int | None:
 
 
 def _limit(file: Path) -> int | None:
-    """The number in the file; there is none where a container is not limited."""
+    """Reads the number in the file; returns None if the container has no limit."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Devices as a mesh, and where arrays lie on it.
+"""Devices as a mesh, and the places of arrays on it.
 
-Three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023; ZeRO stage
-3, Rajbhandari et al. 2020), "tensor" splits the layers' work, by rules on the parameters' names
-(Shoeybi et al. 2019). A batch is split over the first two.
+A mesh has three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023;
+ZeRO stage 3, Rajbhandari et al. 2020), "tensor" splits the layers' work, by rules on the
+parameters' names (Shoeybi et al. 2019). A batch is split over the first two.
 """
 
 import contextlib
@@ -25,19 +25,20 @@ AXES = (*BATCH_AXES, TENSOR_AXIS)
 MIN_SHARDED_SIZE = 2**14
 
 Rules = Sequence[tuple[str, int]]
-"""Which axis of a parameter the tensor axis splits: how its name ends, a regular expression, and
-the axis."""
+"""Which axis of a parameter the tensor axis splits: a regular expression for the end of its name,
+and the axis."""
 
 
 def initialize(heartbeat_seconds: int = 30) -> None:
-    """Joins the other processes of a run; before anything else is done with JAX.
+    """Joins the other processes of a run; call it before using JAX otherwise.
 
     JAX finds them on TPU pods and under Slurm (see `jax.distributed.initialize`); elsewhere the
     variables JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID
-    say where they are. On CPUs they talk through gloo. Each process draws its own images.
+    say where they are. On CPUs they communicate by gloo. Each process generates its own images.
 
     Args:
-        heartbeat_seconds: when a process that is not heard of ends the others, with an error.
+        heartbeat_seconds: the time without a sign of a process after which the others end with an
+            error.
 
     Raises:
         ValueError: only some of the variables are set.
@@ -58,12 +59,12 @@ def initialize(heartbeat_seconds: int = 30) -> None:
 def make_mesh(
     shape: str | Mapping[str, int] | Mesh | None = None, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh of the devices with the axes data, fsdp and tensor.
+    """Makes a mesh of the devices with the axes data, fsdp and tensor.
 
     Args:
-        shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, but for data, which
-            takes the devices that remain; -1 stands for all that remain. A mesh is handed back.
-        devices: by default all of all processes.
+        shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, except data, which
+            takes the devices that remain; -1 means all that remain. A mesh is returned as it is.
+        devices: the devices; by default those of all processes.
 
     Raises:
         ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
@@ -72,7 +73,7 @@ def make_mesh(
         if set(shape.axis_names) != set(AXES):
             names = ", ".join(map(str, shape.axis_names))
             raise ValueError(f"mesh must have the axes {', '.join(AXES)} (got {names})")
-        # Anew, so that all axes are those that XLA partitions by itself.
+        # A new mesh, so that XLA partitions all axes by itself.
         return Mesh(shape.devices, shape.axis_names)
     devices = jax.devices() if devices is None else list(devices)
     sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
@@ -93,14 +94,14 @@ def make_mesh(
 
 
 def in_mesh(mesh: Mesh | None) -> Any:
-    """The context in which programs for the mesh are traced and called."""
+    """Returns the context in which programs for the mesh are traced and called."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def check_processes(mesh: Mesh) -> None:
     """Raises ValueError where devices of several processes would share images.
 
-    Each process brings its own, and JAX would take them for the same.
+    Each process brings its own images, and JAX would take them for the same ones.
     """
     shares = np.moveaxis(mesh.devices, mesh.axis_names.index(TENSOR_AXIS), -1)
     for devices in shares.reshape(-1, shares.shape[-1]):
@@ -112,10 +113,10 @@ def check_processes(mesh: Mesh) -> None:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The axes' sizes in a text such as "data=4,tensor=2".
+    """Reads the axes' sizes from a text such as "data=4,tensor=2".
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: the text does not have this form.
     """
     sizes = {}
     for part in filter(None, text.replace(" ", "").split(",")):
@@ -127,32 +128,33 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def batch_size(mesh: Mesh | AbstractMesh) -> int:
-    """How many parts a batch is split into."""
+    """Returns the number of parts that a batch is split into."""
     return math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
 
 
 def batch_sharding(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
-    """An axis, the first by default, over all devices that do not share an image."""
+    """Returns the sharding of a batch: an axis over all devices that do not share an image."""
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A copy on every device."""
+    """Returns the sharding that puts a copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def param_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
 ) -> NamedSharding:
-    """Where a parameter lies: an axis over "tensor" by the rules, the largest other over "fsdp".
+    """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
+    "fsdp".
 
-    Small arrays, and axes that the devices do not divide, are not split.
+    Small arrays are not split, and neither are axes that the devices do not divide.
 
     Args:
-        mesh: of the devices.
+        mesh: the mesh of the devices.
         name: the path through the tree, joined by dots.
-        shape: the parameter's.
-        rules: of the network.
+        shape: the parameter's shape.
+        rules: the network's rules.
     """
     axes: list[str | None] = [None] * len(shape)
     if math.prod(shape) >= MIN_SHARDED_SIZE:
@@ -168,34 +170,34 @@ def param_sharding(
 
 
 def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedSharding:
-    """Where an array lies after its axes are transposed."""
+    """Returns the sharding of an array after its axes are transposed."""
     spec = (*sharding.spec, *[None] * (len(axes) - len(sharding.spec)))
     return NamedSharding(sharding.mesh, PartitionSpec(*(spec[axis] for axis in axes)))
 
 
 def tree_sharding(mesh: Mesh, tree: Any, rules: Rules = ()) -> Any:
-    """`param_sharding` for each array (or shape) of a tree."""
+    """Returns `param_sharding` for each array (or shape) of a tree."""
     return jax.tree_util.tree_map_with_path(
         lambda path, x: param_sharding(mesh, tree_name(path), x.shape, rules), tree
     )
 
 
 def tree_name(path: Sequence[Any]) -> str:
-    """The keys of a path through a tree, joined by dots."""
+    """Joins the keys of a path through a tree by dots."""
     keys = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)
     return ".".join(map(str, keys))
 
 
 def tensor_parts() -> int:
-    """How many devices share a layer's work, where a program is traced in `jax.set_mesh`."""
+    """Returns the number of devices that share a layer's work, inside `jax.set_mesh`."""
     return int(jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1))
 
 
 def split_columns(kernel: jax.Array) -> jax.Array:
-    """A kernel ... d whose columns each device of the tensor axis takes its share of.
+    """Splits the columns of a kernel ... d over the devices of the tensor axis.
 
-    For kernels that hold several layers side by side: they lie split by rows, as a split of the
-    columns would give each device one layer's instead of a part of both.
+    It is for kernels that hold several layers side by side. They are stored split by rows, because
+    a split of their columns would give each device one layer instead of a part of both.
     """
     if kernel.shape[-1] % tensor_parts():
         return kernel
@@ -204,9 +206,9 @@ def split_columns(kernel: jax.Array) -> jax.Array:
 
 
 def split_images(x: jax.Array) -> jax.Array:
-    """A batch whose images each device computes its share of, traced in `jax.set_mesh`.
+    """Splits a batch, so that each device computes its share of the images, inside `jax.set_mesh`.
 
-    Its last image is repeated until the devices divide their number.
+    The last image is repeated until the devices divide the number of images.
     """
     parts = batch_size(jax.sharding.get_abstract_mesh())
     if parts == 1 or len(x) == 1:
@@ -215,7 +217,7 @@ def split_images(x: jax.Array) -> jax.Array:
 
 
 def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
-    """The array with its last image repeated until `parts` divides their number."""
+    """Repeats an array's last image until `parts` divides the number of images."""
     extra = -x.shape[axis] % parts
     if not extra:
         return x
@@ -224,15 +226,15 @@ def pad(x: jax.Array, parts: int, axis: int = 0) -> jax.Array:
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:
-    """This process's part of a batch as an array of the whole batch over the mesh."""
+    """Makes an array of the whole batch on the mesh from this process's part of it."""
     sharding = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
 def to_host(tree: Any) -> Any:
-    """The whole tree as NumPy arrays, on every process; all of them must call it.
+    """Returns the whole tree as NumPy arrays on every process; all of them must call it.
 
-    Array by array, so that no device ever holds more than one of them whole.
+    It goes array by array, so that no device ever holds more than one whole array.
     """
 
     def one(x: Any) -> np.ndarray:
@@ -244,14 +246,14 @@ def to_host(tree: Any) -> Any:
 
 
 def mesh_of(params: Any) -> Mesh | None:
-    """The mesh of several devices that parameters lie on, if they do."""
+    """Returns the mesh of several devices that parameters are on; None for one device."""
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 
 
 def devices_for(device: Any, mesh: Mesh | str | None) -> Any:
-    """The device, or the mesh of several, that a pipeline is loaded on.
+    """Returns the device, or the mesh of several, that a pipeline is loaded on.
 
     Raises:
         ValueError: both are given, or the mesh does not fit the devices.

@@ -1,4 +1,4 @@
-"""Where a run's random numbers come from: JAX's keys, or PyTorch's generator reproduced."""
+"""A run's random numbers: from JAX's keys, or the reproduced numbers of PyTorch's generator."""
 
 import dataclasses
 import functools
@@ -12,19 +12,19 @@ from diffusax.runtime.torch_random import TorchGenerator
 
 Shape = tuple[int, int, int]
 Purpose = Literal["start", "image", "masked"]
-# Rows draw at their number + 1, far below these.
+# A row's noise has its number + 1, which is far below these.
 _INDEX = {"start": np.uint32(0), "image": np.uint32(2**32 - 1), "masked": np.uint32(2**32 - 2)}
 _JAX_LIMIT = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxNoise:
-    """A key per image; image i of a seed has the same numbers in every batch."""
+    """One key per image; image i of a seed has the same numbers in every batch."""
 
     keys: jax.Array
 
     def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
-        """Normal numbers for each image, b h w c, whatever `rows` says."""
+        """Returns normal numbers for each image, b h w c; ignores `rows`."""
         return draw_noise(self.keys, shape, _INDEX[purpose])
 
 
@@ -35,10 +35,12 @@ class TorchNoise:
     generators: tuple[TorchGenerator, ...]
     images: int
     keys: jax.Array
-    """For programs that draw nothing: they are then the same as with JAX's numbers."""
+    """Keys for programs that use no noise, so that they are the same as with JAX's numbers."""
 
     def draw(self, purpose: Purpose, shape: Shape, rows: int | None = None) -> Any:
-        """The next numbers, rows h w c (by default one row per image); drawn as rows c h w."""
+        """Draws the next numbers as rows c h w, and returns rows h w c; one row per image by
+        default.
+        """
         h, w, c = shape
         rows = self.images if rows is None else rows
         if len(self.generators) == 1:
@@ -48,7 +50,7 @@ class TorchNoise:
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
     def row(self, shape: Shape, *, draws: bool) -> Any:
-        """The noise of a row that draws some; zeros for one that does not."""
+        """Returns the noise of a row that uses noise, and zeros for other rows."""
         return self.draw("start", shape) if draws else np.zeros((self.images, *shape), np.float32)
 
 
@@ -56,7 +58,7 @@ Noise = JaxNoise | TorchNoise
 
 
 def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
-    """The noise of n images; None draws a seed from the system.
+    """Makes the noise of n images; a seed of None takes one from the system.
 
     Raises:
         ValueError: the seed is out of range, or a list of another length than n.
@@ -82,16 +84,16 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
 
 @jax.jit
 def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
-    """One key per image: fold_in(key(seed), index), whatever else is in the batch."""
+    """Returns one key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """As `draw_rows`, compiled."""
+    """Compiles and calls `draw_rows`."""
     return draw_rows(keys, shape, index)
 
 
 def draw_rows(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """Standard normal numbers for each key, b ...; other ones for each index."""
+    """Draws standard normal numbers for each key, b ...; they differ for each index."""
     return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))(keys)

@@ -1,4 +1,4 @@
-"""A compiled program that can be made ahead of time, saved, and loaded."""
+"""Compiled programs that can be made ahead of time, saved and loaded."""
 
 import contextlib
 import contextvars
@@ -23,13 +23,13 @@ PROGRAMS: dict[str, "Program"] = {}
 
 
 class Request(NamedTuple):
-    """A program and the shapes that it is called for."""
+    """A program and the shapes of a call."""
 
     program: "Program"
     static: tuple[tuple[str, Any], ...]
-    """Arguments that the program is specialised on, by name."""
+    """The static arguments, on which the program is specialised, by name."""
     dynamic: tuple[Any, ...]
-    """Trees of shapes, or of arrays."""
+    """The other arguments, as trees of shapes or of arrays."""
 
 
 _REQUESTS: contextvars.ContextVar[list[Request] | None] = contextvars.ContextVar(
@@ -39,7 +39,7 @@ _REQUESTS: contextvars.ContextVar[list[Request] | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def recorded_requests() -> Iterator[list[Request]]:
-    """Inside, every call of a program is noted in the list that this yields."""
+    """Yields a list that gets every call of a program inside the context."""
     requests: list[Request] = []
     token = _REQUESTS.set(requests)
     try:
@@ -51,8 +51,8 @@ def recorded_requests() -> Iterator[list[Request]]:
 class Program:
     """A jitted function, and the executables that were compiled or loaded for it.
 
-    A call takes the executable for its shapes if there is one, else JAX compiles what it has not
-    compiled yet, and one line in the log says so. Inside another trace it is traced.
+    A call uses the executable for its shapes if there is one. Otherwise JAX compiles it, unless it
+    has before, and one line in the log says so. Inside another trace the function is traced.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Program:
         donate: Sequence[str] = (),
         shape_of: str,
     ):
-        """The program of a function.
+        """Makes the program of a function.
 
         Args:
-            function: of arrays, trees of arrays, and static arguments.
+            function: a function of arrays, trees of arrays, and static arguments.
             static: the arguments to specialise on, which must be hashable.
-            donate: the arguments whose memory the result may take.
+            donate: the arguments whose memory the result may use.
             shape_of: the argument whose shape the log names.
         """
         functools.update_wrapper(self, function)
@@ -79,7 +79,7 @@ class Program:
         self.shape_of = shape_of
         self.executables: dict[Any, jax.stages.Compiled] = {}
         self.compiled_here: dict[Any, tuple[Request, Mesh | None]] = {}
-        """What those executables are for that this process compiled, and the mesh."""
+        """The requests, with their meshes, of the executables that this process compiled."""
 
         def call(static: tuple[tuple[str, Any], ...], *dynamic: Any) -> Any:
             return function(**dict(static), **dict(zip(self.dynamic, dynamic)))
@@ -93,7 +93,7 @@ class Program:
         PROGRAMS[self.name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result."""
+        """Returns the function's result."""
         request = self.request(*args, **kwargs)
         found = _REQUESTS.get()
         if found is not None:
@@ -111,7 +111,7 @@ class Program:
         return result
 
     def _unrecorded(self, request: Request) -> Any:
-        """The result; programs that this one calls are parts of it."""
+        """Calls the program without recording the programs that it calls, which are parts of it."""
         token = _REQUESTS.set(None)
         try:
             return self.bounded.jitted(request.static, *request.dynamic)
@@ -119,7 +119,7 @@ class Program:
             _REQUESTS.reset(token)
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
-        """The call with these arguments."""
+        """Returns the request of a call with these arguments."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -128,13 +128,13 @@ class Program:
 
 
 def lower(request: Request, **options: Any) -> jax.stages.Lowered:
-    """The request's program as StableHLO; options are `jax.stages.Traced.lower`'s."""
+    """Lowers the request's program to StableHLO; options: those of `jax.stages.Traced.lower`."""
     traced = request.program.bounded.jitted.trace(request.static, *request.dynamic)
     return traced.lower(**options)
 
 
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
-    """Compiles a program for the request; calls that look like it take the executable."""
+    """Compiles a program for the request; calls with the same shapes use the executable."""
     with in_mesh(mesh):
         compiled = lower(request).compile()
     request.program.executables[key(request)] = compiled
@@ -143,7 +143,7 @@ def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Co
 
 
 def forget_executables() -> None:
-    """Lets go of all that was compiled or loaded, ahead of time or not."""
+    """Releases all executables, whether compiled ahead of time, compiled in a call, or loaded."""
     forget_shapes()
     for program in PROGRAMS.values():
         program.executables.clear()
@@ -151,10 +151,10 @@ def forget_executables() -> None:
 
 
 def key(request: Request) -> Any:
-    """What two requests that the same executable serves have in common; hashable."""
+    """Returns a hashable key that is equal for requests with the same executable."""
     leaves, treedef = jax.tree.flatten(request.dynamic)
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    # There are hundreds of parameters, and few shardings; comparing those is slow.
+    # There are hundreds of parameters but few shardings, and comparing shardings is slow.
     distinct = {id(sharding): sharding for sharding in shardings}
     placements = {number: _placement(sharding) for number, sharding in distinct.items()}
     dtypes = {dtype: str(dtype) for dtype in {leaf.dtype for leaf in leaves}}
@@ -169,10 +169,10 @@ def key(request: Request) -> Any:
 
 
 def _placement(sharding: Sharding | None) -> Any:
-    """How an array is split over several devices, and which, if it is."""
+    """Returns how an array is split over which devices; None if it is not split."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
-    # Axes of one device, and trailing ones without a name, say nothing.
+    # Axes of one device, and trailing ones without a name, do not matter.
     sizes = sharding.mesh.shape
     spec = [() if p is None else p if isinstance(p, tuple) else (p,) for p in sharding.spec]
     spec = [tuple(name for name in names if sizes[name] > 1) for names in spec]
@@ -183,7 +183,7 @@ def _placement(sharding: Sharding | None) -> Any:
 
 
 def describe(request: Request) -> str:
-    """The program's name, and the shape and dtype that it is for, for people."""
+    """Describes the program by name, shape and dtype, for messages."""
     leaf = request.dynamic[request.program.dynamic.index(request.program.shape_of)]
     leaf = jax.tree.leaves(leaf)[0]
     shape = "x".join(map(str, leaf.shape))
@@ -191,5 +191,5 @@ def describe(request: Request) -> str:
 
 
 def digest(request_key: Any) -> str:
-    """A short text that stands for a key."""
+    """Returns a short text that identifies a key."""
     return hashlib.sha256(repr(request_key).encode()).hexdigest()[:16]

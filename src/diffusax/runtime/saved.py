@@ -1,4 +1,4 @@
-"""Executables as files, tied to the machine, the versions and the shapes they were made for."""
+"""Saves executables to files, which fit one machine, set of versions and shapes, and loads them."""
 
 import functools
 import hashlib
@@ -28,13 +28,13 @@ def save_executables(folder: str | Path) -> list[Path]:
     """Writes the executables that this process compiled ahead of time.
 
     Args:
-        folder: for a file each, and an index of them.
+        folder: the folder for one file each, and an index of them.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no executables.
     """
     folder = Path(folder)
     found = {
@@ -62,13 +62,13 @@ def save_executables(folder: str | Path) -> list[Path]:
 
 
 def load_executables(folder: str | Path) -> int:
-    """Reads executables, so that calls of their shapes compile nothing.
+    """Reads executables, so that calls with their shapes compile nothing.
 
     Load only files that you trust: like pickles, they can run any code.
 
     Returns:
-        How many were read. Those made by other versions, for another device, or damaged, are left
-        out, and a warning says why.
+        The number that were read. Those that are damaged, or were made by other versions or for
+        another device, are left out with a warning.
 
     Raises:
         ValueError: the folder holds no index of executables.
@@ -96,7 +96,7 @@ def load_executables(folder: str | Path) -> int:
 
 
 def environment() -> dict[str, Any]:
-    """What an executable depends on besides its program: versions and devices."""
+    """Returns what an executable depends on besides its program: versions and devices."""
     device = jax.local_devices()[0]
     kind = device.device_kind
     if device.platform == "cpu":
@@ -117,9 +117,9 @@ def environment() -> dict[str, Any]:
 
 
 def _serializable(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
-    """The request's executable, such that it can be written.
+    """Returns the request's executable in a form that can be written.
 
-    XLA's CPU backend writes one that came from the compilation cache without its machine code.
+    XLA's CPU backend would write one from the compilation cache without its machine code.
     """
     program = request.program
     if jax.default_backend() != "cpu":
@@ -149,7 +149,7 @@ def _device_ids(compiled: Any) -> list[int]:
 
 @functools.cache
 def _sources() -> str:
-    """The package's own code: a checkout changes without its version."""
+    """Digests the package's own code, because a checkout changes without its version."""
     root = Path(__file__).parents[1]
     folders = ("models", "pipelines", "runtime", "samplers")
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
@@ -157,7 +157,7 @@ def _sources() -> str:
 
 
 def _cpu_features() -> str:
-    """The processor and what it can do, which XLA compiles for."""
+    """Describes the processor and its features, which XLA compiles for."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

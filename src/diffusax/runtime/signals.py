@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: SIGTERM and Ctrl-C."""
+"""Receives the signals that ask a run to stop: SIGTERM and Ctrl-C."""
 
 import contextlib
 import os
@@ -12,24 +12,24 @@ _SAME_REQUEST_SECONDS = 1.0
 
 
 class StopRequest:
-    """Whether, and by which signal, a run was asked to stop."""
+    """Whether a run was asked to stop, and by which signal."""
 
     number: int | None = None
     _since = 0.0
 
     def __init__(self, answer: str):
-        """answer: what is done about it, for the terminal; may change while the run goes on."""
+        """Starts without a signal. answer: the reaction to print, which may change."""
         self.answer = answer
 
     def receive(self, number: int, _frame: object) -> None:
         """Notes a signal; the second one ends the process."""
         now = time.monotonic()
         if self.number is not None:
-            # Launchers pass on what the terminal has sent to all processes already.
+            # Launchers pass on a signal that the terminal has already sent to all processes.
             if now - self._since < _SAME_REQUEST_SECONDS:
                 return
             _say(f"{signal_name(number)} again: stopping at once")
-            # Whatever is being written appears only when it is whole.
+            # Files that are being written appear only when they are whole.
             os._exit(128 + number)
         self.number, self._since = number, now
         _say(f"{signal_name(number)}: {self.answer}; once more stops at once")
@@ -37,9 +37,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def receiving(stop: StopRequest) -> Iterator[None]:
-    """Hands the signals that ask to stop to the request.
+    """Sends the signals that ask to stop to the request, inside the context.
 
-    Signals are taken in the main thread alone; elsewhere they are not ours to take.
+    Python delivers signals only in the main thread; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,11 +53,11 @@ def receiving(stop: StopRequest) -> Iterator[None]:
 
 
 def signal_name(number: int) -> str:
-    """What a person calls the signal."""
+    """Returns the name of the signal for people."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def _say(text: str) -> None:
-    # A signal may come while another write to sys.stderr is under way.
+    # A signal may come during another write to sys.stderr.
     with contextlib.suppress(OSError):
         os.write(2, f"\ndiffusax: {text}\n".encode())

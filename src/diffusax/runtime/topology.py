@@ -1,4 +1,4 @@
-"""TPUs that are not here: their compiler runs without them, and says what a program will take."""
+"""TPUs that are elsewhere: their compiler runs without them, and says what a program will take."""
 
 import contextlib
 import math
@@ -15,14 +15,14 @@ from diffusax.runtime.mesh import AXES, make_mesh, parse_mesh
 
 
 class Chip(NamedTuple):
-    """What one device can do, by its maker's data sheet."""
+    """The performance of one device, by its maker's data sheet."""
 
     tflops: float
-    """Peak TFLOP/s in bfloat16."""
+    """The peak TFLOP/s in bfloat16."""
     memory: float
-    """GB of high-bandwidth memory."""
+    """The GB of high-bandwidth memory."""
     bandwidth: float
-    """GB/s of that memory."""
+    """The bandwidth of that memory in GB/s."""
 
 
 CHIPS = {
@@ -31,15 +31,15 @@ CHIPS = {
     "TPU v5": Chip(459, 95, 2765),
     "TPU v6 lite": Chip(918, 32, 1640),
 }
-"""By JAX's `device_kind`. Source: cloud.google.com/tpu/docs, the page of each version."""
+"""Chips by JAX's `device_kind`. Source: cloud.google.com/tpu/docs, the page of each version."""
 
 
 def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
-    """A mesh of TPUs that need not be there, to compile for.
+    """Makes a mesh of TPUs that may be elsewhere, to compile for.
 
     Args:
         topology: version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4".
-        mesh: as for `make_mesh`; one with fewer devices than the topology takes the first.
+        mesh: the shape as for `make_mesh`; if it has fewer devices, the first ones are taken.
 
     Raises:
         ValueError: there is no such topology, or the mesh does not fit it.
@@ -64,7 +64,7 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
 
 
 def _chip_config(topology: str) -> dict[str, str]:
-    """JAX takes the two cores of a v4 chip for one device, which libtpu's default does not."""
+    """Returns options by which libtpu treats the two cores of a v4 chip as one device, like JAX."""
     return {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
 
 
@@ -75,12 +75,12 @@ class DoesNotFitError(ValueError):
 def compile_there(
     lowered: jax.stages.Lowered, *, effort: float | None = -1.0
 ) -> jax.stages.Compiled:
-    """Compiles a program for devices of a topology, or for those that are here.
+    """Compiles a program for the devices of a topology, or for those of this machine.
 
     Args:
         lowered: the program.
-        effort: XLA's for a short execution time, from -1 to 1; None is that of real runs. The
-            least takes a small part of the time, and gives the same operations and about the same
+        effort: XLA's effort for a short execution time, from -1 to 1; None is that of real runs.
+            The least effort compiles much faster, and gives the same operations and about the same
             memory.
 
     Raises:
@@ -117,32 +117,34 @@ def _without_a_host() -> Iterator[None]:
 
 
 class Cost(NamedTuple):
-    """What a compiled program takes on each device. Loops count once, however often they run."""
+    """What a compiled program takes on each device. A loop counts once, however often it runs."""
 
     tflop: float
-    """10^12 floating-point operations."""
+    """The number of floating-point operations in 10^12."""
     moved: float
-    """GB read from and written to the device's memory."""
+    """The GB read from and written to the device's memory."""
     arguments: float
-    """GB of arguments, parameters among them."""
+    """The GB of arguments, which include the parameters."""
     temporaries: float
-    """GB besides arguments and results while it runs."""
+    """The GB besides arguments and results while it runs."""
     code: float
-    """GB of the program itself."""
+    """The GB of the program itself."""
     peak: float
-    """GB of arguments, results, temporaries and code together."""
+    """The GB of arguments, results, temporaries and code together."""
 
     def fits(self, chip: Chip) -> bool:
-        """Whether the chip's memory holds the peak."""
+        """Returns whether the chip's memory holds the peak."""
         return self.peak <= chip.memory
 
     def seconds(self, chip: Chip) -> float:
-        """The time that the chip needs at least: to compute, or to move, whichever is longer."""
+        """Returns the least time that the chip needs: to compute or to move, the longer of the
+        two.
+        """
         return max(self.tflop / chip.tflops, self.moved / chip.bandwidth)
 
 
 def cost_of(compiled: jax.stages.Compiled) -> Cost:
-    """What XLA says of an executable; memory that it does not tell counts nothing."""
+    """Returns what XLA says of an executable; memory that it does not tell counts as 0."""
     analysis: Any = compiled.cost_analysis() or {}
     memory: Any = compiled.memory_analysis()
 

@@ -1,4 +1,4 @@
-"""PyTorch's CPU normal distribution, bit for bit, in NumPy.
+"""Computes PyTorch's CPU normal distribution in NumPy, bit for bit.
 
 `TorchGenerator(s).randn(shape)` equals `torch.randn(shape, generator=g)` in float32 for
 `g = torch.Generator().manual_seed(s)`. It reproduces the path that PyTorch takes on x86 processors
@@ -42,22 +42,22 @@ _SIN = tuple(_f32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e
 
 
 class TorchGenerator:
-    """The stream of `torch.Generator().manual_seed(seed)`; each call goes on where the last ended.
+    """The stream of `torch.Generator().manual_seed(seed)`; each call continues it.
 
     Raises:
         ValueError: the seed is not an integer in PyTorch's range, -2**63 to 2**64 - 1.
     """
 
     def __init__(self, seed: int):
-        # Like torch's mt19937, which is seeded with the low 32 bits; a negative seed wraps around.
+        # torch's mt19937 is seeded with the low 32 bits; a negative seed wraps around.
         self._twister = np.random.RandomState(_checked_seed(seed) & 0xFFFFFFFF)
         self._second_normal: float | None = None
 
     def randn(self, shape: int | Sequence[int]) -> np.ndarray:
-        """Standard normal float32 numbers, as `torch.randn(shape, generator=...)` draws them.
+        """Returns standard normal float32 numbers, those of `torch.randn(shape, generator=...)`.
 
         Raises:
-            ValueError: a negative size.
+            ValueError: a size is negative.
         """
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
@@ -67,18 +67,18 @@ class TorchGenerator:
         return values.reshape(sizes)
 
     def _in_blocks(self, n: int) -> np.ndarray:
-        """normal_fill_AVX2 of aten/src/ATen/native/cpu/DistributionTemplates.h."""
+        """Computes normal_fill_AVX2 of aten/src/ATen/native/cpu/DistributionTemplates.h."""
         uniform = self._uniform(n)
         values = np.empty(n, np.float32)
         whole = n - n % 16
         values[:whole] = _box_muller(uniform[:whole])
         if whole < n:
-            # torch draws 16 more numbers for the last 16 places, whatever of them is done already.
+            # torch draws 16 more numbers for the last 16 places, even if some of them are filled.
             values[-16:] = _box_muller(self._uniform(16))
         return values
 
     def _singly(self, n: int) -> np.ndarray:
-        """normal_distribution<double> of aten/src/ATen/core/DistributionsHelper.h, one by one."""
+        """Computes normal_distribution<double> of aten/src/ATen/core/DistributionsHelper.h."""
         return np.array([self._next_normal() for _ in range(n)], np.float32)
 
     def _next_normal(self) -> float:
@@ -98,7 +98,7 @@ class TorchGenerator:
         return ((high << 32 | low) & (2**53 - 1)) * 2.0**-53
 
     def _raw(self, n: int) -> np.ndarray:
-        """The next n outputs of the Mersenne Twister (MT19937), 32 bits each."""
+        """Returns the next n outputs of the Mersenne Twister (MT19937), 32 bits each."""
         return self._twister.randint(0, 2**32, n, dtype=np.uint32)
 
 
@@ -115,7 +115,7 @@ def _checked_seed(seed: int) -> int:
 
 
 def _box_muller(uniform: np.ndarray) -> np.ndarray:
-    """Normal numbers from uniform ones in [0, 1), in blocks of 8 + 8. (16 n,) -> (16 n,)."""
+    """Turns uniform numbers in [0, 1) into normal ones, in blocks of 8 + 8. (16 n,) -> (16 n,)."""
     u1, u2 = np.moveaxis(uniform.reshape(-1, 2, 8), 1, 0)
     radius = np.sqrt(_f32(-2) * _log(_f32(1) - u1))
     sine, cosine = _sincos(_f32(2 * math.pi) * u2)
@@ -124,7 +124,7 @@ def _box_muller(uniform: np.ndarray) -> np.ndarray:
 
 
 def _log(x: np.ndarray) -> np.ndarray:
-    """log256_ps of avx_mathfun.h, for normal positive numbers."""
+    """Computes log256_ps of avx_mathfun.h, for normal positive numbers."""
     bits = np.ascontiguousarray(x).view(np.int32)
     mantissa = ((bits & 0x007FFFFF) | 0x3F000000).view(np.float32)
     small = mantissa < _SQRT_HALF
@@ -138,7 +138,7 @@ def _log(x: np.ndarray) -> np.ndarray:
 
 
 def _sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sincos256_ps of avx_mathfun.h, for numbers >= 0."""
+    """Computes sincos256_ps of avx_mathfun.h, for numbers >= 0."""
     octant = ((x * _FOUR_OVER_PI).astype(np.int32) + 1) & ~1
     multiple = octant.astype(np.float32)
     for part in _MINUS_QUARTER_PI:
@@ -162,7 +162,7 @@ def _polynomial(coefficients: Sequence[np.float32], x: np.ndarray) -> np.ndarray
 
 
 def _fma(a: np.ndarray, b: np.ndarray | np.float32, c: np.ndarray | np.float32) -> np.ndarray:
-    """float32 a * b + c, rounded once (IEEE 754 fusedMultiplyAdd), exactly.
+    """Computes a * b + c in float32, rounded once (IEEE 754 fusedMultiplyAdd), exactly.
 
     The product of two float32 numbers is exact in float64, the sum with `c` is not. There it is
     rounded to odd (Boldo and Melquiond 2008), so that the rounding to float32 is as if of the exact

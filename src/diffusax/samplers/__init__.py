@@ -1,15 +1,5 @@
-"""Samplers as tables: coefficients on the host, one generic step in the compiled program."""
+"""Samplers as tables: coefficients from the host, and one generic step in the compiled program."""
 
-from diffusax.samplers import (
-    alpha_schedulers,
-    edm_schedulers,
-    flow_schedulers,
-    sigma_schedulers,
-    snr_schedulers,
-)
-from diffusax.samplers.alpha_schedulers import *  # noqa: F403
-from diffusax.samplers.edm_schedulers import *  # noqa: F403
-from diffusax.samplers.flow_schedulers import *  # noqa: F403
 from diffusax.samplers.names import (
     SAMPLER_NAMES,
     fitting_samplers,
@@ -17,9 +7,19 @@ from diffusax.samplers.names import (
     scheduler_from_name,
 )
 from diffusax.samplers.rows import Row, Schedule, Table, stack_tables
-from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
-from diffusax.samplers.sigma_schedulers import *  # noqa: F403
-from diffusax.samplers.snr_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers import (
+    alpha_schedulers,
+    edm_schedulers,
+    flow_schedulers,
+    sigma_schedulers,
+    snr_schedulers,
+)
+from diffusax.samplers.schedulers.alpha_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers.edm_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers.flow_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
+from diffusax.samplers.schedulers.sigma_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers.snr_schedulers import *  # noqa: F403
 from diffusax.samplers.step import init_state, run
 
 __all__ = [

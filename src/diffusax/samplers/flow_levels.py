@@ -10,24 +10,24 @@ import numpy as np
 
 
 def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
-    """Towards more noise, for larger pictures (Esser et al. 2024, equation 23)."""
+    """Shifts sigmas towards more noise, as larger images need (Esser et al. 2024, equation 23)."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
 def time_shifted(sigmas: np.ndarray, mu: float, kind: str) -> np.ndarray:
-    """As `shifted` by e^mu (kind "exponential") or by mu ("linear"), as the Flux models have it."""
+    """Shifts sigmas like the Flux models: by e^mu (kind "exponential") or by mu ("linear")."""
     shift = math.exp(mu) if kind == "exponential" else mu
     return shift / (shift + (1 / sigmas - 1))
 
 
 def stretched(sigmas: np.ndarray, terminal: float) -> np.ndarray:
-    """Scaled from 1 down, so that the last one is `terminal` (HaCohen et al. 2024)."""
+    """Scales sigmas that start at 1 so that the last one is `terminal` (HaCohen et al. 2024)."""
     signal = 1 - sigmas
     return 1 - signal / (signal[-1] / (1 - terminal))
 
 
 def ends(total: int, shift: float) -> tuple[float, float]:
-    """The highest and the lowest sigma of `total` training timesteps, shifted, in float32."""
+    """Returns the highest and lowest shifted sigma of `total` training timesteps, in float32."""
     sigmas = np.array([total, 1], np.float32) / total
     high, low = shifted(sigmas, shift).tolist()
     return high, low

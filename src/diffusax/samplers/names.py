@@ -1,18 +1,19 @@
-"""Samplers by name, for configs and the command line."""
+"""Finds samplers by name, for configs and the command line."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from diffusax.samplers.processes import check_process, samples
+
 # Importing the classes enters them in SCHEDULERS.
-from diffusax.samplers import (  # noqa: F401
+from diffusax.samplers.schedulers import (  # noqa: F401
     alpha_schedulers,
     edm_schedulers,
     flow_schedulers,
     sigma_schedulers,
     snr_schedulers,
 )
-from diffusax.samplers.processes import check_process, samples
-from diffusax.samplers.scheduler import SCHEDULERS, Scheduler
+from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,15 +57,15 @@ SAMPLER_NAMES = tuple(sorted(_NAMES))
 def scheduler_from_name(
     name: str, config: Mapping[str, Any] | Scheduler | None = None
 ) -> Scheduler:
-    """A sampler by short name ("dpm++2m_karras") or diffusers class name, on a noise schedule.
+    """Makes a sampler from a short name ("dpm++2m_karras") or a diffusers class name.
 
     Args:
         name: one of SAMPLER_NAMES or SCHEDULERS.
         config: the scheduler whose noise schedule and prediction type to keep.
 
     Raises:
-        ValueError: an unknown name, or a sampler for networks that were trained for another process
-            than those of `config`.
+        ValueError: the name is unknown, or the sampler is for networks that were trained for
+            another process than those of `config`.
     """
     scheduler, own = _named(name, config), config
     if isinstance(config, Mapping):
@@ -75,7 +76,7 @@ def scheduler_from_name(
 
 
 def fitting_samplers(config: Scheduler) -> tuple[list[str], dict[str, list[str]]]:
-    """Of SAMPLER_NAMES those that sample the networks of a scheduler, and the others by reason."""
+    """Returns the SAMPLER_NAMES that suit a scheduler's networks, and the other names by reason."""
     found: list[str] = []
     others: dict[str, list[str]] = {}
     for name in SAMPLER_NAMES:
@@ -102,7 +103,7 @@ def _named(name: str, config: Mapping[str, Any] | Scheduler | None) -> Scheduler
 
 
 def scheduler_from_config(config: Mapping[str, Any], **overrides: Any) -> Scheduler:
-    """The sampler that a scheduler_config.json describes.
+    """Makes the sampler that a scheduler_config.json describes.
 
     Raises:
         ValueError: its class, an option or an option's value is not supported.

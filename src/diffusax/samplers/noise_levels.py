@@ -1,4 +1,4 @@
-"""Noise schedules: betas, timesteps and sigmas, on the host.
+"""Computes noise schedules on the host: betas, timesteps and sigmas.
 
 Cumulative products and sigmas are rounded to float32, in which diffusers keeps them: near t=0 the
 rounding of 1 - alpha is larger than the tolerance of our comparison. All that follows is float64.
@@ -25,7 +25,7 @@ def alphas_cumprod(
     rescale_zero_snr: bool = False,
     floor: bool = False,
 ) -> np.ndarray:
-    """The product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
+    """Returns the product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
 
     `floor` makes the last one small instead of zero. The array is read-only.
     """
@@ -52,7 +52,9 @@ def alphas_cumprod(
 
 
 def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarray:
-    """Of `total` training timesteps n, descending (Lin et al. 2024, table 2); not rounded."""
+    """Returns n of `total` training timesteps, descending, not rounded (Lin et al. 2024, table
+    2).
+    """
     if spacing == "linspace":
         return np.linspace(0, total - 1, n)[::-1]
     if spacing == "leading":
@@ -61,7 +63,7 @@ def spaced_timesteps(n: int, total: int, spacing: str, offset: int) -> np.ndarra
 
 
 def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int) -> np.ndarray:
-    """As `spaced_timesteps`, rounded, for solvers that count the end at t=0 as a step too."""
+    """Returns rounded `spaced_timesteps` for solvers that count the end at t=0 as a step too."""
     if spacing == "linspace":
         return np.linspace(0, last - 1, n + 1).round()[::-1][:-1]
     if spacing == "leading":
@@ -70,13 +72,13 @@ def interior_timesteps(n: int, total: int, last: int, spacing: str, offset: int)
 
 
 def all_sigmas(alphas: np.ndarray) -> np.ndarray:
-    """sqrt((1 - alpha) / alpha) for each training timestep, ascending (Song et al. 2021)."""
+    """Returns sqrt((1 - alpha) / alpha) of all training timesteps, ascending (Song et al. 2021)."""
     a = alphas.astype(np.float32)
     return np.sqrt((1 - a) / a).astype(np.float64)
 
 
 def log_sigmas(every: np.ndarray) -> np.ndarray:
-    """The logarithms of the sigmas of all training timesteps.
+    """Returns the logarithms of the sigmas of all training timesteps.
 
     diffusers keeps them and their differences in float32, and cuts the timesteps that it gets from
     them to integers: the rounding decides which.
@@ -85,7 +87,7 @@ def log_sigmas(every: np.ndarray) -> np.ndarray:
 
 
 def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
-    """The fractional training timesteps of `sigmas`, interpolated in log sigma.
+    """Returns the fractional training timesteps of `sigmas`, interpolated in log sigma.
 
     every: the sigmas of all training timesteps, ascending, but for the floor of the last one.
     """
@@ -101,29 +103,31 @@ def sigmas_to_timesteps(sigmas: np.ndarray, every: np.ndarray) -> np.ndarray:
 
 
 def karras_sigmas(n: int, low: float, high: float, *, rho: float = 7.0) -> np.ndarray:
-    """Karras et al. 2022, equation 5."""
+    """Returns n sigmas from `high` down to `low` (Karras et al. 2022, equation 5)."""
     ramp = np.linspace(0, 1, n)
     return (high ** (1 / rho) + ramp * (low ** (1 / rho) - high ** (1 / rho))) ** rho
 
 
 def exponential_sigmas(n: int, low: float, high: float) -> np.ndarray:
-    """Evenly spaced in log sigma."""
+    """Returns n sigmas from `high` down to `low`, evenly spaced in log sigma."""
     return np.exp(np.linspace(math.log(high), math.log(low), n))
 
 
 def beta_sigmas(n: int, low: float, high: float, *, alpha: float = 0.6) -> np.ndarray:
-    """Quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling is All...")."""
+    """Returns quantiles of the symmetric beta distribution (Lee et al. 2024, "Beta Sampling
+    ...").
+    """
     quantiles = _special().betaincinv(alpha, alpha, 1 - np.linspace(0, 1, n))
     return low + quantiles * (high - low)
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """To float32, in which diffusers keeps a run's sigmas; as float64."""
+    """Rounds to float32, in which diffusers keeps a run's sigmas; returns float64."""
     return values.astype(np.float32).astype(np.float64)
 
 
 def _linspace(start: float, stop: float, n: int) -> np.ndarray:
-    """torch.linspace in float32: from both ends towards the middle, in fused multiply-adds."""
+    """Computes torch.linspace in float32: from both ends to the middle, in fused multiply-adds."""
     first, last = np.float64(np.float32(start)), np.float64(np.float32(stop))
     step = np.float64(np.float32((last - first) / max(n - 1, 1)))
     i = np.arange(n)
@@ -133,7 +137,7 @@ def _linspace(start: float, stop: float, n: int) -> np.ndarray:
 
 
 def _squared_cosine(t: float) -> float:
-    """Nichol and Dhariwal 2021, section 3.2."""
+    """Computes alpha-bar at time t of Nichol and Dhariwal 2021, section 3.2."""
     return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
 
@@ -142,7 +146,7 @@ def _exponential(t: float) -> float:
 
 
 def _laplace(t: float) -> float:
-    """Hang et al. 2024, "Improved Noise Schedule for Diffusion Training", as diffusers has it."""
+    """Computes alpha-bar at time t of Hang et al. 2024, "Improved Noise Schedule for ..."."""
     log_snr = -0.5 * math.copysign(1, 0.5 - t) * math.log(1 - 2 * abs(0.5 - t) + 1e-6)
     return math.sqrt(math.exp(log_snr) / (1 + math.exp(log_snr)))
 
@@ -151,13 +155,13 @@ _ALPHA_BARS = {"squaredcos_cap_v2": _squared_cosine, "exp": _exponential, "lapla
 
 
 def _from_alpha_bar(n: int, alpha_bar: Callable[[float], float]) -> np.ndarray:
-    """The n betas whose products follow `alpha_bar` of the time in [0, 1], capped at 0.999."""
+    """Returns n betas whose products follow `alpha_bar` of the time in [0, 1], capped at 0.999."""
     bars = [alpha_bar(i / n) for i in range(n + 1)]
     return np.array([min(1 - b / a, 0.999) for a, b in itertools.pairwise(bars)], np.float32)
 
 
 def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:
-    """Zero signal at the last timestep (Lin et al. 2024, algorithm 1)."""
+    """Rescales betas so that the last timestep has no signal (Lin et al. 2024, algorithm 1)."""
     root = np.sqrt(_cumprod(np.float32(1) - betas))
     first, last = root[0], root[-1]
     root = (root - last) * (first / (first - last))
@@ -166,10 +170,10 @@ def _rescale_zero_snr(betas: np.ndarray) -> np.ndarray:
 
 
 def _cumprod(alphas: np.ndarray) -> np.ndarray:
-    """torch.cumprod, which accumulates in float64 on the CPU."""
+    """Computes torch.cumprod, which accumulates in float64 on the CPU."""
     return np.cumprod(alphas.astype(np.float64)).astype(np.float32)
 
 
 def _special() -> Any:
-    """scipy.special, which takes a tenth of the package's import and serves two options."""
+    """Imports scipy.special, which takes a tenth of the package's import and serves two options."""
     return importlib.import_module("scipy.special")

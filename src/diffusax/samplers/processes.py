@@ -1,23 +1,30 @@
-"""What samplers take the network to be trained for: networks of one kind draw nothing with another.
+"""The processes that networks are trained for: a sampler suits the networks of one process only.
 
-A sampler of flow matching tells a network that predicts noise other times, and takes its noise for
-a velocity. Nothing fails: the pictures are noise.
+A sampler of flow matching would give other times to a network that predicts noise, and take the
+noise for a velocity. Nothing would fail, but the images would be noise.
 """
 
-from typing import Any, Literal
+import dataclasses
+from typing import Any, ClassVar, Literal, Protocol
 
-Process = Literal["diffusion", "flow", "edm", "continuous"]
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.samplers import flow_levels, noise_levels
+
+Kind = Literal["diffusion", "flow", "edm", "continuous"]
 """diffusion: the discrete noise levels of a list of betas. flow: flow matching. edm: the
 preconditioning of Karras et al. 2022. continuous: v prediction at continuous noise levels, which is
 that preconditioning with sigma_data=1."""
 
-_TRAINED: dict[Process, str] = {
+_TRAINED: dict[Kind, str] = {
     "diffusion": "at discrete noise levels",
     "flow": "with flow matching",
     "edm": "with EDM's preconditioning",
     "continuous": "to predict v at continuous noise levels",
 }
-_FITTING: dict[Process, str] = {
+_FITTING: dict[Kind, str] = {
     "diffusion": "EulerDiscreteScheduler ('euler')",
     "flow": "FlowMatchEulerDiscreteScheduler ('flow_euler'), or prediction_type='flow_prediction'",
     "edm": "EDMEulerScheduler ('edm_euler') with the checkpoint's sigma_data",
@@ -25,21 +32,21 @@ _FITTING: dict[Process, str] = {
 }
 
 
-def samples(process: Process) -> str:
-    """The networks of a process, in words."""
+def samples(process: Kind) -> str:
+    """Describes the networks of a process in words."""
     return f"networks trained {_TRAINED[process]}"
 
 
-def check_process(name: str, scheduler: Any, trained: Process) -> None:
-    """Refuses a sampler for networks that were trained for another process.
+def check_process(name: str, scheduler: Any, trained: Kind) -> None:
+    """Raises an error where a sampler is for networks that were trained for another process.
 
     Args:
-        name: what the error calls the sampler.
+        name: the sampler's name in the error.
         scheduler: the sampler.
         trained: the networks' process, which is that of the sampler that the checkpoint names.
 
     Raises:
-        ValueError: the two are not the same.
+        ValueError: the sampler is for another process.
     """
     if scheduler.process != trained:
         raise ValueError(
@@ -47,3 +54,181 @@ def check_process(name: str, scheduler: Any, trained: Process) -> None:
             f"came with is for {samples(trained)}; use {_FITTING[trained]} or another for those, "
             "or give scheduler= where the pipeline is made if its networks were trained otherwise"
         )
+
+
+class Process(Protocol):
+    """How clean latents become noise, x_t = signal x_0 + noise eps, for training and sampling.
+
+    t are n training times of the process: of `Diffusion` indices of timesteps, of `Flow` sigmas.
+    """
+
+    @property
+    def prediction_types(self) -> tuple[str, ...]:
+        """What networks can be trained to predict."""
+
+    def levels(self, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The (signal, noise) at these times, n each."""
+
+    def timesteps(self, t: jax.Array) -> jax.Array:
+        """What the network is told of these times, n."""
+
+    def sample_time(self, key: jax.Array, probabilities: np.ndarray | None = None) -> jax.Array:
+        """A random training time, a scalar. probabilities: of each timestep."""
+
+    def target(
+        self, x0: jax.Array, noise: jax.Array, t: jax.Array, prediction_type: str
+    ) -> jax.Array:
+        """What the network shall predict, n ...."""
+
+    def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
+        """What each example's error counts for, n."""
+
+
+def add_noise(process: Process, x0: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
+    """Returns x_t for clean latents x0 and noise, n ... each, at times t, n."""
+    signal, deviation = (_like(level, x0) for level in process.levels(t))
+    return signal * x0 + deviation * noise
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Diffusion:
+    """Discrete noise levels (Ho et al. 2020): signal sqrt(a_t), noise sqrt(1 - a_t)."""
+
+    alphas_cumprod: np.ndarray
+    """a_t for each training timestep, float64."""
+
+    prediction_types: ClassVar[tuple[str, ...]] = ("epsilon", "v_prediction", "sample")
+
+    @property
+    def sigmas(self) -> np.ndarray:
+        """sqrt((1 - a) / a) for each training timestep, ascending (Song et al. 2021)."""
+        return noise_levels.all_sigmas(self.alphas_cumprod)
+
+    def alpha(self, t: jax.Array) -> jax.Array:
+        """a_t, float32."""
+        return jnp.asarray(self.alphas_cumprod, jnp.float32)[t]
+
+    def levels(self, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Process`."""
+        alpha = self.alpha(t)
+        return jnp.sqrt(alpha), jnp.sqrt(1 - alpha)
+
+    def timesteps(self, t: jax.Array) -> jax.Array:
+        """The indices themselves."""
+        return t
+
+    def sample_time(self, key: jax.Array, probabilities: np.ndarray | None = None) -> jax.Array:
+        """An index from 0 to the last, int32; all alike without probabilities."""
+        count = len(self.alphas_cumprod)
+        if probabilities is None:
+            return jax.random.randint(key, (), 0, count)
+        below = jnp.asarray(np.cumsum(probabilities)[:-1], jnp.float32)
+        drawn = jnp.searchsorted(below, jax.random.uniform(key), side="right")
+        return drawn.astype(jnp.int32)
+
+    def target(
+        self, x0: jax.Array, noise: jax.Array, t: jax.Array, prediction_type: str
+    ) -> jax.Array:
+        """The noise, x_0, or v = sqrt(a) noise - sqrt(1 - a) x_0 (Salimans and Ho 2022).
+
+        Raises:
+            ValueError: the prediction_type is unknown.
+        """
+        _check_prediction(self, prediction_type)
+        if prediction_type == "epsilon":
+            return noise
+        if prediction_type == "sample":
+            return x0
+        signal, deviation = (_like(level, x0) for level in self.levels(t))
+        return signal * noise - deviation * x0
+
+    def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
+        """The weight min(SNR, gamma) in terms of the prediction (Hang et al. 2023, section 3.4).
+
+        SNR = a / (1 - a). The weight is divided by SNR for epsilon and by SNR + 1 for v, not for
+        x_0. At a = 0 the weight of epsilon is its limit, 1. Without a gamma all weigh 1.
+        """
+        alpha = self.alpha(t)
+        if snr_gamma is None:
+            return jnp.ones_like(alpha)
+        snr = alpha / (1 - alpha)
+        if prediction_type == "epsilon":
+            return jnp.minimum(1.0, snr_gamma * (1 - alpha) / jnp.maximum(alpha, 1e-12))
+        if prediction_type == "v_prediction":
+            return jnp.minimum(snr, snr_gamma) * (1 - alpha)
+        return jnp.minimum(snr, snr_gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Flow matching (Lipman et al. 2023): signal 1 - sigma, noise sigma, prediction eps - x_0."""
+
+    shift: float = 1.0
+    """How far the sigmas are moved towards noise (Esser et al. 2024, equation 23)."""
+    num_train_timesteps: int = 1000
+
+    prediction_types: ClassVar[tuple[str, ...]] = ("flow_prediction",)
+
+    def shifted(self, sigmas: Any) -> Any:
+        """Sigmas with the shift."""
+        return flow_levels.shifted(sigmas, self.shift)
+
+    def ends(self) -> tuple[float, float]:
+        """The highest and the lowest sigma of the training timesteps, shifted, in float32."""
+        return flow_levels.ends(self.num_train_timesteps, self.shift)
+
+    def levels(self, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Process`."""
+        return 1 - t, t
+
+    def timesteps(self, t: jax.Array) -> jax.Array:
+        """Sigmas times the number of training timesteps."""
+        return t * self.num_train_timesteps
+
+    def sample_time(self, key: jax.Array, probabilities: np.ndarray | None = None) -> jax.Array:
+        """A sigma of the logit-normal density, shifted (Esser et al. 2024, section 3.1).
+
+        Raises:
+            ValueError: probabilities of timesteps are given; the times here are continuous.
+        """
+        if probabilities is not None:
+            raise ValueError(
+                "timestep_bias is for discrete timesteps and flow matching has none; leave it out"
+            )
+        return self.shifted(jax.nn.sigmoid(jax.random.normal(key)))
+
+    def target(
+        self, x0: jax.Array, noise: jax.Array, t: jax.Array, prediction_type: str
+    ) -> jax.Array:
+        """The velocity from the sample to the noise.
+
+        Raises:
+            ValueError: the prediction_type is another.
+        """
+        _check_prediction(self, prediction_type)
+        return noise - x0
+
+    def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
+        """One for all.
+
+        Raises:
+            ValueError: snr_gamma is given.
+        """
+        if snr_gamma is not None:
+            raise ValueError(
+                "snr_gamma weighs the errors of discrete noise levels and flow matching has none; "
+                "leave it out"
+            )
+        return jnp.ones_like(t)
+
+
+def _check_prediction(process: Process, prediction_type: str) -> None:
+    if prediction_type not in process.prediction_types:
+        raise ValueError(
+            f"prediction_type={prediction_type!r} is not supported; use "
+            f"{', '.join(process.prediction_types)}"
+        )
+
+
+def _like(level: jax.Array, x: jax.Array) -> jax.Array:
+    return level.reshape(level.shape + (1,) * (x.ndim - level.ndim))

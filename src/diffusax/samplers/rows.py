@@ -23,7 +23,7 @@ from diffusax.runtime.brownian import Motion
 SLOTS = 6
 X, M1, M2, M3, M4, M5, RAW, P, NOISE = np.eye(SLOTS + 3)
 MIN_HEIGHT = 2048
-"""1,000 steps of two evaluations each fit."""
+"""The least number of rows of a table; 1,000 steps of two evaluations each fit."""
 
 CLEAN = (1.0, 0.0)
 """The level of latents without noise."""
@@ -56,11 +56,11 @@ class Table(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """One model evaluation.
+    """The coefficients for one evaluation of the network.
 
-    timestep: what the model is told. x: the form of the next x. level: the (signal, noise) of the x
-    that the row is given. prediction: the form of p, in X and RAW. memory: the forms of m1, m2 ...
-    after the row; the other slots keep theirs.
+    timestep: the network's time input. x: the form of the next x. level: the (signal, noise) of the
+    x before the row. prediction: the form of p, in X and RAW. memory: the forms of m1, m2 ... after
+    the row; the other slots do not change.
     """
 
     timestep: float
@@ -75,13 +75,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schedule:
-    """A sampler's run, computed on the host: what the compiled program is given as data.
+    """A sampler's run, computed on the host, which the compiled program takes as data.
 
     rows: those from begin to end of the run. init_noise_sigma: the standard deviation of the
     initial latents of a whole run. order: rows per step, 2 for Heun and KDPM2. last_level: the
-    (signal, noise) of x after the last row: that of the row that would follow, or where the run
-    ends, which for some options is not (1, 0). motion: the Brownian motion that the rows' noise is
-    of in diffusers, for those samplers that have one there.
+    (signal, noise) of x after the last row: that of the row that would follow, or at the end of the
+    run, where some options leave noise. motion: the Brownian motion from which diffusers takes the
+    rows' noise, for samplers that have one there.
     """
 
     rows: tuple[Row, ...]
@@ -113,13 +113,13 @@ class Schedule:
 
     @functools.cached_property
     def ending_clean(self) -> "Schedule":
-        """The same run, its last level (1, 0), whatever noise its options leave."""
+        """Returns the same run with a last level of (1, 0), whatever noise its options leave."""
         if self.last_level == CLEAN:
             return self
         return dataclasses.replace(self, last_level=CLEAN)
 
     def table(self) -> Table:
-        """The rows padded to MIN_HEIGHT, or to the next power of two beyond; computed once."""
+        """Returns the rows padded to MIN_HEIGHT or a higher power of two; it is computed once."""
         return self._table
 
     @functools.cached_property
@@ -144,7 +144,7 @@ class Schedule:
         )
 
     def _forms(self) -> np.ndarray:
-        """The matrices A of the rows: n 6 9."""
+        """Returns the matrices A of the rows: n 6 9."""
         forms = [form for row in self.rows for form in (row.x, *row.memory)]
         counts = np.array([1 + len(row.memory) for row in self.rows])
         update = np.zeros((len(self.rows), SLOTS, SLOTS + 3))
@@ -154,9 +154,9 @@ class Schedule:
 
 
 def stack_tables(tables: Sequence[Table]) -> Table:
-    """The tables of several runs as one, for a batch with one image of each: n b ....
+    """Stacks the tables of several runs, for a batch with one image of each: n b ....
 
-    Images whose runs are shorter are left as they are in the rows beyond.
+    In the rows after the end of its own run, an image does not change.
 
     Raises:
         ValueError: there are no tables.
@@ -175,7 +175,7 @@ def stack_tables(tables: Sequence[Table]) -> Table:
 
 
 def _heightened(table: Table, height: int) -> Table:
-    """The table with its last row, one of padding, repeated up to `height`."""
+    """Repeats the last row of the table, which is padding, up to `height` rows."""
     more = height - len(table.timestep)
     if not more:
         return table

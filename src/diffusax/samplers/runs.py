@@ -1,24 +1,21 @@
-"""Asking for a run: the arguments of `Scheduler.schedule`, checked, and the answers, cached."""
+"""Checks the arguments of `Scheduler.schedule`, and caches the schedules."""
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from diffusax.runtime.brownian import Motion
 from diffusax.samplers.rows import CLEAN, Row, Schedule
 
-if TYPE_CHECKING:
-    from diffusax.samplers.scheduler import Scheduler
-
 
 class Request(NamedTuple):
-    """A run as it was asked for, checked.
+    """The checked arguments of a run.
 
-    steps: how many of the whole run. begin: the first row. timesteps: n, sigmas: n+1, the caller's
-    own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's, and TCD's gamma.
-    original_inference_steps, strength: of LCM and TCD. mu: of flow matching.
+    steps: the number of steps of the whole run. begin: the first row. timesteps: n, sigmas: n+1,
+    the caller's own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's eta or TCD's
+    gamma. original_inference_steps, strength: options of LCM and TCD. mu: flow matching's shift.
     """
 
     steps: int
@@ -32,7 +29,7 @@ class Request(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All rows of a run, also those before its `begin`, and the initial standard deviation.
+    """All rows of a run, those before its `begin` included, and the initial standard deviation.
 
     last_level: the (signal, noise) of x after all rows. motion: see `Schedule`, of all rows.
     """
@@ -43,9 +40,30 @@ class Run(NamedTuple):
     motion: Motion | None = None
 
 
+class Sampler(Protocol):
+    """What `cached_schedule` uses of a scheduler; `Scheduler` explains each."""
+
+    class_name: ClassVar[str]
+    custom: ClassVar[tuple[str, ...]]
+    paired: ClassVar[bool]
+    sigmas_hold_last: ClassVar[bool]
+    needs_mu: ClassVar[bool]
+    order: ClassVar[int]
+
+    @property
+    def num_train_timesteps(self) -> int: ...
+
+    @property
+    def prediction_type(self) -> str: ...
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None: ...
+
+    def _run(self, request: Request) -> Run: ...
+
+
 @functools.lru_cache(maxsize=64)
 def cached_schedule(
-    scheduler: "Scheduler",
+    scheduler: Sampler,
     *,
     steps: int | None = None,
     begin: int = 0,
@@ -58,13 +76,13 @@ def cached_schedule(
     mu: float | None = None,
     uncut: bool = False,
 ) -> Schedule:
-    """`Scheduler.schedule`, its arguments of exactly these types.
+    """Computes `Scheduler.schedule`; the arguments must have exactly these types.
 
-    uncut: whether rows without a finite step are let pass, because a part of the run will be asked
-    for that may do without them.
+    uncut: whether to allow rows without a finite step, because the caller will use a part of the
+    run that may not contain them.
 
     Raises:
-        ValueError: as `Scheduler.schedule`.
+        ValueError: for the reasons of `Scheduler.schedule`.
     """
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
@@ -136,7 +154,7 @@ def cached_schedule(
     return schedule
 
 
-def _check_steps(scheduler: "Scheduler", steps: int) -> None:
+def _check_steps(scheduler: Sampler, steps: int) -> None:
     most = scheduler.num_train_timesteps
     if steps < 1:
         raise ValueError(
@@ -149,8 +167,8 @@ def _check_steps(scheduler: "Scheduler", steps: int) -> None:
         )
 
 
-def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None:
-    # A run that ends at sigma_min ends with it twice, but for rounding.
+def _check_custom(scheduler: Sampler, name: str, values: np.ndarray) -> None:
+    # The last two sigmas of a run that ends at sigma_min are equal up to rounding.
     least = 1e-5 * values[:-1] if name == "sigmas" else -1e-9
     rising = np.diff(values) > least
     if len(values) == 0 or rising.any() or values[-1] < 0:
@@ -159,16 +177,16 @@ def _check_custom(scheduler: "Scheduler", name: str, values: np.ndarray) -> None
 
 
 def check_highest(name: str, values: np.ndarray, highest: float) -> None:
-    """Refuses custom values, descending, that start above `highest`.
+    """Raises an error where descending custom values start above `highest`.
 
     Raises:
-        ValueError: they do.
+        ValueError: the first value is higher.
     """
     if values[0] > highest:
         raise ValueError(f"{name} must start at {highest} or below (got {values[0]:g})")
 
 
-def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
+def _check_mu(scheduler: Sampler, mu: float | None) -> None:
     dynamic = getattr(scheduler, "use_dynamic_shifting", False)
     if mu is not None and not dynamic:
         raise ValueError(
@@ -182,7 +200,7 @@ def _check_mu(scheduler: "Scheduler", mu: float | None) -> None:
         raise ValueError(f"mu must be from -100 to 100 (got {mu:g})")
 
 
-def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
+def _check_finite(scheduler: Sampler, schedule: Schedule) -> None:
     known = all(np.isfinite(row.prediction).all() for row in schedule.rows)
     if not known and scheduler.prediction_type == "epsilon":
         raise ValueError(
@@ -196,7 +214,7 @@ def _check_finite(scheduler: "Scheduler", schedule: Schedule) -> None:
     raise ValueError(_no_step(scheduler))
 
 
-def _no_step(scheduler: "Scheduler") -> str:
+def _no_step(scheduler: Sampler) -> str:
     return (
         f"{scheduler.class_name} has no finite step between two of this run's noise levels; use "
         "fewer steps, another timestep_spacing, lower_order_final=True, betas that leave some "
@@ -205,19 +223,19 @@ def _no_step(scheduler: "Scheduler") -> str:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """The integer of an argument; a ValueError if it is none."""
+    """Returns an argument as an integer; raises ValueError if it is not one."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name} must be a whole number (got {value!r})")
     return operator.index(value)
 
 
 def number(name: str, value: Any) -> float:
-    """The finite number of an argument; a ValueError if it is none."""
+    """Returns an argument as a finite number; raises ValueError if it is not one."""
     return numbers(name, [value])[0]
 
 
 def numbers(name: str, values: Any) -> tuple[float, ...]:
-    """The finite numbers of an argument; a ValueError if it has others."""
+    """Returns an argument as finite numbers; raises ValueError if it holds anything else."""
     try:
         array = np.asarray(values)
         if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():

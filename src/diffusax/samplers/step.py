@@ -11,7 +11,7 @@ _NOISE = int(NOISE.argmax())
 
 
 def init_state(x: jax.Array) -> jax.Array:
-    """The state of a run that starts from latents x: 6 b h w c, float32."""
+    """Makes the state of a run that starts from latents x: 6 b h w c, float32."""
     x = x.astype(jnp.float32)
     return jnp.concatenate([x[None], jnp.zeros((SLOTS - 1, *x.shape), jnp.float32)])
 
@@ -25,18 +25,18 @@ def run(
     noise: Callable[[jax.Array], jax.Array],
     constrain: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
-    """Rows start..stop of the table; both may be traced, so that one program serves any run.
+    """Runs rows start..stop of the table; both may be traced, so that one program serves any run.
 
     Args:
         model: (x: b h w c, float32, timestep: scalar or b, row number) -> the raw prediction,
-            b h w c; channels beyond c, a learned variance, are left out.
+            b h w c; channels beyond c, which are a learned variance, are ignored.
         state: 6 b h w c from `init_state` or an earlier call; slot 0 holds the latents.
-        table: the coefficients, the same for all images or one's own for each (`stack_tables`).
+        table: the coefficients, shared by all images or different for each (`stack_tables`).
         start: the first row.
         stop: the row after the last.
-        noise: row number -> standard normal noise, b h w c; computed only where a row draws some.
+        noise: row number -> standard normal noise, b h w c; called only for rows that use noise.
         constrain: (x: b h w c, signal, noise level, row number) -> x, applied to the latents after
-            each row; the two are the level of x there, each a scalar or b 1 1 1.
+            each row; signal and noise level are those of x there, each a scalar or b 1 1 1.
     """
 
     def body(i: jax.Array, state: jax.Array) -> jax.Array:
@@ -65,14 +65,14 @@ def run(
 
 
 def _mix(update: jax.Array, terms: jax.Array) -> jax.Array:
-    """The next state, 6 b ..., from update: 6 9 or b 6 9, and terms: 9 b ...."""
+    """Computes the next state, 6 b ..., from update: 6 9 or b 6 9, and terms: 9 b ...."""
     equation = "st,t...->s..." if update.ndim == 2 else "bst,tb...->sb..."
     # Full precision: an accelerator's default would round the latents to bfloat16.
     return jnp.einsum(equation, update, terms, precision=jax.lax.Precision.HIGHEST)
 
 
 def _threshold(p: jax.Array, quantile: jax.Array, highest: jax.Array) -> jax.Array:
-    """Dynamic thresholding (Saharia et al. 2022, section 2.3) where `highest` is above 0."""
+    """Applies dynamic thresholding (Saharia et al. 2022, section 2.3) if `highest` is above 0."""
     sizes = jnp.abs(p).reshape(p.shape[0], -1)
     quantile = jnp.broadcast_to(quantile, p.shape[:1])
     limit = jnp.minimum(jnp.maximum(jax.vmap(jnp.quantile)(sizes, quantile), 1), highest)
@@ -81,5 +81,5 @@ def _threshold(p: jax.Array, quantile: jax.Array, highest: jax.Array) -> jax.Arr
 
 
 def _spread(value: jax.Array, x: jax.Array) -> jax.Array:
-    """A scalar, or one number per image as b 1 1 1."""
+    """Returns a scalar as it is, and one number per image as b 1 1 1."""
     return value if value.ndim == 0 else value.reshape(-1, *[1] * (x.ndim - 1))

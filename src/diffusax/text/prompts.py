@@ -1,4 +1,4 @@
-"""Long prompts as several windows, and `(word:1.3)` prompt weighting.
+"""Splits long prompts into windows, and reads `(word:1.3)` prompt weighting.
 
 Both follow AUTOMATIC1111's stable-diffusion-webui (modules/prompt_parser.py and
 modules/sd_hijack_clip.py), whose syntax the field has adopted.
@@ -21,9 +21,9 @@ ROUND_WEIGHT = 1.1
 SQUARE_WEIGHT = 1 / 1.1
 
 MAX_WINDOWS = 64
-"""Of a long prompt; stable-diffusion-webui has no limit, but attention's cost grows with them."""
+"""The most windows of a prompt; stable-diffusion-webui has no limit, but attention's cost grows."""
 MAX_CHARACTERS = 100_000
-"""Of a prompt that is long or weighted; 64 windows of English have a quarter of it."""
+"""The most characters of a long or weighted prompt; 64 windows of English have a quarter of it."""
 MAX_WEIGHT = 1000.0
 COMMA_BACKTRACK = 20
 """A window may end this many tokens early, after a comma (stable-diffusion-webui's default)."""
@@ -73,17 +73,17 @@ def tokenize_prompts(
     weighting: bool = False,
     windows: int | None = None,
 ) -> PromptTokens:
-    """The windows of some prompts, as many for each as the longest one needs.
+    """Splits prompts into windows, each into as many as the longest one needs.
 
-    Without `long_prompt` there is one window; what does not fit is cut off, and the log names it.
-    With it, the word BREAK starts a new window, and a window that would end between two commas ends
-    after the first, where that is among its last 20 tokens. With `weighting`, parentheses are
-    syntax (see `parse_weights`); without, they are text. `windows` asks for that many, the last
-    ones empty: so a short negative prompt goes with a long prompt.
+    Without `long_prompt` there is one window; text that does not fit is cut off and named in the
+    log. With it, the word BREAK starts a new window, and a window that would end between two commas
+    ends after the first, if that is among its last 20 tokens. With `weighting`, parentheses are
+    syntax (see `parse_weights`); without, they are text. `windows` sets the number of windows, of
+    which the last may be empty, so that a short negative prompt suits a long prompt.
 
     Raises:
-        ValueError: wrong type of prompt, a weight beyond 1000, a prompt that needs more than
-            `windows` or 64 windows, or that has more than 100,000 characters to parse.
+        ValueError: a prompt has the wrong type, a weight beyond 1000, more windows than `windows`
+            or 64, or more than 100,000 characters to parse.
     """
     prompts = [
         _long(tokenizer, text, weighting) if long_prompt else [_short(tokenizer, text, weighting)]
@@ -108,12 +108,12 @@ def tokenize_prompts(
 
 
 def parse_weights(text: str) -> list[tuple[str, float]]:
-    r"""The parts of a prompt with their weights; neighbours of equal weight are joined.
+    r"""Returns the parts of a prompt with their weights; neighbours of equal weight are joined.
 
     `(word:1.3)` weighs 1.3, `(word)` 1.1 and `[word]` 1/1.1; nested weights multiply. `\(`, `\)`,
     `\[`, `\]` and `\\` are those characters. An open bracket without a close lasts to the end, a
     close without an open is text, as in stable-diffusion-webui. A backslash before anything else is
-    text, too; there it is dropped. Takes time in proportion to the text.
+    text too; stable-diffusion-webui drops it. The time is proportional to the text.
     """
     pieces: list[str] = []
     brackets: list[_Bracket] = []
@@ -143,11 +143,11 @@ def parse_weights(text: str) -> list[tuple[str, float]]:
 
 
 def apply_weights(embeddings: Array, weights: Array) -> Array:
-    """Embeddings times their weights, brought back to the mean they had: (n, t, d), (n, t).
+    """Multiplies embeddings by weights, then restores their mean: (n, t, d), (n, t).
 
-    stable-diffusion-webui's "Original" emphasis (modules/sd_emphasis.py), but with a mean for each
-    of the n rows instead of one for all, so that a row does not depend on the others. Give it one
-    window per row (t = 77). Takes NumPy or JAX arrays; computes in the dtype of `weights`.
+    This is stable-diffusion-webui's "Original" emphasis (modules/sd_emphasis.py), but with a mean
+    for each of the n rows instead of one for all, so that rows do not depend on each other. Pass
+    one window per row (t = 77). It takes NumPy or JAX arrays, and computes in `weights`' dtype.
     """
     x = embeddings.astype(weights.dtype)
     weighted = x * weights[..., None]
@@ -157,7 +157,7 @@ def apply_weights(embeddings: Array, weights: Array) -> Array:
 
 @dataclasses.dataclass
 class _Bracket:
-    """Weighs the pieces from `start` to before `end`, or to the last one."""
+    """A weight for the pieces from `start` to before `end`, or to the last one."""
 
     kind: str
     start: int
@@ -166,10 +166,10 @@ class _Bracket:
 
 
 def _weights(brackets: Iterable[_Bracket], n: int) -> list[float]:
-    """The weight of each of n pieces.
+    """Returns the weight of each of n pieces.
 
-    Round brackets may cross square ones, but brackets of one kind are nested: a stack of products
-    for each kind will do.
+    Round brackets may cross square ones, but brackets of one kind are nested, so that a stack of
+    products for each kind is enough.
     """
     starting, ending = defaultdict(list), defaultdict(list)
     for bracket in brackets:
@@ -189,10 +189,10 @@ def _weights(brackets: Iterable[_Bracket], n: int) -> list[float]:
 
 
 def _parts(text: str, weighting: bool) -> list[tuple[str, float]]:
-    """A prompt's parts with their weights.
+    """Returns a prompt's parts with their weights.
 
     Raises:
-        ValueError: too many characters, or a weight that is too large.
+        ValueError: there are too many characters, or a weight is too large.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(
@@ -210,7 +210,7 @@ def _parts(text: str, weighting: bool) -> list[tuple[str, float]]:
 
 
 def _short(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[Token]:
-    """The one window of a prompt; logs what is cut off."""
+    """Returns the one window of a prompt; logs the text that is cut off."""
     room = tokenizer.model_max_length - 2
     window: list[Token] = []
     lost: list[str] = []
@@ -229,7 +229,7 @@ def _short(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[Token]:
 
 
 def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Token]]:
-    """The windows of a long prompt."""
+    """Returns the windows of a long prompt."""
     sections: list[list[Token]] = [[]]
     for part, weight in _parts(text, weighting):
         for i, piece in enumerate(_BREAK.split(part)):
@@ -250,7 +250,9 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
 
 
 def _split(tokens: list[Token], room: int, comma: list[int]) -> Iterator[list[Token]]:
-    """Tokens in windows of `room` at most; each but the last ends after a late comma, if any."""
+    """Splits tokens into windows of at most `room`, which end after a late comma if there is
+    one.
+    """
     start = 0
     while len(tokens) - start > room:
         end = start + room

@@ -48,7 +48,7 @@ _NOT_SPACE = re.compile(r"\S{1,1000}")
 
 @dataclasses.dataclass(frozen=True)
 class CLIPTokenizer:
-    """Texts to ids: bos, the text's tokens, eos, then pads up to `model_max_length`.
+    """Converts texts to ids: bos, the text's tokens, eos, then pads up to `model_max_length`.
 
     SD 1.x pads with the eos token, SD 2.x with "!"; a "!" typed in an SD 2.x prompt becomes the pad
     token, as in transformers.
@@ -63,11 +63,11 @@ class CLIPTokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> "CLIPTokenizer":
-        """The tokenizer of a checkpoint: tokenizer.json, or vocab.json and merges.txt.
+        """Reads the tokenizer of a checkpoint: tokenizer.json, or vocab.json and merges.txt.
 
-        Like transformers 5, takes only the vocabulary, merges and added tokens from tokenizer.json:
-        the rest of the pipeline is CLIP's. Special tokens are read from tokenizer_config.json,
-        special_tokens_map.json and added_tokens.json, where present.
+        Like transformers 5, it takes only the vocabulary, merges and added tokens from
+        tokenizer.json: the rest of the pipeline is CLIP's. Special tokens come from
+        tokenizer_config.json, special_tokens_map.json and added_tokens.json, if they exist.
 
         Raises:
             ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
@@ -76,10 +76,10 @@ class CLIPTokenizer:
         return cls(_build(files), **files.special, model_max_length=files.model_max_length)
 
     def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
-        """The ids of each text, int32, (n, model_max_length).
+        """Returns the ids of each text, int32, (n, model_max_length).
 
-        A longer text is cut off, with one warning for all. What cannot fit is not even read: the
-        work is bounded, however long the text.
+        Longer texts are cut off, with one warning for all. The part of a text that cannot fit is
+        not even read, which bounds the work.
 
         Raises:
             ValueError: `texts` is not a string or a list of strings.
@@ -87,18 +87,18 @@ class CLIPTokenizer:
         room = self.model_max_length - 2
         fitted = [self.fit(text, room) for text in checked_texts(texts)]
         if any(rest.strip() for _, rest in fitted):
-            # The same text for all, because Python keeps each different one for ever.
+            # The same message for all, because Python keeps each different warning for ever.
             warnings.warn(
                 f"a text is longer than {room} tokens; what does not fit is cut off", stacklevel=2
             )
         return np.stack([self.window(ids) for ids, _ in fitted])
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of a text, of any length, without the bos and eos that a window adds."""
+        """Returns the ids of a text of any length, without the bos and eos that a window adds."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def fit(self, text: str, n: int) -> tuple[list[int], str]:
-        """The ids of a text's first n tokens, and the rest of the text."""
+        """Returns the ids of a text's first n tokens, and the rest of the text."""
         if n <= 0:
             return [], text
         beginning = self._beginning(text, n)
@@ -107,12 +107,14 @@ class CLIPTokenizer:
         return encoding.ids[:n], rest
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = False) -> str:
-        """The text of some ids: lower-cased, with a space after each word."""
+        """Returns the text of some ids: lower-cased, with a space after each word."""
         text = self.tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
         return text.replace(_END_OF_WORD, " ").strip()
 
     def window(self, ids: Sequence[int]) -> np.ndarray:
-        """bos, at most model_max_length - 2 ids, eos, pads: int32, (model_max_length,)."""
+        """Makes a window: bos, ids (at most model_max_length - 2), eos, pads:
+        (model_max_length,).
+        """
         window = np.full(self.model_max_length, self.pad_token_id, np.int32)
         window[: len(ids) + 2] = [self.bos_token_id, *ids, self.eos_token_id]
         return window
@@ -121,7 +123,7 @@ class CLIPTokenizer:
         """Writes the files that transformers opens, version 4 (Python and fast) and 5.
 
         Raises:
-            OSError: they cannot be written; says why.
+            OSError: the files cannot be written; says why.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +152,7 @@ class CLIPTokenizer:
     def check_fits(self, vocab_size: int, max_position_embeddings: int) -> None:
         """Raises ValueError unless a text encoder has embeddings for all ids and positions.
 
-        Without them, indexing would take others without a word.
+        Without this check, indexing would silently use other embeddings.
         """
         if self.max_id >= vocab_size:
             token = self.tokenizer.id_to_token(self.max_id)
@@ -189,10 +191,10 @@ class CLIPTokenizer:
             raise OSError(f"{folder} could not be written ({error})") from None
 
     def _beginning(self, text: str, n: int) -> str:
-        """A part of the text that has its first n tokens, and more, whatever it says.
+        """Returns a beginning of the text that is sure to hold its first n tokens.
 
-        White space is no token, and normalisation makes one character of four at most. As much
-        again follows, so that the end, where a word may be cut, does not matter.
+        White space is not a token, and normalisation makes one character of four at most. The part
+        is twice as long as needed, so that a word cut at its end does not matter.
         """
         count = 8 * n * self._longest_token
         if len(text) <= count:
@@ -207,15 +209,15 @@ class CLIPTokenizer:
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        """In characters, of which a token of the vocabulary has at most as many as bytes."""
+        """The most characters that a token has: at most as many as its bytes in the vocabulary."""
         return max(map(len, self.tokenizer.get_vocab()))
 
 
 def checked_texts(texts: Any) -> list[str]:
-    """`texts` as a list.
+    """Returns `texts` as a list.
 
     Raises:
-        ValueError: neither a string nor a non-empty list of strings that can be encoded.
+        ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
     """
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, Sequence) or isinstance(texts, bytes):
@@ -269,7 +271,7 @@ def _build(files: TokenizerFiles) -> Tokenizer:
                 f"{files.source.parent} has {name}={token!r}, which cannot be a token; download "
                 "its JSON files again"
             )
-    # Only for those who open a saved tokenizer.json: window() places bos and eos here.
+    # Only for other programs that open tokenizer.json; here window() adds bos and eos.
     tokenizer.post_processor = processors.RobertaProcessing(
         (eos, _token_id(tokenizer, eos)),
         (bos, _token_id(tokenizer, bos)),

@@ -1,4 +1,4 @@
-"""What a checkpoint's tokenizer folder says: vocabulary, merges, special and added tokens."""
+"""Reads a checkpoint's tokenizer folder: vocabulary, merges, special and added tokens."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ DEFAULTS = {
 }
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
-# In the order in which transformers adds them; of two with the same content the later one wins.
+# In transformers' order; of two tokens with the same content the later one wins.
 _SPECIAL = (
     "bos_token",
     "eos_token",
@@ -32,25 +32,25 @@ _SPECIAL = (
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """What a tokenizer folder says, checked as far as each file goes."""
+    """The contents of a tokenizer folder, each file checked by itself."""
 
     vocab: dict[str, int]
     merges: list[Any]
     source: Path
-    """The file to name if vocabulary and merges do not fit together."""
+    """The file that an error names if vocabulary and merges do not fit together."""
     special: dict[str, str]
-    """bos_token, eos_token, unk_token and pad_token."""
+    """The bos_token, eos_token, unk_token and pad_token."""
     added: list[AddedToken]
-    """In the order to add them."""
+    """The added tokens, in the order to add them."""
     model_max_length: int
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Reads tokenizer.json, or vocab.json and merges.txt, and the config files beside them.
 
-    Follows `from_pretrained` of transformers 5 (tokenization_utils_base.py): where
+    This follows `from_pretrained` of transformers 5 (tokenization_utils_base.py): if
     tokenizer_config.json has an added_tokens_decoder, special_tokens_map.json and added_tokens.json
-    do not count.
+    are ignored.
 
     Raises:
         ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
@@ -68,7 +68,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json with the defaults and special_tokens_map.json merged in."""
+    """Reads tokenizer_config.json, with the defaults and special_tokens_map.json merged in."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
     path = folder / "tokenizer_config.json"
@@ -84,7 +84,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[Any], Path]:
-    """Vocabulary, merges, and the file to name if they do not fit together."""
+    """Returns vocabulary, merges, and the file to name if they do not fit together."""
     path = folder / "tokenizer.json"
     if path.is_file():
         model = load_json(path).get("model")
@@ -122,7 +122,7 @@ def _is_id(value: Any) -> bool:
 def _special_tokens(
     folder: Path, config: dict[str, Any]
 ) -> tuple[dict[str, str], list[AddedToken]]:
-    """The special tokens by name, and all tokens to add to the pipeline in transformers' order."""
+    """Returns special tokens by name, and all tokens to add, in transformers' order."""
     special = {key: _token(config[key]) for key in _SPECIAL if config.get(key) is not None}
     extra = [_token(token) for token in _extra_tokens(config)]
     contents = {token.content for token in (*special.values(), *extra)}
@@ -134,7 +134,7 @@ def _special_tokens(
 
 
 def _added_tokens(folder: Path, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
-    """The tokens that the files list with an id, by id."""
+    """Returns the tokens that the files list with an id, sorted by id."""
     if "added_tokens_decoder" in config:
         by_id = {int(i): _token(token) for i, token in config["added_tokens_decoder"].items()}
     else:
@@ -150,7 +150,7 @@ def _extra_tokens(config: dict[str, Any]) -> list[Any]:
 
 
 def _token(value: Any) -> AddedToken:
-    """A special token, from a string or from a dict as save_pretrained writes it."""
+    """Reads a special token from a string or from a dict as save_pretrained writes it."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     flags = {key: value[key] for key in FLAGS if key in value}

@@ -1,15 +1,16 @@
-"""Training of diffusion models. Needs the extra `train`."""
+"""Training of diffusion models; it needs the extra `train`."""
 
-from diffusax.training.cached import CacheConfig, CacheDataConfig, cache_latents
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import DataConfig
-from diffusax.training.ema import EMAConfig
-from diffusax.training.examples import (
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.cached import CacheConfig, CacheDataConfig, cache_latents
+from diffusax.training.data.examples import (
     CaptionedDataConfig,
     ControlDataConfig,
     EditDataConfig,
     ImageDataConfig,
 )
+from diffusax.training.diffusion.timesteps import TimestepBiasConfig
+from diffusax.training.ema.update import EMAConfig
 from diffusax.training.loop import train
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
@@ -32,7 +33,6 @@ from diffusax.training.recipes.instruct_pix2pix import (
 )
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
 from diffusax.training.signals import Preempted
-from diffusax.training.timesteps import TimestepBiasConfig
 
 __all__ = [
     "AutoencoderConfig",

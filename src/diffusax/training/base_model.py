@@ -18,10 +18,9 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for
 from diffusax.samplers import Scheduler, scheduler_from_config
-from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.training.converting import check_channels
-from diffusax.training.denoising import ids_name
-from diffusax.training.examples import caption_ids
+from diffusax.training.data.examples import clean_caption
+from diffusax.training.denoising import LENGTHS, ids_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +30,8 @@ class BaseModel:
     folder: Path
     family: Family
     networks: dict[str, Network]
-    """By the names in the checkpoint; the UNet as it is trained."""
-    tokenizers: dict[str, CLIPTokenizer]
+    """By the names in the checkpoint; the denoiser as it is trained."""
+    tokenizers: dict[str, Any]
     scheduler: Scheduler
     options: dict[str, Any]
     """Those in model_index.json that the family reads."""
@@ -46,43 +45,44 @@ class BaseModel:
         Args:
             path_or_repo: which.
             prediction_type: instead of the scheduler's own.
-            edits: whether the UNet is to take the latents of another picture besides, as
+            edits: whether the denoiser is to take the latents of another picture besides, as
                 InstructPix2Pix's does; one that does not is widened.
 
         Raises:
             ValueError: it cannot be had or read, or is of another kind; says why.
         """
         folder = resolve(path_or_repo)
-        family = class_for(DiffusionPipeline, folder, DiffusionPipeline).family
+        family = class_for(DiffusionPipeline, folder).family
         _, listed, stored = read_model_index(folder)
-        tokenizers, encoders = zip(*family.text)
-        names = ("unet", "vae", *encoders)
-        missing = [n for n in (*names, *tokenizers, "scheduler") if n not in listed]
+        names = family.names("denoiser", "autoencoder", "text_encoder")
+        tokenizers = [c for c in family.components if c.role == "tokenizer"]
+        missing = [c.name for c in family.components if c.name not in listed]
         if missing:
             raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
         networks = {name: read_network(folder / name) for name in names}
-        unet, latents = networks["unet"], networks["vae"].config.latent_channels
-        check_channels(path_or_repo, unet.config.in_channels, latents, edits=edits)
+        (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
+        network, latents = networks[denoiser], family.latents(networks[vae].config).channels
+        check_channels(path_or_repo, network.config.in_channels, latents, edits=edits)
         if edits:
-            networks["unet"] = widen_network(unet, 2 * latents)
+            networks[denoiser] = widen_network(network, 2 * latents)
         options = dict(family.options)
         return cls(
             folder,
             family,
             networks,
-            {name: CLIPTokenizer.from_folder(folder / name) for name in tokenizers},
-            _scheduler(folder, listed["scheduler"][1], prediction_type),
+            {c.name: c.kind.from_folder(folder / c.name) for c in tokenizers},
+            _scheduler(folder, family.scheduler_name, listed, prediction_type),
             {**options, **{k: v for k, v in stored.items() if k in options}},
         )
 
     def with_controlnet(self, path_or_repo: str) -> "BaseModel":
         """With a ControlNet among the networks: that of a folder or repository, or, of an empty
-        name, one like the UNet's encoder.
+        name, one like the denoiser's encoder.
 
         Raises:
             ValueError: it cannot be had or read, or does not suit the checkpoint; says why.
         """
-        network = controlnet_of(self.networks["unet"])
+        network = controlnet_of(self.networks[self.denoiser])
         if path_or_repo:
             network = read_network(resolve(path_or_repo))
             if network.class_name != "ControlNetModel":
@@ -103,52 +103,71 @@ class BaseModel:
         return Model(network, widen_params(stored.params, network.config.in_channels))
 
     def tokenize(self, caption: str) -> dict[str, np.ndarray]:
-        """A caption's ids for each text encoder, t int32, by their names in a batch."""
-        return {ids_name(k): caption_ids(v, caption) for k, v in self.tokenizers.items()}
+        """A caption's tokens by their names in a batch: ids for each text encoder, t int32."""
+        names = [encoder.tokenizer for encoder in self.family.text_encoders]
+        tokenizers = [self.tokenizers[name] for name in names]
+        tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption))
+        found = dict(zip(map(ids_name, names), tokens.ids))
+        return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
 
     def components(self, params: dict[str, Params], **options: Any) -> Components:
         """What the tasks of `diffusax.pipelines` draw with.
 
         options: in the place of those in model_index.json.
         """
-        return Components(
+        return Components.of(
             self.family,
             self.networks,
             params,
-            dict(self.tokenizers),
-            self.scheduler,
-            {**self.options, **options},
+            tokenizers=dict(self.tokenizers),
+            scheduler=self.scheduler,
+            options={**self.options, **options},
         )
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the network that predicts."""
+        return self.family.names("denoiser")[0]
+
+    @property
+    def autoencoder(self) -> str:
+        """The name of the autoencoder."""
+        return self.family.names("autoencoder")[0]
 
     @property
     def text_encoders(self) -> Sequence[str]:
         """The names of the text encoders."""
-        return [encoder for _, encoder in self.family.text]
+        return self.family.names("text_encoder")
 
     @property
     def micro_conditioned(self) -> bool:
-        """Whether the UNet is told the sizes of pictures."""
-        return self.family.added is not None
+        """Whether the denoiser is told the sizes of images."""
+        return self.family.micro_conditioned
 
     @property
     def factor(self) -> int:
         """Pixels per latent, in each direction."""
-        return self.networks["vae"].config.downsampling
+        return self.family.latents(self.networks[self.autoencoder].config).factor
 
     @property
     def default_size(self) -> int:
-        """The side in pixels that the UNet was trained at."""
-        size = self.networks["unet"].config.sample_size or 64
-        return (size if isinstance(size, int) else max(size)) * self.factor
+        """The side in pixels that the denoiser was trained at."""
+        denoiser = self.family.denoiser({self.denoiser: self.networks[self.denoiser]})
+        return max(denoiser.sample_size) * self.factor
 
 
-def _scheduler(folder: Path, class_name: str, prediction_type: str | None) -> Scheduler:
-    config: dict[str, Any] = load_json(folder / "scheduler" / "scheduler_config.json")
+def _scheduler(
+    folder: Path, name: str, listed: dict[str, tuple[str, str]], prediction_type: str | None
+) -> Scheduler:
+    class_name = listed[name][1]
+    config: dict[str, Any] = load_json(folder / name / "scheduler_config.json")
     changed = {} if prediction_type is None else {"prediction_type": prediction_type}
     scheduler = scheduler_from_config({"_class_name": class_name, **config}, **changed)
-    if not hasattr(scheduler, "alphas_cumprod"):
+    try:
+        scheduler.forward_process  # noqa: B018
+    except ValueError:
         raise ValueError(
-            f"{folder} has the scheduler {class_name}, which has no alphas_cumprod to add noise "
-            "with; training needs a checkpoint with discrete timesteps"
-        )
+            f"{folder} has the scheduler {class_name}, whose networks diffusax cannot train; "
+            "training needs discrete noise levels or flow matching"
+        ) from None
     return scheduler

@@ -1,4 +1,4 @@
-"""A run on disk, with Orbax: the state, the position in the data, the last few steps."""
+"""Saves and restores a run with Orbax: its state and its position in the data."""
 
 import contextlib
 import errno
@@ -20,12 +20,12 @@ from diffusax.training.step import TrainState
 
 log = logging.getLogger(__name__)
 
-# What Orbax writes besides the arrays, generously.
+# A generous bound on what Orbax writes besides the arrays.
 _SPARE_BYTES = 2**20
 
 
 class Checkpoints:
-    """The checkpoints in a folder, one per process group; written in the background.
+    """The checkpoints in a folder, one per group of processes, written in the background.
 
     A checkpoint appears under its step only when it is whole, so one that was being written when
     the run was killed is never taken for one. Soon after, it gets the digests of its files, by
@@ -33,9 +33,12 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int, average: str = ""):
-        """keep: how many to keep; older ones are deleted once a newer one is whole.
+        """Opens the folder.
 
-        average: what the run averages, in words; a run with averages goes on with the same alone.
+        Args:
+            folder: the folder, made where it is missing.
+            keep: the number of checkpoints to keep; older ones go once a newer one is whole.
+            average: what the run averages, in words; it can continue only with the same averages.
         """
         self._ocp = require_extra("orbax.checkpoint", "train")
         self.folder = folder.absolute()
@@ -52,13 +55,13 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, position: dict[str, Any]) -> None:
-        """Begins to write the state after `step`; waits for the one before to be finished.
+        """Starts to write the state after `step`, once the checkpoint before is written.
 
-        position: of this process in its data.
+        position: this process's position in its data.
 
         Raises:
-            OSError: the disk is full, now or while the one before was written. The last whole
-                checkpoint is untouched.
+            OSError: the disk is full, now or while the checkpoint before was written. The last
+                whole checkpoint is untouched.
         """
         with self._disk_errors(step):
             self._manager.wait_until_finished()
@@ -84,19 +87,19 @@ class Checkpoints:
     def restore(
         self, like: Callable[[bool], TrainState]
     ) -> tuple[int, TrainState, dict[str, Any]] | None:
-        """The step of the last undamaged checkpoint, its state, this process's place in its data.
+        """Reads the last undamaged checkpoint.
 
-        Damaged ones are named in the log and set aside, as `damaged-STEP` beside this folder.
+        Damaged checkpoints are named in the log and moved to `damaged-STEP` beside this folder.
 
         Args:
-            like: shapes with shardings, for a state with an average or without.
+            like: returns the state as shapes with shardings, with an average (True) or without.
 
         Returns:
-            None where there is no checkpoint.
+            The step, the state and this process's position in its data; None without a checkpoint.
 
         Raises:
-            ValueError: all are damaged, or they were written by another number of processes, with
-                other parameters, another optimizer or other averages.
+            ValueError: all checkpoints are damaged, or they were written by another number of
+                processes, with other parameters, another optimizer or other averages.
         """
         damaged: list[int] = []
         for step in reversed(self.steps()):
@@ -141,12 +144,12 @@ class Checkpoints:
         while not folder.is_dir():
             if self._closing.wait(0.05) and not folder.is_dir():
                 return
-        # It may be one that is being deleted already; it then needs no digests, either.
+        # A checkpoint that is being deleted already needs no digests.
         with contextlib.suppress(OSError):
             write_manifest(folder)
 
     def _damage(self, step: int) -> str | None:
-        """What the first process finds wrong with a checkpoint's files."""
+        """Describes what the first process finds wrong with a checkpoint; None for nothing."""
         if jax.process_count() == 1:
             return damage(self.folder / str(step))
         found = damage(self.folder / str(step)) if jax.process_index() == 0 else None
@@ -189,7 +192,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _check_space(self, state: TrainState) -> None:
-        """Fails before writing what cannot fit: a half-written file would fill the disk."""
+        """Raises an error before writing what the disk cannot hold."""
         local = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards[:1]]
         needed, free = sum(local) + _SPARE_BYTES, shutil.disk_usage(self.folder).free
         if free < needed:
@@ -219,7 +222,7 @@ def _of_full_disk(text: str) -> bool:
 
 
 def _already_said(record: logging.LogRecord) -> bool:
-    """A filter for Orbax's log: a full disk is raised as an error, which says enough."""
+    """Filters Orbax's log: a full disk is raised as an error already."""
     return not _of_full_disk(f"{record.getMessage()} {record.exc_info and record.exc_info[1]}")
 
 
@@ -228,7 +231,7 @@ class _OfAnotherRun(Exception):
 
 
 def _leaves(state: TrainState) -> dict[str, str]:
-    """Shape and dtype of each array of a state by its place, without the average's."""
+    """Returns the shape and dtype of each array of a state, those of the average excepted."""
     paths, _ = jax.tree_util.tree_flatten_with_path(state._replace(ema=None))
     return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}" for path, leaf in paths}
 
@@ -249,7 +252,7 @@ def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
 
 
 def _of_all_processes(position: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every process's position; one process writes them all."""
+    """Collects every process's position, because one process writes them all."""
     if jax.process_count() == 1:
         return [position]
     text = np.frombuffer(json.dumps(position).encode(), np.uint8)

@@ -1,4 +1,4 @@
-"""Compiling while signals are answered: XLA cannot be stopped, and lets none through."""
+"""Compiles in a thread, so that signals are answered: XLA cannot be interrupted."""
 
 import atexit
 import concurrent.futures
@@ -21,8 +21,8 @@ def compile_in_background(
 
     Args:
         lowered: the program.
-        tick: called twice in a second. What it raises ends the wait, and the process then
-            ends without waiting for the compiler.
+        tick: a function that is called twice in a second. If it raises an error, the wait ends, and
+            the process can then end without waiting for the compiler.
 
     Raises:
         DoesNotFitError: the compiler finds that the devices' memory does not hold the program.
@@ -47,7 +47,7 @@ def compile_in_background(
 
 
 def _leave(thread: threading.Thread, code: int) -> None:
-    """Ends the process where the thread still compiles: Python would abort at its own end."""
+    """Ends the process while the thread still compiles, where Python itself would abort."""
     if not thread.is_alive():
         return
     for stream in (sys.stdout, sys.stderr):

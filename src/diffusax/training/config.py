@@ -6,25 +6,25 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from diffusax.runtime.mesh import parse_mesh
-from diffusax.training.data import DataConfig
-from diffusax.training.ema import EMAConfig
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.ema.update import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.typed.options import Count, Options, Seed
 
 
 @dataclasses.dataclass(frozen=True)
 class ValidationConfig(Options):
-    """Pictures that show what the parameters do."""
+    """Images that show what the parameters can do."""
 
     group: ClassVar[str] = "validation."
 
     every: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """The number of steps from one set of validation pictures to the next; 0 draws none."""
+    """The number of steps from one set of validation images to the next; 0 generates none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(Options):
-    """What all recipes have in common."""
+    """The options that all recipes have in common."""
 
     output: Annotated[str, Meta(min_length=1)] = "out/train"
     """The folder for checkpoints, logs and the result. A run that stopped there is continued."""
@@ -35,36 +35,39 @@ class TrainConfig(Options):
     accumulate: Count = 1
     """The number of microbatches that an update is made of, one after the other."""
     seed: Seed = 0
-    """The random seed: it decides the order of the data and all that is drawn."""
+    """The random seed: it decides the order of the data and all random numbers."""
     mesh: str = "data=-1"
-    """How many devices there are along each axis of the mesh, such as data=4,fsdp=2: data holds
-    copies of the parameters, fsdp splits them, tensor splits each layer's work; -1 is the rest."""
+    """The number of devices along each axis of the mesh, such as data=4,fsdp=2: data holds copies
+    of the parameters, fsdp splits them, tensor splits each layer's work; -1 means all that remain.
+    """
     distributed: bool = False
-    """Be one of several processes, which find each other on TPU pods and under Slurm by themselves,
-    elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+    """Run as one of several processes, which find each other on TPU pods and under Slurm by
+    themselves, elsewhere through JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
     checkpoint_every: Count = 500
     """The number of steps from one checkpoint to the next."""
     keep: Count = 2
-    """The number of checkpoints to keep. With two or more, a damaged one costs only the steps since
-    the one before."""
+    """The number of checkpoints to keep. With two or more, a damaged checkpoint costs only the
+    steps since the one before."""
     resume: bool = True
-    """Continue from the last checkpoint in the output folder; off, one there is an error."""
+    """Continue from the last checkpoint in the output folder; if off, a checkpoint there is an
+    error."""
     log_every: Count = 10
     """The number of steps from one line of metrics.jsonl to the next."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """Where to report besides metrics.jsonl: tensorboard, wandb, both or none."""
     peak_tflops: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    """The peak TFLOP/s of one device, for the model FLOP utilisation where it is not known."""
+    """The peak TFLOP/s of a device, for the model FLOP utilisation where diffusax does not
+    know it."""
     push_to_hub: str | None = None
     """A Hub repository to upload the result to; it is created before the first step."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    """The examples."""
+    """The options of the data set."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    """How gradients become updates."""
+    """The options of the optimizer."""
     ema: EMAConfig = dataclasses.field(default_factory=EMAConfig)
-    """The average of the parameters."""
+    """The options of the parameters' average."""
     validation: ValidationConfig = dataclasses.field(default_factory=ValidationConfig)
-    """The pictures that are drawn during the run."""
+    """The options of the images that are generated during the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Checkpoints of one task made into checkpoints of another."""
+"""Converts checkpoints of one task into checkpoints of another."""
 
 from typing import Any
 
@@ -14,31 +14,32 @@ _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPi
 
 
 def instruct_class(family: Family) -> Any:
-    """The class that edits with a family's checkpoints as InstructPix2Pix does."""
+    """Returns the class that edits with a family's checkpoints like InstructPix2Pix."""
     return next(cls for cls in _INSTRUCT if cls.family is family)
 
 
 def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """The InstructPix2Pix pipeline that a training starts from (Brooks et al. 2023, section 3.2).
+    """Makes an InstructPix2Pix pipeline to be trained (Brooks et al. 2023, section 3.2).
 
-    Its UNet takes the latents of another picture besides, and gives them no weight yet. All else
-    is shared with `pipe`.
+    Its denoiser also takes the latents of a second image, and gives them zero weight. It shares all
+    other components with `pipe`.
 
     Raises:
-        ValueError: the UNet takes something else besides the latents already.
+        ValueError: the denoiser already takes something else besides the latents.
     """
-    latents, channels = pipe.vae.config.latent_channels, pipe.unet.config.in_channels
+    c = pipe.parts
+    name, latents, channels = c.denoiser.components[0], c.latents.channels, c.denoiser.in_channels
     check_channels("the pipeline", channels, latents, edits=True)
-    unet = widen_input(pipe.unet, 2 * latents)
-    return instruct_class(pipe.family).from_pipe(pipe, unet=unet)
+    widened = {name: widen_input(c.models[name], 2 * latents)}
+    return instruct_class(pipe.family).from_pipe(pipe, **widened)
 
 
 def check_channels(name: str, channels: int, latents: int, *, edits: bool) -> None:
-    """Raises ValueError where a UNet's input channels do not suit text to image or edits."""
+    """Raises ValueError where a denoiser's input channels do not suit text to image or edits."""
     fitting = (latents, 2 * latents) if edits else (latents,)
     if channels not in fitting:
         task = "InstructPix2Pix" if edits else "text to image"
         raise ValueError(
-            f"{task} needs a UNet with {' or '.join(map(str, fitting))} input channels; that of "
+            f"{task} needs a denoiser with {' or '.join(map(str, fitting))} input channels; that of "
             f"{name} has {channels}"
         )

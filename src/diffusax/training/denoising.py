@@ -11,21 +11,16 @@ import numpy as np
 
 from diffusax.models.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
-from diffusax.pipelines.families import Family
-from diffusax.pipelines.families.family import Encoded
-from diffusax.training.conditioning_dropout import Dropped, drop_conditions
-from diffusax.training.losses import (
-    add_noise,
-    min_snr_weight,
-    prediction_target,
-    squared_error,
-)
+from diffusax.pipelines.families import Denoiser, Family
+from diffusax.pipelines.families.family import CONTROLNET
+from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.samplers.processes import Process, add_noise
+from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
+from diffusax.training.diffusion.losses import squared_error
 from diffusax.training.step import Batch
-from diffusax.training.timesteps import draw_timestep
 
-TEXT_EMBEDDINGS = ("encoder_hidden_states", "text_embeds")
-"""What a family's `encode` gives, by the names in a batch."""
+LENGTHS = "lengths"
+"""What a batch calls how many tokens of a text count, where the family tells."""
 
 
 class Draws(NamedTuple):
@@ -36,7 +31,7 @@ class Draws(NamedTuple):
     noise: jax.Array
     """b h w z, with its offset."""
     timesteps: jax.Array
-    """b, from 0 to num_train_timesteps - 1."""
+    """b, the training times of the process."""
     dropped: Dropped
     """b: the empty caption instead, zeros instead of the picture."""
 
@@ -48,7 +43,7 @@ class DenoisingLoss:
     A batch has, by name:
         pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The pictures to learn.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
-            and text_embeds: b p, cached.
+            and a pooled output: b p, cached under the family's `embedding_columns`.
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. Of
             InstructPix2Pix alone: the pictures before the edit.
@@ -60,9 +55,10 @@ class DenoisingLoss:
 
     family: Family
     networks: Mapping[str, Network]
-    """By the names in the checkpoint: unet, vae, and the text encoders unless all is cached; the
-    controlnet that is trained."""
-    alphas_cumprod: np.ndarray
+    """By the names in the checkpoint: the denoiser, the autoencoder, and the text encoders unless
+    all is cached; the controlnet that is trained."""
+    process: Process
+    """How clean latents become noise."""
     prediction_type: str
     snr_gamma: float | None = None
     noise_offset: float = 0.0
@@ -76,6 +72,14 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """One for each timestep; None where all are alike."""
+
+    def __post_init__(self) -> None:
+        def ask(key: jax.Array) -> jax.Array:
+            t = self.process.sample_time(key, self.timestep_probabilities)
+            return self.process.weight(t, self.prediction_type, self.snr_gamma)
+
+        # The process refuses what it has no meaning for, before anything is loaded.
+        jax.eval_shape(ask, jax.eval_shape(lambda: jax.random.key(0)))
 
     def __call__(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """The loss of each example, b, float32."""
@@ -93,7 +97,7 @@ class DenoisingLoss:
             return Draws(
                 jax.random.normal(latent, shape),
                 jax.random.normal(noise, shape) + mean,
-                draw_timestep(timestep, len(self.alphas_cumprod), self.timestep_probabilities),
+                self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
             )
 
@@ -103,25 +107,27 @@ class DenoisingLoss:
         """As a call, from these random numbers."""
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
-        alpha_bar = jnp.asarray(self.alphas_cumprod, jnp.float32)[draws.timesteps]
+        process, t = self.process, draws.timesteps
         prediction = self._denoiser(
             weights,
-            add_noise(x0, draws.noise, alpha_bar),
-            draws.timesteps,
+            add_noise(process, x0, draws.noise, t),
+            process.timesteps(t),
             self._conditions(weights, batch, draws.dropped),
-            self._control_weights(),
+            StepInputs(None, None, self._control_weights()),
             gradient_checkpointing=self.gradient_checkpointing,
         )
-        target = prediction_target(self.prediction_type, x0, draws.noise, alpha_bar)
+        target = process.target(x0, draws.noise, t, self.prediction_type)
         error = squared_error(prediction, target)
-        if self.snr_gamma is None:
-            return error
-        return error * min_snr_weight(self.prediction_type, alpha_bar, self.snr_gamma)
+        return error * process.weight(t, self.prediction_type, self.snr_gamma)
 
     @functools.cached_property
-    def _denoiser(self) -> UNetDenoiser:
-        controlnets = [net for name, net in self.networks.items() if name == "controlnet"]
-        return UNetDenoiser(self.networks["unet"], tuple(controlnets))
+    def _denoiser(self) -> Denoiser:
+        names = (*self.family.names("denoiser"), CONTROLNET.name)
+        return self.family.denoiser({k: net for k, net in self.networks.items() if k in names})
+
+    @functools.cached_property
+    def _autoencoder(self) -> str:
+        return self.family.names("autoencoder")[0]
 
     def _control_weights(self) -> jax.Array | None:
         """1 for each residual of the ControlNet, m k r; None without one."""
@@ -135,52 +141,54 @@ class DenoisingLoss:
             _, h, w, channels = batch["moments"].shape
             return h, w, channels // 2
         _, h, w, _ = batch["pixel_values"].shape
-        config = self.networks["vae"].config
-        return h // config.downsampling, w // config.downsampling, config.latent_channels
+        return self.family.latents(self.networks[self._autoencoder].config).shape(h, w)
 
     def _latents(self, weights: Params, batch: Batch, noise: jax.Array) -> jax.Array:
-        vae = self.networks["vae"]
+        vae = self.networks[self._autoencoder]
         if "moments" in batch:
             mean, logvar = jnp.split(batch["moments"].astype(jnp.float32), 2, axis=-1)
         else:
-            mean, logvar = encode_pixels(vae, weights["vae"], batch["pixel_values"])
+            mean, logvar = encode_pixels(vae, weights[self._autoencoder], batch["pixel_values"])
         latents = sample_latents(mean, logvar, noise)
-        return scale_latents(vae.config, latents, normalize=self.family.normalizes_latents)
+        normalize = self.family.latents(vae.config).normalize
+        return scale_latents(vae.config, latents, normalize=normalize)
 
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Without the axis of the branches: training has one."""
-        context, *pooled = self._text(weights, batch, dropped.text)
+        prompt = self._text(weights, batch, dropped.text)
         added = None
-        if pooled:
-            sizes = batch["time_ids"].astype(jnp.float32)
-            added = {"text_embeds": pooled[0], "time_ids": sizes}
+        if self.family.micro_conditioned:
+            added = {"time_ids": batch["time_ids"].astype(jnp.float32)}
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
             pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255
             control = self._denoiser.embed(weights, (pictures[:, None],))
             control = tuple(hint[:, 0] for hint in control)
-        return Conditions(context, self._image(weights, batch, dropped.image), added, control)
+        image = self._image(weights, batch, dropped.image)
+        return Conditions(*prompt, channels=image, added=added, control=control)
 
-    def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Encoded:
+    def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:
         empty = weights["empty"]
         given = {name: batch[name] for name in empty}
         chosen = {name: _replace(dropped, empty[name], given[name]) for name in empty}
         encoded = self._encode(weights, chosen)
-        return (encoded[0], *self._encode(weights, given)[1:]) if self.keep_pooled else encoded
+        if not self.keep_pooled:
+            return encoded
+        return encoded._replace(pooled=self._encode(weights, given).pooled)
 
-    def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Encoded:
-        cached = [text[name] for name in TEXT_EMBEDDINGS if name in text]
+    def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Prompt:
+        cached = [text[name] for name in self.family.embedding_columns if name in text]
         if cached:
-            return tuple(embedding.astype(self.compute_dtype) for embedding in cached)
+            return Prompt(*(embedding.astype(self.compute_dtype) for embedding in cached))
         return encode_captions(self.family, self.networks, weights, text)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
-        """The latents before the edit as a UNet takes them besides: the likeliest, not scaled."""
+        """The latents before the edit as a denoiser takes them besides: the likeliest, not scaled."""
         if "original_latents" in batch:
             latents = batch["original_latents"].astype(jnp.float32)
         elif "original_pixel_values" in batch:
-            vae, pixels = self.networks["vae"], batch["original_pixel_values"]
-            latents, _ = encode_pixels(vae, weights["vae"], pixels)
+            vae, pixels = self._autoencoder, batch["original_pixel_values"]
+            latents, _ = encode_pixels(self.networks[vae], weights[vae], pixels)
         else:
             return None
         return _replace(dropped, jnp.float32(0), latents)
@@ -194,14 +202,19 @@ def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.
 
 def encode_captions(
     family: Family, networks: Mapping[str, Network], params: Params, ids: Mapping[str, jax.Array]
-) -> Encoded:
-    """Token ids b t, by their names in a batch, to context b t d and, with SDXL, pooled b p."""
-    encoders = [encoder for _, encoder in family.text]
+) -> Prompt:
+    """Tokens b t, by their names in a batch, to embeddings."""
+    encoders = family.text_encoders
     return family.encode(
-        tuple(networks[name] for name in encoders),
-        tuple(params[name] for name in encoders),
-        tuple(ids[ids_name(tokenizer)][:, None] for tokenizer, _ in family.text),
+        tuple(networks[encoder.name] for encoder in encoders),
+        tuple(params[encoder.name] for encoder in encoders),
+        Tokens(tuple(ids[ids_name(e.tokenizer)] for e in encoders), lengths=ids.get(LENGTHS)),
     )
+
+
+def is_text(name: str) -> bool:
+    """Whether an entry of a batch is a text's tokens."""
+    return name == LENGTHS or name.startswith(ids_name("tokenizer"))
 
 
 def ids_name(tokenizer: str) -> str:

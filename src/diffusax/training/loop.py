@@ -1,4 +1,4 @@
-"""The training loop: one compiled step, over and over, so that it can be stopped at any moment."""
+"""The training loop: it runs one compiled step repeatedly, and can stop after any of them."""
 
 import contextlib
 import dataclasses
@@ -30,20 +30,20 @@ from diffusax.runtime.topology import DoesNotFitError
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.compiling import compile_in_background
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Batches
-from diffusax.training.ema import copy_as_average, short_window
-from diffusax.training.export import create_on_hub, export
-from diffusax.training.finished import CONFIG, leave_finished, results
+from diffusax.training.data.batches import Batches
+from diffusax.training.data.opening import own_share
+from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
+from diffusax.training.ema.update import copy_as_average, short_window
 from diffusax.training.memory import bytes_on_device, check_arguments, check_step, does_not_fit
-from diffusax.training.meter import Meter
-from diffusax.training.opening import own_share
 from diffusax.training.optimizers import learning_rate, make_optimizer
 from diffusax.training.options import by_name, read_config, to_yaml
 from diffusax.training.program import abstract_batch, abstract_state, step_program
 from diffusax.training.recipe import Recipe
-from diffusax.training.reports import Reports, batch_arithmetic
+from diffusax.training.results.export import create_on_hub, export
+from diffusax.training.results.finished import CONFIG, leave_finished, results
+from diffusax.training.results.meter import Meter
+from diffusax.training.results.reports import Reports, batch_arithmetic
 from diffusax.training.signals import Interrupted, Preempted, TrainingStop, stop_signals
-from diffusax.training.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.step import TrainState, initial_state
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
             memory; too many rows are broken; another run writes to the same folder, or the one
             there cannot be continued.
         OSError: the disk is full.
-        Preempted: after SIGTERM or Ctrl-C, once the state is saved; the second one ends the
-            process.
+        Preempted: SIGTERM or Ctrl-C came, and the state is saved; a second signal ends the process.
     """
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,14 +112,14 @@ class _Run:
     frozen: Params
     batches: Batches
     shapes: Any
-    """Of a batch, with shardings."""
+    """A batch as shapes with shardings."""
     checkpoints: Checkpoints
     reports: Reports
     meter: Meter
     step: int
     saved: int | None
     compiled: jax.stages.Compiled | None = None
-    """The step, for a state with an average or without, as the run's is."""
+    """The compiled step for the run's present state, which has an average or not."""
 
     @classmethod
     def start(
@@ -172,7 +171,7 @@ class _Run:
         )
 
     def advance(self) -> None:
-        """One step, and what is due after it."""
+        """Does one step, and what is due after it."""
         config = self.config
         start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
@@ -188,24 +187,24 @@ class _Run:
         self.reports.advance(self.step)
         if self.step % config.log_every == 0 or self.step == config.steps:
             values = self.meter.read(self.step)
-            # The optimizer counts the steps that were not skipped.
+            # The optimizer counts only the steps that were not skipped.
             updates = self.step - int(values["skipped"])
             values["lr"] = float(learning_rate(config.optimizer, config.steps)(max(updates - 1, 0)))
             self.reports.scalars(self.step, values)
         if config.validation.every and self.step % config.validation.every == 0:
             self.validate()
-        # Before the checkpoint: what comes after it is not done again by a run that goes on.
+        # Before the checkpoint, because a resumed run does not repeat what comes after it.
         if self.step % config.ema.snapshot_every == 0 or self.step == config.steps:
             self.snapshot()
         if self.step % config.checkpoint_every == 0:
             self.save()
 
     def validate(self) -> None:
-        """Draws the recipe's pictures, with averaged parameters where there are any."""
+        """Generates the recipe's images, with averaged parameters where there are any."""
         trained, frozen = (self.state.ema or self.state).params, self.frozen
         mesh = self.mesh
         if jax.process_count() > 1:
-            # One process draws them, on its own devices.
+            # One process generates them, on its own devices.
             mesh = make_mesh("fsdp=-1", devices=jax.local_devices())
             trained, frozen = (_spread(mesh, to_host(params)) for params in (trained, frozen))
         if jax.process_index() == 0:
@@ -214,7 +213,7 @@ class _Run:
         self.meter.restart(self.step)
 
     def save(self) -> None:
-        """Writes a checkpoint of this step, unless there is one."""
+        """Writes a checkpoint of this step, unless it exists."""
         if self.saved != self.step:
             self.checkpoints.save(self.step, self.state, self.batches.get_state())
             self.saved = self.step
@@ -233,13 +232,13 @@ class _Run:
             )
 
     def close(self) -> None:
-        """Waits for the checkpoint being written."""
+        """Waits until the last checkpoint is written."""
         self.batches.close()
         self.reports.close()
         self.checkpoints.finish()
 
     def _compile(self) -> jax.stages.Compiled:
-        """The step for the state as it is.
+        """Compiles the step for the present state.
 
         Raises:
             DoesNotFitError: the devices' memory does not hold it.
@@ -271,7 +270,7 @@ class _Run:
         return compiled
 
     def _count_flops(self) -> int:
-        """The operations of a step, without those that are done again to save memory."""
+        """Counts the operations of a step, without those that are repeated to save memory."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -281,13 +280,13 @@ class _Run:
 
 
 def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
-    """What makes the first state of parameters."""
+    """Returns the function that makes the first state from parameters."""
     optimizer = make_optimizer(config.optimizer, config.steps)
     return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
 
 def _open_checkpoints(config: TrainConfig) -> Checkpoints:
-    """Those of the run in the output folder, if there is one and it is to go on."""
+    """Opens the checkpoints in the output folder; refuses those there unless the run may resume."""
     folder = Path(config.output)
     checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep, average=config.ema.kind)
     if checkpoints.steps() and not config.resume:
@@ -298,14 +297,14 @@ def _open_checkpoints(config: TrainConfig) -> Checkpoints:
 
 
 def _with_average(state: TrainState, config: TrainConfig, mesh: jax.sharding.Mesh) -> TrainState:
-    """The state with an average that begins as a copy of the parameters."""
+    """Adds an average to the state, which begins as a copy of the parameters."""
     copy = functools.partial(copy_as_average, averages=config.ema.averages)
     shardings = tree_sharding(mesh, jax.eval_shape(copy, state.params), TENSOR_RULES)
     return state._replace(ema=jax.jit(copy, out_shardings=shardings)(state.params))
 
 
 def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
-    """Raises ValueError where options do not go with the devices or with each other."""
+    """Raises ValueError where options do not suit the devices or each other."""
     check_processes(mesh)
     parts = batch_size(mesh)
     if config.batch_size % (parts * config.accumulate):
@@ -329,7 +328,7 @@ def _say_what_is_done(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
 
 
 def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
-    """This process's part of the data."""
+    """Opens this process's part of the data."""
     process_index, process_count = own_share(config.data)
     return Batches(
         recipe.source,
@@ -346,7 +345,7 @@ def _open_batches(recipe: Recipe, config: TrainConfig) -> Batches:
 def _first_state(
     create: Callable[[Params], TrainState], recipe: Recipe, mesh: jax.sharding.Mesh
 ) -> TrainState:
-    """The state of a new run, which takes the recipe's parameters over."""
+    """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
     shapes = recipe.shapes()
     shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), TENSOR_RULES)
     make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
@@ -354,12 +353,12 @@ def _first_state(
 
 
 def _spread(mesh: jax.sharding.Mesh, params: Params) -> Params:
-    """The parameters over the mesh; those that lie there already stay."""
+    """Puts the parameters on the mesh, unless they are there."""
     return jax.device_put(params, tree_sharding(mesh, params, TENSOR_RULES))
 
 
 def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
-    """Says which options a resumed run has changed."""
+    """Logs which options a resumed run has changed."""
     if not resumed or not before.is_file():
         return
     try:
@@ -372,7 +371,7 @@ def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:
 
 
 def _alone_in(folder: Path) -> AbstractContextManager[None]:
-    """Keeps a second run out of the folder, which would delete what the first is writing."""
+    """Locks the folder against a second run, which would delete what the first is writing."""
     if jax.process_index():
         return contextlib.nullcontext()
     return locked(folder / ".lock", folder)

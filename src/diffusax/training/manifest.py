@@ -1,4 +1,4 @@
-"""Digests of a folder's files, by which a change is found: a flipped bit, a file that is cut."""
+"""Digests of a folder's files, which reveal a change such as a flipped bit or a truncated file."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ def write_manifest(folder: Path) -> None:
     """Writes the SHA-256 of each file below the folder into it; the list appears only when whole.
 
     Raises:
-        OSError: a file has gone, or the disk is full.
+        OSError: a file has disappeared, or the disk is full.
     """
     digests = {
         file.relative_to(folder).as_posix(): _digest(file)
@@ -25,7 +25,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the folder's files, in words; None where nothing is, or nothing is known.
+    """Describes what is wrong with the folder's files; returns None where nothing is known to be.
 
     A run that was killed just after a checkpoint leaves it without digests.
     """

@@ -1,4 +1,4 @@
-"""Whether a step fits into the devices' memory, known before it runs."""
+"""Finds out whether a step fits into the devices' memory before it runs."""
 
 import math
 from typing import Any
@@ -14,13 +14,13 @@ _MEND = "use a smaller batch_size or a larger accumulate"
 
 
 def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, batch: Any) -> None:
-    """Refuses what the step's arguments alone make impossible, before any of them is read.
+    """Raises an error, before any parameter is read, where the step's arguments alone do not fit.
 
     Args:
-        config: of the run.
-        mesh: of the devices.
-        state: shapes with shardings, the training state's.
-        batch: the same of a batch.
+        config: the options of the run.
+        mesh: the mesh of the devices.
+        state: the training state as shapes with shardings.
+        batch: a batch as shapes with shardings.
 
     Raises:
         DoesNotFitError: a device cannot hold its part of both, or this machine its part of a batch;
@@ -48,16 +48,16 @@ def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, batch: Any) -> 
 def check_step(
     config: TrainConfig, mesh: Mesh, compiled: jax.stages.Compiled, later: int = 0
 ) -> None:
-    """Refuses a compiled step that the devices' memory does not hold.
+    """Raises an error where the devices' memory does not hold a compiled step.
 
     Args:
-        config: of the run.
-        mesh: of the devices.
+        config: the options of the run.
+        mesh: the mesh of the devices.
         compiled: the step.
-        later: bytes on each device that join the state during the run.
+        later: the number of bytes on each device that join the state during the run.
 
     Raises:
-        DoesNotFitError: says what the compiler says, and names the batch size.
+        DoesNotFitError: the step does not fit; gives the compiler's figures and the batch size.
     """
     needed, available = cost_of(compiled).peak * 1e9 + later, device_memory(mesh.local_devices[0])
     if available is None or needed <= available:
@@ -70,13 +70,13 @@ def check_step(
 
 
 def does_not_fit(config: TrainConfig, error: Exception) -> DoesNotFitError:
-    """The sentence for an error of the compiler, or of a device that had no memory left."""
+    """Returns the error for one of the compiler, or of a device that had no memory left."""
     reason = " ".join(str(error).split())[:200]
     return DoesNotFitError(f"{_what(config)} cannot fit: {reason}; {_MEND}")
 
 
 def bytes_on_device(tree: Any) -> int:
-    """Bytes that each device holds of a tree of shapes with shardings, or of arrays."""
+    """Returns the bytes that each device holds of a tree of arrays, or of shapes with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )

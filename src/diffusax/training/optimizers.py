@@ -23,7 +23,7 @@ class OptimizerConfig(Options):
     group: ClassVar[str] = "optimizer."
 
     name: Literal["adamw", "adafactor", "lion", "muon"] = "adamw"
-    """The optimizer; muon is for kernels, with adamw with Nesterov momentum for all else."""
+    """The optimizer; muon is for kernels, and trains all else by adamw with Nesterov momentum."""
     learning_rate: Rate = 1e-4
     """The learning rate after warm-up."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -39,15 +39,15 @@ class OptimizerConfig(Options):
     """The decay of the squares' average in adamw and the adamw in muon; in lion the decay of the
     momentum, where 0.99 is usual."""
     epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
-    """What adamw adds to the root of the squares' average."""
+    """The number that adamw adds to the root of the squares' average."""
     weight_decay: Weight = 1e-2
     """The decoupled weight decay; it is multiplied by the learning rate of the step."""
     max_grad_norm: Annotated[float, Meta(gt=0)] = 1.0
-    """The global norm that gradients are scaled down to; inf leaves them as they are."""
+    """The global norm to which larger gradients are scaled down; inf leaves them unchanged."""
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """The learning rate of each step, from 0."""
+    """Returns the learning rate of each step, counted from 0."""
     warmup = config.warmup_steps
     rest = max(total_steps - warmup, 1)
     if config.schedule == "constant":
@@ -66,7 +66,7 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """Clipping by global norm (Pascanu et al. 2013), then the optimizer."""
+    """Makes the optimizer, after clipping by global norm (Pascanu et al. 2013)."""
     schedule = learning_rate(config, total_steps)
     decay = config.weight_decay
     if config.name == "adamw":
@@ -86,11 +86,11 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
             adam_b1=config.beta1,
             adam_b2=config.beta2,
             muon_weight_dimension_numbers=_matrices,
-            # Updates as large as AdamW's usually are (Liu et al. 2025, section 2.2).
+            # This makes updates as large as AdamW's usually are (Liu et al. 2025, section 2.2).
             consistent_rms=0.2,
         )
     else:
-        # optax's own schedule would leave the decay as it is.
+        # optax's own schedule would not scale the decay.
         optimizer = optax.chain(
             optax.adafactor(1.0, weight_decay_rate=decay or None),
             optax.scale_by_schedule(schedule),
@@ -101,9 +101,9 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
 
 def _matrices(params: Params) -> Any:
-    """Which parameters Muon (Jordan et al. 2024) turns into orthogonal matrices, inputs by outputs.
+    """Returns which parameters Muon (Jordan et al. 2024) orthogonalises, as inputs by outputs.
 
-    All kernels but those of the first and last convolution, as its authors advise.
+    They are all kernels but those of the first and last convolution, as its authors advise.
     """
 
     def axes(path: tuple[Any, ...], x: jax.Array) -> MuonDimensionNumbers | None:

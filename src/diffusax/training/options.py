@@ -1,4 +1,4 @@
-"""Options from YAML files and key=value pairs."""
+"""Reads options from YAML files and key=value pairs."""
 
 import difflib
 import operator
@@ -19,9 +19,9 @@ O = TypeVar("O", bound="Options")  # noqa: E741
 
 
 def from_values(cls: type[O], values: dict[Any, Any]) -> O:
-    """The options with the values of a file, whose texts may be numbers: YAML reads 1e-4 as a text.
+    """Makes options from a file's values, where texts may be numbers: YAML reads 1e-4 as a text.
 
-    values: by name; of a group of options, such as ema, a mapping.
+    values: the values by name; that of a group of options, such as ema, is a mapping.
 
     Raises:
         ValueError: an option is unknown, or not of its type or in its range.
@@ -30,10 +30,10 @@ def from_values(cls: type[O], values: dict[Any, Any]) -> O:
 
 
 def read_config(cls: type[O], path: Path | None, pairs: Sequence[str] = ()) -> O:
-    """The options of a YAML file, then those of "name=value" pairs, such as "ema.start=0.9".
+    """Reads the options of a YAML file, then those of "name=value" pairs, such as "ema.start=0.9".
 
     Raises:
-        ValueError: the file cannot be read, or an option is unknown or cannot have its value.
+        ValueError: the file cannot be read, or an option is unknown or its value is not valid.
     """
     values: dict[Any, Any] = {}
     if path is not None:
@@ -53,14 +53,14 @@ def read_config(cls: type[O], path: Path | None, pairs: Sequence[str] = ()) -> O
 
 
 def to_yaml(options: Options) -> str:
-    """All options, so that `read_config` gives the same ones."""
+    """Writes all options as YAML, from which `read_config` makes the same options."""
     import yaml
 
     return yaml.safe_dump(msgspec.to_builtins(options), sort_keys=False, allow_unicode=True)
 
 
 def by_name(options: Options) -> dict[str, Any]:
-    """All options by their names on the command line, such as ema.start."""
+    """Returns all options by their names on the command line, such as ema.start."""
     found: dict[str, Any] = {}
     for name, value in vars(options).items():
         nested = isinstance(value, Options)
@@ -72,7 +72,7 @@ def require_options(options: Options, names: Iterable[str]) -> None:
     """Checks that the options have been given.
 
     Raises:
-        ValueError: one is empty.
+        ValueError: an option is empty.
     """
     for name in names:
         if not operator.attrgetter(name)(options):
@@ -95,9 +95,9 @@ def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O
 
 
 def _unknown(cls: type[Options], name: Any, root: type[Options]) -> str:
-    """What to say of an unknown option, with the name that may have been meant."""
+    """Returns the error for an unknown option, with the name that may have been meant."""
     known = list(_names(root))
-    # Also by the last part of the name, and with underscores for points.
+    # The last part of a name also matches, and underscores in the place of points.
     spellings = {name.rpartition(".")[2]: name for name in reversed(known)}
     spellings |= {name.replace(".", "_"): name for name in known} | {name: name for name in known}
     wanted = f"{cls.group}{name}"
@@ -136,7 +136,7 @@ def _parse(text: str, source: str) -> Any:
 
 
 def _from_text(value: Any, hint: Any) -> Any:
-    """A value from a file, closer to its type: numbers in texts, one value for a list of them."""
+    """Converts a value of a file towards its type: texts to numbers, one value to a list."""
     kinds = _kinds(hint)
     if any(typing.get_origin(kind) is tuple for kind in kinds):
         return value if isinstance(value, list | tuple) or value is None else (value,)
@@ -153,7 +153,7 @@ def _from_text(value: Any, hint: Any) -> Any:
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types that a value may have, without their ranges."""
+    """Returns the types that a value may have, without their ranges."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return set().union(*map(_kinds, typing.get_args(hint)))
     if typing.get_origin(hint) is Annotated:

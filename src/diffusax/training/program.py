@@ -1,4 +1,4 @@
-"""The training step as a program for a mesh: of devices that are here, or of TPUs that are not."""
+"""The training step as a program for a mesh of devices, which may be TPUs that are elsewhere."""
 
 import functools
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import batch_sharding, tree_sharding
 from diffusax.training.config import TrainConfig
-from diffusax.training.data import Element
-from diffusax.training.ema import copy_as_average
+from diffusax.training.data.batches import Element
+from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import TrainState, initial_state, make_train_step
@@ -23,7 +23,7 @@ from diffusax.training.step import TrainState, initial_state, make_train_step
 def step_program(
     recipe: Recipe, config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> jax.stages.Wrapped:
-    """The jitted step of a run; it takes its state over, which stays as it lies on the mesh."""
+    """Jits the step of a run; it donates its state, which keeps its place on the mesh."""
     step = make_train_step(
         recipe.loss,
         optimizer,
@@ -47,7 +47,7 @@ def abstract_state(
     averages: int,
     averaged: bool,
 ) -> TrainState:
-    """Shapes and shardings of the state; averages: how many, if it is averaged."""
+    """Returns the state as shapes with shardings; averages: their number, if it is averaged."""
     shapes = jax.eval_shape(create, params)
     if averaged:
         copy = functools.partial(copy_as_average, averages=averages)
@@ -56,9 +56,9 @@ def abstract_state(
 
 
 def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
-    """What the step takes, as shapes with their places: state, frozen parameters, batch.
+    """Returns the arguments of the step as shapes with shardings: state, frozen parameters, batch.
 
-    No parameters are read. The state has the averages of `config.ema`, as after their start.
+    No parameters are read. The state includes the averages of `config.ema`.
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
     create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
@@ -74,7 +74,7 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
-    """Shapes and shardings of a batch of examples that look like this one."""
+    """Returns a batch of examples like this one as shapes with shardings."""
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), _dtype(x))
         for name, x in example.items()
@@ -83,7 +83,7 @@ def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
 
 
 def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:
-    """The step of a run for TPUs that need not be there (`topology_mesh`), to be compiled."""
+    """Lowers the step of a run for TPUs that may be elsewhere (`topology_mesh`), to be compiled."""
     optimizer = make_optimizer(config.optimizer, config.steps)
     arguments = abstract_arguments(recipe, config, mesh)
     with jax.set_mesh(mesh):
@@ -92,7 +92,7 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
 
 
 def _dtype(x: Any) -> np.dtype:
-    """As JAX has it; nothing may be put on a mesh of devices that are not there."""
+    """Returns the dtype that JAX would use, without putting an array on a device."""
     return jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
 
 

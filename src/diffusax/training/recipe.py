@@ -1,4 +1,4 @@
-"""What a training loop needs to know of a task."""
+"""What the training loop needs to know of a task."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,15 +9,15 @@ from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.models.network import Params
-from diffusax.training.data import Element
-from diffusax.training.sources import Source
+from diffusax.training.data.batches import Element
+from diffusax.training.data.sources import Source
 from diffusax.training.step import Batch
 
 
 class Recipe(Protocol):
-    """A task. It holds no parameters: the loop has them, and hands them in.
+    """A task. It holds no parameters: the loop has them and passes them in.
 
-    Worker processes get a copy, so it must be possible to pickle it.
+    Worker processes get a copy, so it must be possible to pickle a recipe.
     """
 
     name: str
@@ -25,31 +25,31 @@ class Recipe(Protocol):
     """The rows of the data set."""
 
     def shapes(self) -> Params:
-        """What is trained, by component, as shapes."""
+        """Returns the trained parameters as shapes, by component."""
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """What is trained, loaded or drawn afresh; files are read straight to a mesh's devices."""
+        """Loads or initialises the trained parameters; reads files straight to a mesh's devices."""
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """What the loss and the validation use besides."""
+        """Loads the other parameters that the loss and the validation use."""
 
     def frozen_shapes(self) -> Params:
-        """What `frozen` gives, as shapes; no parameters are read."""
+        """Returns the result of `frozen` as shapes, without reading parameters."""
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """An example made of a row; raises where the row cannot be used."""
+        """Makes an example of a row; raises an error where the row cannot be used."""
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """The loss of each example, b; each has a random key."""
+        """Returns the loss of each example, b; each has a random key."""
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Pictures that show what parameters do, with captions where they have some.
+        """Generates images that show what the parameters can do, with captions if they have some.
 
-        They are always from the same random numbers.
+        The random numbers are always the same.
         """
 
     def save(self, trained: Params, folder: Path) -> None:
         """Writes trained parameters as a folder that diffusers opens."""
 
     def card(self) -> dict[str, Any]:
-        """What the model card says in front: base_model, license, pipeline_tag."""
+        """Returns the metadata of the model card: base_model, license, pipeline_tag."""

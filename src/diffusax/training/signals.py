@@ -1,4 +1,4 @@
-"""What training does about signals that ask it to stop."""
+"""Stops training when a signal asks for it."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from diffusax.runtime.signals import STOP_SIGNALS, StopRequest, receiving, signa
 
 
 class Preempted(Exception):
-    """A signal asked the run to stop; the state has been saved, if there was one."""
+    """A signal stopped the run; the state was saved if there was one."""
 
     def __init__(self, number: int, step: int):
-        """number: of the signal. step: that the saved state has reached; at 0 there is none."""
+        """Takes the signal's number, and the step of the saved state, 0 if there is none."""
         self.exit_code = 128 + number
-        """As of a process that the signal ended."""
+        """The exit code of a process that the signal ended."""
         saved = (
             f"; saved at step {step}" if step else " before the first step, with nothing to save"
         )
@@ -27,16 +27,16 @@ class Preempted(Exception):
 
 
 class Interrupted(Exception):
-    """A signal asked to stop where no step is under way."""
+    """A signal came while no step was running."""
 
     def __init__(self, number: int):
-        """number: of the signal."""
+        """Takes the signal's number."""
         self.exit_code = 128 + number
         super().__init__(signal_name(number))
 
 
 class TrainingStop(StopRequest):
-    """A request to stop that all processes of a run answer alike."""
+    """A request to stop that all processes of a run answer at the same step."""
 
     def __init__(self) -> None:
         super().__init__("the run is saved after this step")
@@ -50,10 +50,10 @@ class TrainingStop(StopRequest):
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, between two steps, a signal interrupts what goes on; one before it already has.
+        """Lets a signal interrupt what happens inside the context, which is between two steps.
 
         Raises:
-            Interrupted: there was a signal.
+            Interrupted: a signal came, inside the context or before it.
         """
         answer, self.answer, self._at_once = self.answer, "the run ends", True
         try:
@@ -69,9 +69,9 @@ class TrainingStop(StopRequest):
             raise Interrupted(self.number)
 
     def reached(self, step: int) -> bool:
-        """Whether to stop after this step.
+        """Returns whether to stop after this step.
 
-        JAX takes SIGTERM itself where there are several processes.
+        With several processes, JAX itself receives SIGTERM.
         """
         if jax.process_count() == 1:
             return self.number is not None
@@ -80,14 +80,14 @@ class TrainingStop(StopRequest):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[TrainingStop]:
-    """What the first SIGTERM or Ctrl-C sets; the second one ends the process."""
+    """Yields the request that the first SIGTERM or Ctrl-C makes; a second ends the process."""
     stop = TrainingStop()
     with contextlib.nullcontext() if jax.process_count() > 1 else receiving(stop):
         yield stop
 
 
 def follow_parent(index: int, count: int) -> None:
-    """To be called in a worker process: leaves signals to the parent, and ends with it.
+    """Makes a worker process leave signals to its parent, and end when the parent ends.
 
     A terminal sends Ctrl-C to all processes, and the parent still needs data for its last step.
     """

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
-from diffusax.training.ema import EMAConfig, EMAState, maybe_update_ema
+from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 
 Batch = dict[str, jax.Array]
 Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
@@ -16,7 +16,7 @@ Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
 
 
 class TrainState(NamedTuple):
-    """All that a run carries from step to step, besides its position in the data."""
+    """All that a run carries from step to step, except its position in the data."""
 
     step: jax.Array
     params: Params
@@ -25,11 +25,11 @@ class TrainState(NamedTuple):
     key: jax.Array
     """The run's random key, as `jax.random.key_data`; it never changes."""
     skipped: jax.Array
-    """Steps whose loss, gradients or update were not finite; they changed nothing else."""
+    """The number of steps with a loss, gradients or update that were not finite."""
 
 
 def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """The state before the first step; parameters become float32."""
+    """Makes the state before the first step; parameters become float32."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     return TrainState(
         step=jnp.int32(0),
@@ -49,22 +49,22 @@ def make_train_step(
     ema: EMAConfig | None = None,
     ema_start: int = 0,
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
+    """Returns the function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
 
-    Example i of step s draws from fold_in(fold_in(key, s), i), so neither the number of
-    microbatches nor the number of devices changes what is drawn.
+    Example i of step s uses the key fold_in(fold_in(key, s), i), so that the random numbers do not
+    depend on the number of microbatches or devices.
 
     Args:
         loss: see `Loss`.
-        optimizer: gradients to updates.
-        accumulate: microbatches of a batch, one after the other; its size must be divisible.
-        ema: the rule, for states that hold an average.
+        optimizer: turns gradients into updates.
+        accumulate: the number of microbatches of a batch, which must divide its size.
+        ema: the rule of the average, for states that hold one.
         ema_start: the step after which the average began.
 
     Returns:
-        Metrics are scalars: loss, grad_norm (before clipping) and skipped (so far). A step whose
-        loss, gradients or update are not finite leaves parameters, optimizer and average as they
-        were.
+        The function. Its metrics are scalars: loss, grad_norm (before clipping) and skipped (so
+        far). A step whose loss, gradients or update are not finite changes neither parameters nor
+        optimizer nor average.
     """
 
     def mean_loss(params: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
@@ -119,10 +119,10 @@ def make_train_step(
 
 
 def _global_norm(tree: Any) -> jax.Array:
-    """The norm of all numbers of a tree together."""
+    """Returns the norm of all numbers of a tree together."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
-    """(b, ...) -> (count, b / count, ...), every device's examples spread over all microbatches."""
+    """Splits (b, ...) into (count, b / count, ...), each device's examples over all of them."""
     return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from diffusax.interop.flax.models import FlaxModelMixin, channels_last
 from diffusax.models.latents import to_unit
 from diffusax.pipelines import programs
-from diffusax.pipelines.denoisers import Conditions, UNetDenoiser
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
-from diffusax.pipelines.programs import Knobs, Plan
-from diffusax.samplers import Schedule, init_state
+from diffusax.pipelines.families.unet import UNetDenoiser
+from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
+from diffusax.pipelines.sample import Sampled, differentiably, sample
+from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]
 
@@ -29,21 +30,23 @@ def encode_prompts(
     encoder, b = pipe.text_encoder, ids.shape[0]
     both = jnp.concatenate([jnp.asarray(ids), jnp.asarray(negative_ids)])
     weights = encoder.narrowed(params["text_encoder"])
-    (context,) = STABLE_DIFFUSION.encode((encoder.network,), (weights,), (both[:, None],))
-    (context,) = programs.arrange(((context[:b],), (context[b:],)), order=branches, repeats=1)
+    prompt = STABLE_DIFFUSION.encode((encoder.network,), (weights,), Tokens((both[:, None],)))
+    context = prompt.context
+    (context,) = programs.stack_branches(
+        ((context[:b],), (context[b:],)), order=branches, repeats=1
+    )
     return context
 
 
-def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> Prompt:
     """The context b s d and pooled output b p of SDXL, for prompts b 2 t."""
     names = ("text_encoder", "text_encoder_2")
     encoders = tuple(getattr(pipe, name) for name in names)
-    context, pooled = STABLE_DIFFUSION_XL.encode(
+    return STABLE_DIFFUSION_XL.encode(
         tuple(encoder.network for encoder in encoders),
         tuple(encoder.narrowed(params[name]) for encoder, name in zip(encoders, names)),
-        (ids[:, :1], ids[:, 1:]),
+        Tokens((ids[:, :1], ids[:, 1:])),
     )
-    return context, pooled
 
 
 def initial_noise(
@@ -113,13 +116,10 @@ def denoise(
     if control is not None:
         k, r = weights.shape[-1] + 1, _count_residuals(pipe.controlnet.network)
         control = jnp.broadcast_to(control.reshape(b, 1, 1, 1), (n, b, 1, k, r))
-        hints = denoiser.embed(narrowed, conditions.control)
-        conditions = conditions._replace(control=hints)
-    knobs = Knobs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
+    inputs = StepInputs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
-    plan = Plan(latents, conditions, table, knobs, _row_keys(key, b))
-    state = programs.denoise_rows(denoiser, narrowed, init_state(latents), plan, 0, n)
-    return state[0]
+    plan = Plan(latents, conditions, table, inputs, _row_keys(key, b))
+    return sample(Sampled(denoiser, narrowed), plan, differentiably(n))
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from diffusax.interop.flax.weights import fetch, load_weights
 from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
-from diffusax.samplers.options import Options
+from diffusax.samplers.schedulers.options import Options
 from diffusax.typed.config import config_from_dict, config_to_dict
 
 LOADING = frozenset(

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
 from diffusax.checkpoints import read_model_index, write_model_index
+from diffusax.images.pictures import to_pil
 from diffusax.interop.flax import schedulers
 from diffusax.interop.flax.models import (
     LOADING,
@@ -18,13 +20,13 @@ from diffusax.interop.flax.models import (
     FlaxModelMixin,
     FlaxUNet2DConditionModel,
 )
+from diffusax.interop.flax.signatures import REQUIRED, Constructed
 from diffusax.interop.flax.text import (
     FlaxCLIPTextModel,
     FlaxCLIPTextModelWithProjection,
     PromptTokenizer,
 )
 from diffusax.interop.flax.weights import fetch
-from diffusax.pictures import to_pil
 from diffusax.text.tokenizer import CLIPTokenizer
 
 MODELS: dict[str, Any] = {
@@ -39,7 +41,7 @@ _UNUSED = ("safety_checker", "feature_extractor")
 logger = logging.getLogger(__name__)
 
 
-class FlaxDiffusionPipeline:
+class FlaxDiffusionPipeline(Constructed):
     """Components without parameters; these go into every call.
 
     Attributes:
@@ -53,6 +55,13 @@ class FlaxDiffusionPipeline:
     tokenizer: Any
     scheduler: Any
     dtype: Any
+
+    def _configure(self, given: Mapping[str, Any]) -> None:
+        """The components, without parameters; safety_checker must be None."""
+        components = {**given}
+        self.dtype = components.pop("dtype")
+        # The autoencoder comes first in what is saved.
+        self.register_modules(vae=components.pop("vae"), **components)
 
     def register_modules(self, **modules: Any) -> None:
         """Makes the components attributes.
@@ -151,6 +160,11 @@ class FlaxDiffusionPipeline:
 
     def set_progress_bar_config(self, **kwargs: Any) -> None:
         """Accepted; there is no progress bar: a call is one compiled program."""
+
+
+def of_components(*names: str) -> dict[str, Any]:
+    """The arguments of a pipeline's constructor."""
+    return {**dict.fromkeys(names, REQUIRED), "dtype": jnp.float32}
 
 
 def _load(folder: Path, class_name: str, from_pt: bool, dtype: Any) -> tuple[Any, Any]:

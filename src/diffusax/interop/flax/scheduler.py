@@ -2,7 +2,7 @@
 
 A sampler here is a table of coefficients with a row for each evaluation (`diffusax.samplers`); a
 step is one row of it. What the old classes computed otherwise than PyTorch's of the same name is
-kept where it was a choice, see the classes' `_sampler`.
+kept where it was a choice, see the classes' `constants`.
 """
 
 import functools
@@ -21,11 +21,21 @@ from diffusax.checkpoints.hub import EMBEDDED, hub_errors
 from diffusax.files import load_json, write_json
 from diffusax.interop.flax.models import LOADING
 from diffusax.interop.flax.outputs import FlaxSchedulerOutput
+from diffusax.interop.flax.signatures import Constructed
 from diffusax.samplers import Schedule, Scheduler, Table, run
-from diffusax.samplers.options import Options
 from diffusax.samplers.rows import SLOTS
+from diffusax.samplers.schedulers.options import Options
 
 _FILE = "scheduler_config.json"
+
+LEVELS = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.0001,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "trained_betas": None,
+}
+"""The arguments that give the noise levels of training, and their defaults."""
 
 
 class CommonSchedulerState(flax.struct.PyTreeNode):
@@ -55,7 +65,7 @@ class SchedulerState(flax.struct.PyTreeNode):
     first: Any = None
 
 
-class FlaxSchedulerMixin:
+class FlaxSchedulerMixin(Constructed):
     """A scheduler without state, and the door through which one is loaded and saved.
 
     Attributes:
@@ -73,10 +83,10 @@ class FlaxSchedulerMixin:
 
     _defaults: ClassVar[dict[str, Any]] = {}
 
-    def _configure(self, options: Mapping[str, Any]) -> None:
-        values = {name: options[name] for name in self._defaults if name != "dtype"}
+    def _configure(self, given: Mapping[str, Any]) -> None:
+        values = {name: given[name] for name in self._defaults if name != "dtype"}
         self.config = Options({"_class_name": type(self).__name__, **values})
-        self.dtype = jnp.dtype(options.get("dtype", jnp.float32))
+        self.dtype = jnp.dtype(given.get("dtype", jnp.float32))
 
     @property
     def has_state(self) -> bool:
@@ -131,15 +141,22 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
     depth: ClassVar[int] = 0
     # Whether x is the sample plus sigma times noise; else noise replaces some of the sample.
     on_sigmas: ClassVar[bool] = False
+    # diffusax's sampler, which takes the scheduler's arguments but those that are unused, and
+    # options that the scheduler has no arguments for.
+    sampler_class: ClassVar[type[Scheduler]]
+    unused: ClassVar[tuple[str, ...]] = ()
+    constants: ClassVar[Mapping[str, Any]] = {}
 
     sampler: Scheduler
 
-    def _configure(self, options: Mapping[str, Any]) -> None:
-        super()._configure({name: options[name] for name in self._defaults})
+    def _configure(self, given: Mapping[str, Any]) -> None:
+        super()._configure({name: given[name] for name in self._defaults})
         self.sampler = self._sampler()
 
     def _sampler(self) -> Scheduler:
-        raise TypeError(f"{type(self).__name__} is not a scheduler; use one of its subclasses")
+        shared = {*LEVELS, "prediction_type", "dtype", *self.unused}
+        own = {name: self.config[name] for name in self.arguments if name not in shared}
+        return self.sampler_class(**self._levels(), **own, **self.constants)
 
     def _saved(self) -> dict[str, Any]:
         return self.sampler.to_config()
@@ -147,8 +164,7 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
     def _levels(self) -> dict[str, Any]:
         """The options that say what the model was trained at."""
         betas = self.config.trained_betas
-        names = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
-        given = {name: self.config[name] for name in (*names, "prediction_type")}
+        given = {name: self.config[name] for name in (*LEVELS, "prediction_type")}
         return {**given, "trained_betas": None if betas is None else np.asarray(betas).tolist()}
 
     def __len__(self) -> int:

@@ -1,41 +1,30 @@
-"""diffusers' Flax schedulers by name, with the options that they had.
+"""diffusers' Flax schedulers by name, with the arguments that they had in 0.35.2.
 
-Each `_sampler` says which of diffusax's samplers computes what the class of diffusers 0.35.2 did.
+Each says which of diffusax's samplers computes what the old class did.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from diffusax import samplers
-from diffusax.interop.flax.scheduler import FlaxTableScheduler, SchedulerState
-from diffusax.samplers import Scheduler
+from diffusax.interop.flax.scheduler import LEVELS, FlaxTableScheduler, SchedulerState
+
+
+def _arguments(**own: Any) -> dict[str, Any]:
+    """All arguments of a scheduler with these of its own, in their order."""
+    return {**LEVELS, **own, "prediction_type": "epsilon", "dtype": jnp.float32}
 
 
 class FlaxDDIMScheduler(FlaxTableScheduler):
     """Song et al. 2021, without noise."""
 
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        clip_sample: bool = True,
-        clip_sample_range: float = 1.0,
-        set_alpha_to_one: bool = True,
-        steps_offset: int = 0,
-        prediction_type: str = "epsilon",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
-
-    def _sampler(self) -> Scheduler:
-        names = ("clip_sample", "clip_sample_range", "set_alpha_to_one", "steps_offset")
-        options = {name: self.config[name] for name in names}
-        return samplers.DDIMScheduler(**self._levels(), **options)
+    arguments = _arguments(
+        clip_sample=True, clip_sample_range=1.0, set_alpha_to_one=True, steps_offset=0
+    )
+    sampler_class = samplers.DDIMScheduler
 
     def step(
         self,
@@ -66,23 +55,8 @@ class FlaxDDPMScheduler(FlaxTableScheduler):
     Flax class took each as one training step, which left most of the noise in.
     """
 
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        variance_type: str = "fixed_small",
-        clip_sample: bool = True,
-        prediction_type: str = "epsilon",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
-
-    def _sampler(self) -> Scheduler:
-        kind, clip = self.config.variance_type, self.config.clip_sample
-        return samplers.DDPMScheduler(**self._levels(), variance_type=kind, clip_sample=clip)
+    arguments = _arguments(variance_type="fixed_small", clip_sample=True)
+    sampler_class = samplers.DDPMScheduler
 
     def step(
         self,
@@ -111,78 +85,37 @@ class FlaxDDPMScheduler(FlaxTableScheduler):
 class FlaxPNDMScheduler(FlaxTableScheduler):
     """Liu et al. 2022."""
 
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        skip_prk_steps: bool = False,
-        set_alpha_to_one: bool = False,
-        steps_offset: int = 0,
-        prediction_type: str = "epsilon",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
+    arguments = _arguments(skip_prk_steps=False, set_alpha_to_one=False, steps_offset=0)
+    sampler_class = samplers.PNDMScheduler
+    # The Flax class ended at timestep 0 whatever set_alpha_to_one said
+    # (scheduling_pndm_flax.py, step_plms).
+    unused = ("set_alpha_to_one",)
 
     @property
     def depth(self) -> int:  # type: ignore[override]
         """Four evaluations of the multistep phase, after twelve of the Runge-Kutta phase."""
         return 4 if self.config.skip_prk_steps else 16
 
-    def _sampler(self) -> Scheduler:
-        # The Flax class ended at timestep 0 whatever set_alpha_to_one said
-        # (scheduling_pndm_flax.py, step_plms).
-        return samplers.PNDMScheduler(
-            **self._levels(),
-            skip_prk_steps=self.config.skip_prk_steps,
-            steps_offset=self.config.steps_offset,
-        )
-
 
 class FlaxDPMSolverMultistepScheduler(FlaxTableScheduler):
     """DPM-Solver and DPM-Solver++ 1, 2M and 3M (Lu et al. 2022)."""
 
+    arguments = _arguments(
+        solver_order=2,
+        prediction_type="epsilon",
+        thresholding=False,
+        dynamic_thresholding_ratio=0.995,
+        sample_max_value=1.0,
+        algorithm_type="dpmsolver++",
+        solver_type="midpoint",
+        lower_order_final=True,
+        timestep_spacing="linspace",
+    )
+    sampler_class = samplers.DPMSolverMultistepScheduler
+    # The Flax class ended at timestep 0, not without noise
+    # (scheduling_dpmsolver_multistep_flax.py, step).
+    constants: ClassVar[Mapping[str, Any]] = {"final_sigmas_type": "sigma_min"}
     depth = 3
-
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        solver_order: int = 2,
-        prediction_type: str = "epsilon",
-        thresholding: bool = False,
-        dynamic_thresholding_ratio: float = 0.995,
-        sample_max_value: float = 1.0,
-        algorithm_type: str = "dpmsolver++",
-        solver_type: str = "midpoint",
-        lower_order_final: bool = True,
-        timestep_spacing: str = "linspace",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
-
-    def _sampler(self) -> Scheduler:
-        names = (
-            "solver_order",
-            "thresholding",
-            "dynamic_thresholding_ratio",
-            "sample_max_value",
-            "algorithm_type",
-            "solver_type",
-            "lower_order_final",
-            "timestep_spacing",
-        )
-        options = {name: self.config[name] for name in names}
-        # The Flax class ended at timestep 0, not without noise
-        # (scheduling_dpmsolver_multistep_flax.py, step).
-        return samplers.DPMSolverMultistepScheduler(
-            **self._levels(), **options, final_sigmas_type="sigma_min"
-        )
 
 
 class FlaxEulerDiscreteScheduler(FlaxTableScheduler):
@@ -192,48 +125,20 @@ class FlaxEulerDiscreteScheduler(FlaxTableScheduler):
     pipelines cut them, and the class then took the first noise level for every step.
     """
 
+    arguments = _arguments(prediction_type="epsilon", timestep_spacing="linspace")
+    sampler_class = samplers.EulerDiscreteScheduler
+    # "leading" had an offset of 1 (scheduling_euler_discrete_flax.py, set_timesteps).
+    constants: ClassVar[Mapping[str, Any]] = {"steps_offset": 1}
     on_sigmas = True
-
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        prediction_type: str = "epsilon",
-        timestep_spacing: str = "linspace",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
-
-    def _sampler(self) -> Scheduler:
-        # "leading" had an offset of 1 (scheduling_euler_discrete_flax.py, set_timesteps).
-        return samplers.EulerDiscreteScheduler(
-            **self._levels(), timestep_spacing=self.config.timestep_spacing, steps_offset=1
-        )
 
 
 class FlaxLMSDiscreteScheduler(FlaxTableScheduler):
     """Linear multistep of order 4 (k-diffusion)."""
 
+    arguments = _arguments()
+    sampler_class = samplers.LMSDiscreteScheduler
     depth = 4
     on_sigmas = True
-
-    def __init__(
-        self,
-        num_train_timesteps: int = 1000,
-        beta_start: float = 0.0001,
-        beta_end: float = 0.02,
-        beta_schedule: str = "linear",
-        trained_betas: Any = None,
-        prediction_type: str = "epsilon",
-        dtype: Any = jnp.float32,
-    ):
-        self._configure(locals())
-
-    def _sampler(self) -> Scheduler:
-        return samplers.LMSDiscreteScheduler(**self._levels())
 
     def step(
         self,

@@ -13,6 +13,7 @@ In all calls:
         pictures. Without it the call is one compiled program of one device.
 """
 
+import inspect
 from typing import Any
 
 import jax
@@ -22,40 +23,22 @@ from diffusax.interop.flax import generation
 from diffusax.interop.flax.generation import Params
 from diffusax.interop.flax.inputs import pictures
 from diffusax.interop.flax.outputs import FlaxStableDiffusionPipelineOutput
-from diffusax.interop.flax.pipeline import FlaxDiffusionPipeline
+from diffusax.interop.flax.pipeline import FlaxDiffusionPipeline, of_components
 from diffusax.interop.flax.text import empty_ids, prompt_ids
 from diffusax.pipelines import guidance
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 CFG = (0, 1)
 """The branches of classifier-free guidance: the prompt, the negative prompt."""
+_LAST = ("scheduler", "safety_checker", "feature_extractor")
 
 
 class StableDiffusion(FlaxDiffusionPipeline):
     """What the tasks of Stable Diffusion share."""
 
-    def __init__(
-        self,
-        vae: Any,
-        text_encoder: Any,
-        tokenizer: Any,
-        unet: Any,
-        scheduler: Any,
-        safety_checker: Any,
-        feature_extractor: Any,
-        dtype: Any = jnp.float32,
-    ):
-        """The components, without parameters; safety_checker must be None."""
-        self.dtype = dtype
-        self.register_modules(
-            vae=vae,
-            text_encoder=text_encoder,
-            tokenizer=tokenizer,
-            unet=unet,
-            scheduler=scheduler,
-            safety_checker=safety_checker,
-            feature_extractor=feature_extractor,
-        )
+    arguments = of_components("vae", "text_encoder", "tokenizer", "unet", *_LAST)
+
+    _generate: Any
 
     def _size(self, height: int | None, width: int | None) -> dict[str, int]:
         """The height and width of pictures, by default those that the UNet was trained at."""
@@ -71,14 +54,43 @@ class StableDiffusion(FlaxDiffusionPipeline):
             negative_ids = empty_ids(self.tokenizer, ids)
         return generation.encode_prompts(self, params, ids, negative_ids, branches)
 
-    def _called(
-        self, jit: bool, return_dict: bool, arrays: dict[str, Any], static: dict[str, Any]
-    ) -> Any:
-        if arrays["neg_prompt_ids"] is None:
-            arrays["neg_prompt_ids"] = empty_ids(self.tokenizer, arrays["prompt_ids"])
-        images = jax.device_get(generation.call(self, jit, arrays, static))
+    def _called(self, given: dict[str, Any], **static: Any) -> Any:
+        """The result of a call: `given` holds its arguments, as `locals()` has them.
+
+        static: those arguments of `_generate` that are compiled into the program.
+        """
+        if given["neg_prompt_ids"] is None:
+            given["neg_prompt_ids"] = empty_ids(self.tokenizer, given["prompt_ids"])
+        images = jax.device_get(self._compiled(given, static))
         output = FlaxStableDiffusionPipelineOutput(images=images)
-        return output if return_dict else output.to_tuple()
+        return output if given["return_dict"] else output.to_tuple()
+
+    def _compiled(self, given: dict[str, Any], static: dict[str, Any]) -> jax.Array:
+        names = inspect.signature(self._generate).parameters.keys() - static
+        return generation.call(self, given["jit"], {name: given[name] for name in names}, static)
+
+    def _sampled(
+        self,
+        params: Params,
+        key: jax.Array,
+        noise: jax.Array,
+        n: int,
+        conditions: Conditions,
+        weights: jax.Array,
+        control: Any = None,
+    ) -> jax.Array:
+        """Pictures b h w 3 of n evaluations from noise b h w c."""
+        x = generation.denoise(
+            self,
+            params,
+            self.scheduler.schedule(n, end=n),
+            noise * params["scheduler"].init_noise_sigma,
+            conditions,
+            weights,
+            key,
+            control,
+        )
+        return generation.decode(self, params, x)
 
 
 class FlaxStableDiffusionPipeline(StableDiffusion):
@@ -103,16 +115,8 @@ class FlaxStableDiffusionPipeline(StableDiffusion):
         jit: bool = False,
     ) -> Any:
         """Pictures b h w 3 in [0, 1]; see the top of the module."""
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "latents": latents,
-            "neg_prompt_ids": neg_prompt_ids,
-        }
-        static = {"num_inference_steps": num_inference_steps, **self._size(height, width)}
-        return self._called(jit, return_dict, arrays, static)
+        size = self._size(height, width)
+        return self._called(locals(), num_inference_steps=num_inference_steps, **size)
 
     def _generate(
         self,
@@ -129,46 +133,15 @@ class FlaxStableDiffusionPipeline(StableDiffusion):
         b, size = prompt_ids.shape[0], self._size(height, width)
         generation.check_size(**size, multiple=8)
         x = generation.initial_noise(self, prng_seed, (b, *size.values()), latents)
-        scale = generation.per_image(guidance_scale, b, "guidance_scale")
-        x = generation.denoise(
-            self,
-            params,
-            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
-            x * params["scheduler"].init_noise_sigma,
-            Conditions(self._context(params, prompt_ids, neg_prompt_ids)),
-            jnp.stack(guidance.classifier_free(scale), -1),
-            prng_seed,
-        )
-        return generation.decode(self, params, x)
+        conditions = Conditions(self._context(params, prompt_ids, neg_prompt_ids))
+        weights = guided(guidance_scale, b)
+        return self._sampled(params, prng_seed, x, num_inference_steps, conditions, weights)
 
 
 class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
     """Pictures for prompts, steered by a picture through a ControlNet."""
 
-    def __init__(
-        self,
-        vae: Any,
-        text_encoder: Any,
-        tokenizer: Any,
-        unet: Any,
-        controlnet: Any,
-        scheduler: Any,
-        safety_checker: Any,
-        feature_extractor: Any,
-        dtype: Any = jnp.float32,
-    ):
-        """The components, without parameters; safety_checker must be None."""
-        self.dtype = dtype
-        self.register_modules(
-            vae=vae,
-            text_encoder=text_encoder,
-            tokenizer=tokenizer,
-            unet=unet,
-            controlnet=controlnet,
-            scheduler=scheduler,
-            safety_checker=safety_checker,
-            feature_extractor=feature_extractor,
-        )
+    arguments = of_components("vae", "text_encoder", "tokenizer", "unet", "controlnet", *_LAST)
 
     def prepare_text_inputs(self, prompt: str | list[str]) -> Any:
         """The prompts' token ids, b t."""
@@ -197,18 +170,7 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
         image: b 3 h w in [0, 1], from `prepare_image_inputs`; the pictures have its size.
         controlnet_conditioning_scale: what the ControlNet counts for, a number or one per picture.
         """
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "image": image,
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "latents": latents,
-            "neg_prompt_ids": neg_prompt_ids,
-            "controlnet_conditioning_scale": controlnet_conditioning_scale,
-        }
-        static = {"num_inference_steps": num_inference_steps}
-        return self._called(jit, return_dict, arrays, static)
+        return self._called(locals(), num_inference_steps=num_inference_steps)
 
     def _generate(
         self,
@@ -225,19 +187,23 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
         b, (height, width) = prompt_ids.shape[0], image.shape[-2:]
         generation.check_size(height, width, 64)
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
-        scale = generation.per_image(guidance_scale, b, "guidance_scale")
         control = generation.per_image(
             controlnet_conditioning_scale, b, "controlnet_conditioning_scale"
         )
         hint = generation.channels_last(image)[:, None]
-        x = generation.denoise(
-            self,
+        context = self._context(params, prompt_ids, neg_prompt_ids)
+        return self._sampled(
             params,
-            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
-            x * params["scheduler"].init_noise_sigma,
-            Conditions(self._context(params, prompt_ids, neg_prompt_ids), control=(hint,)),
-            jnp.stack(guidance.classifier_free(scale), -1),
             prng_seed,
+            x,
+            num_inference_steps,
+            Conditions(context, control=(hint,)),
+            guided(guidance_scale, b),
             control,
         )
-        return generation.decode(self, params, x)
+
+
+def guided(scale: Any, b: int) -> jax.Array:
+    """The weights of classifier-free guidance, b 1, from a scale or one for each picture."""
+    scale = generation.per_image(scale, b, "guidance_scale")
+    return jnp.stack(guidance.classifier_free(scale), -1)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from diffusax.interop.flax import generation
 from diffusax.interop.flax.generation import Params
 from diffusax.interop.flax.inputs import masks, pictures
-from diffusax.interop.flax.stable_diffusion import StableDiffusion
+from diffusax.interop.flax.stable_diffusion import StableDiffusion, guided
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
@@ -46,21 +46,12 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
 
         image: b 3 height width in [-1, 1]. strength: the share of the run that is made.
         """
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "image": image,
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "noise": noise,
-            "neg_prompt_ids": neg_prompt_ids,
-        }
-        static = {
-            "start_timestep": self.get_timestep_start(num_inference_steps, strength),
-            "num_inference_steps": num_inference_steps,
+        return self._called(
+            locals(),
+            start_timestep=self.get_timestep_start(num_inference_steps, strength),
+            num_inference_steps=num_inference_steps,
             **self._size(height, width),
-        }
-        return self._called(jit, return_dict, arrays, static)
+        )
 
     def _generate(
         self,
@@ -90,14 +81,13 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
             num_inference_steps, begin=start_timestep, end=num_inference_steps
         )
         signal, level = schedule.levels[0].tolist()
-        scale = generation.per_image(guidance_scale, b, "guidance_scale")
         x = generation.denoise(
             self,
             params,
             schedule,
             programs.begin(eps, level, clean, signal),
             Conditions(self._context(params, prompt_ids, neg_prompt_ids)),
-            jnp.stack(guidance.classifier_free(scale), -1),
+            guided(guidance_scale, b),
             prng_seed,
         )
         return generation.decode(self, params, x)
@@ -137,18 +127,9 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         mask, masked_image: from `prepare_inputs`; brought to the size by resizing.
         """
         size = self._size(height, width)
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "mask": _resized(mask, size, "nearest"),
-            "masked_image": _resized(masked_image, size, "bicubic"),
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "latents": latents,
-            "neg_prompt_ids": neg_prompt_ids,
-        }
-        static = {"num_inference_steps": num_inference_steps, **size}
-        return self._called(jit, return_dict, arrays, static)
+        mask = _resized(mask, size, "nearest")
+        masked_image = _resized(masked_image, size, "bicubic")
+        return self._called(locals(), num_inference_steps=num_inference_steps, **size)
 
     def _generate(
         self,
@@ -172,17 +153,11 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         masked = generation.encode_pictures(self, params, masked_image, mask_key)
         small = jax.image.resize(mask, (*mask.shape[:2], *masked.shape[1:3]), "nearest")
         channels = programs.join_channels(generation.channels_last(small), masked)
-        scale = generation.per_image(guidance_scale, b, "guidance_scale")
-        x = generation.denoise(
-            self,
-            params,
-            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
-            x * params["scheduler"].init_noise_sigma,
-            Conditions(self._context(params, prompt_ids, neg_prompt_ids), channels),
-            jnp.stack(guidance.classifier_free(scale), -1),
-            key,
+        conditions = Conditions(
+            self._context(params, prompt_ids, neg_prompt_ids), channels=channels
         )
-        return generation.decode(self, params, x)
+        weights = guided(guidance_scale, b)
+        return self._sampled(params, key, x, num_inference_steps, conditions, weights)
 
     def _check_channels(self) -> None:
         wanted = 2 * self.vae.config.latent_channels + 1
@@ -199,9 +174,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
     diffusers never had this class; its arguments are in the manner of its others.
     """
 
-    def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
-        """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
-        return prompt_ids(self.tokenizer, prompt), 2 * pictures(image, 32) - 1
+    prepare_inputs = FlaxStableDiffusionImg2ImgPipeline.prepare_inputs
 
     def __call__(
         self,
@@ -222,18 +195,7 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         image: b 3 h w in [-1, 1]; the pictures have its size. image_guidance_scale: how closely
         they keep to it, a number or one per picture.
         """
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "image": image,
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "image_guidance_scale": image_guidance_scale,
-            "latents": latents,
-            "neg_prompt_ids": neg_prompt_ids,
-        }
-        static = {"num_inference_steps": num_inference_steps}
-        return self._called(jit, return_dict, arrays, static)
+        return self._called(locals(), num_inference_steps=num_inference_steps)
 
     def _generate(
         self,
@@ -251,20 +213,13 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         generation.check_size(height, width, 8)
         x = generation.initial_noise(self, prng_seed, (b, height, width), latents)
         clean = generation.encode_pictures(self, params, image, None, scale=False)
-        (channels,) = programs.arrange(((clean,),), order=(0, 0, None), repeats=1)
+        (channels,) = programs.stack_branches(((clean,),), order=(0, 0, None), repeats=1)
         context = self._context(params, prompt_ids, neg_prompt_ids, (0, 1, 1))
         text = generation.per_image(guidance_scale, b, "guidance_scale")
         kept = generation.per_image(image_guidance_scale, b, "image_guidance_scale")
-        x = generation.denoise(
-            self,
-            params,
-            self.scheduler.schedule(num_inference_steps, end=num_inference_steps),
-            x * params["scheduler"].init_noise_sigma,
-            Conditions(context, channels),
-            jnp.stack(guidance.instruct(text, kept), -1),
-            prng_seed,
-        )
-        return generation.decode(self, params, x)
+        weights = jnp.stack(guidance.instruct(text, kept), -1)
+        conditions = Conditions(context, channels=channels)
+        return self._sampled(params, prng_seed, x, num_inference_steps, conditions, weights)
 
 
 def _resized(x: Any, size: dict[str, int], method: str) -> jax.Array:

@@ -1,5 +1,6 @@
 """Stable Diffusion XL as diffusers' Flax pipeline; see `stable_diffusion`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,37 +11,23 @@ from diffusax.interop.flax import generation
 from diffusax.interop.flax.generation import Params
 from diffusax.interop.flax.models import channels_first
 from diffusax.interop.flax.outputs import FlaxStableDiffusionXLPipelineOutput
+from diffusax.interop.flax.pipeline import of_components
 from diffusax.interop.flax.stable_diffusion import StableDiffusion
 from diffusax.interop.flax.text import prompt_ids
 from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.denoisers import Conditions
+from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionXLPipeline(StableDiffusion):
     """Pictures for prompts, with SDXL."""
 
-    def __init__(
-        self,
-        text_encoder: Any,
-        text_encoder_2: Any,
-        vae: Any,
-        tokenizer: Any,
-        tokenizer_2: Any,
-        unet: Any,
-        scheduler: Any,
-        dtype: Any = jnp.float32,
-    ):
+    arguments = of_components(
+        "text_encoder", "text_encoder_2", "vae", "tokenizer", "tokenizer_2", "unet", "scheduler"
+    )
+
+    def _configure(self, given: Mapping[str, Any]) -> None:
         """The components, without parameters."""
-        self.dtype = dtype
-        self.register_modules(
-            vae=vae,
-            text_encoder=text_encoder,
-            text_encoder_2=text_encoder_2,
-            tokenizer=tokenizer,
-            tokenizer_2=tokenizer_2,
-            unet=unet,
-            scheduler=scheduler,
-        )
+        super()._configure(given)
 
     def prepare_inputs(self, prompt: str | list[str]) -> jax.Array:
         """The prompts' token ids for both text encoders, b 2 t."""
@@ -66,26 +53,19 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
 
         prompt_ids, neg_prompt_ids: b 2 t. Without the latter, zeros stand for the embeddings.
         """
-        arrays = {
-            "prompt_ids": prompt_ids,
-            "params": params,
-            "prng_seed": prng_seed,
-            "guidance_scale": guidance_scale,
-            "latents": latents,
-            "neg_prompt_ids": neg_prompt_ids,
-        }
         static = {
             "num_inference_steps": num_inference_steps,
             **self._size(height, width),
             "return_latents": output_type == "latent",
         }
-        images = generation.call(self, jit, arrays, static)
+        images = self._compiled(locals(), static)
         output = FlaxStableDiffusionXLPipelineOutput(images=images)
         return output if return_dict else output.to_tuple()
 
     def get_embeddings(self, prompt_ids: Any, params: Params) -> tuple[jax.Array, jax.Array]:
         """The context b t d and the pooled output b p of prompts, b 2 t."""
-        return generation.encode_xl(self, params, prompt_ids)
+        prompt = generation.encode_xl(self, params, prompt_ids)
+        return prompt.context, prompt.pooled
 
     def _generate(
         self,
@@ -106,10 +86,10 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         if neg_prompt_ids is not None:
             branches += (self.get_embeddings(neg_prompt_ids, params),)
         order = (0, None if neg_prompt_ids is None else 1)
-        context, pooled = programs.arrange(branches, order=order, repeats=1)
+        context, pooled = programs.stack_branches(branches, order=order, repeats=1)
         rows, columns = size.values()
         ids = np.array([rows, columns, 0, 0, rows, columns], np.float32)
-        added = {"text_embeds": pooled, "time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
+        added = {"time_ids": jnp.broadcast_to(ids, (b, 2, 6))}
         schedule = self.scheduler.schedule(num_inference_steps, end=num_inference_steps)
         x = generation.initial_noise(self, prng_seed, (b, rows, columns), latents)
         scale = generation.per_image(guidance_scale, b, "guidance_scale")
@@ -118,7 +98,7 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
             params,
             schedule,
             x * schedule.init_noise_sigma,
-            Conditions(context, added=added),
+            Conditions(context, pooled, added=added),
             jnp.stack(guidance.classifier_free(scale), -1),
             prng_seed,
         )

@@ -12,7 +12,7 @@ from diffusax.interop.flax.outputs import FlaxCLIPTextOutput
 from diffusax.models import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.clip import check_token_ids
 from diffusax.models.network import Params
-from diffusax.samplers.options import Options
+from diffusax.samplers.schedulers.options import Options
 from diffusax.text.prompts import tokenize_prompts
 from diffusax.text.tokenizer import CLIPTokenizer
 

@@ -10,25 +10,34 @@ from diffusax.interop.torch.models import to_model
 from diffusax.interop.torch.networks import ALTERNATIVE
 from diffusax.models.network import parse_dtype
 from diffusax.pipelines import DiffusionPipeline
-from diffusax.pipelines.loading import fitting_class, known_classes
+from diffusax.pipelines.families import Component
+from diffusax.pipelines.loading import CLASSES, fitting_class
+from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.pipelines.placement import component_mesh
+from diffusax.runtime.mesh import devices_for
 from diffusax.samplers import scheduler_from_config
-from diffusax.text.tokenizer import CLIPTokenizer
 
 
-def from_torch(pipe: Any, **options: Any) -> DiffusionPipeline:
-    """See `DiffusionPipeline.from_torch`."""
-    return DiffusionPipeline.from_torch(pipe, **options)
+def from_torch(
+    pipe: Any,
+    cls: Any = DiffusionPipeline,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    mesh: Any = None,
+) -> Any:
+    """See `DiffusionPipeline.from_torch`; cls: the class of pipelines, by default the same one."""
+    return convert(cls, pipe, dtype=dtype, devices=devices_for(device, mesh))
 
 
-def convert(cls: Any, base: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> Any:
-    """As `DiffusionPipeline.from_torch`, for a class of pipelines, on a device or a mesh."""
-    target = fitting_class(cls, _named_class(pipe, base), base, "the PyTorch pipeline")
+def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> Any:
+    """As `from_torch`, on a device or a mesh."""
+    target = fitting_class(cls, _named_class(pipe), "the PyTorch pipeline")
     dtype = None if dtype is None else parse_dtype(dtype)
     components = {
-        name: _component(pipe, name, value, dtype, devices)
-        for name in target.component_names
-        if (value := getattr(pipe, name, None)) is not None
+        part.name: _component(pipe, part, value, dtype, devices)
+        for part in target.all_components
+        if (value := getattr(pipe, part.name, None)) is not None
     }
     found = {**dict(target.family.options), **vars(pipe), **pipe.config}
     options = {name: found[name] for name, _ in target.family.options}
@@ -38,7 +47,7 @@ def convert(cls: Any, base: Any, pipe: Any, *, dtype: Any = None, devices: Any =
     return made
 
 
-def _named_class(pipe: Any, base: Any) -> Any:
+def _named_class(pipe: Any) -> Any:
     """The class here of a pipeline, or of the class of diffusers that it inherits from.
 
     Raises:
@@ -46,33 +55,36 @@ def _named_class(pipe: Any, base: Any) -> Any:
     """
     upstream = (k for k in type(pipe).__mro__ if k.__module__.partition(".")[0] == "diffusers")
     name = next(upstream, type(pipe)).__name__
-    known = known_classes(base)
-    if name not in known:
+    if name not in CLASSES:
         raise ValueError(f"diffusax has no {name} of its own; {ALTERNATIVE}")
-    return known[name]
+    return CLASSES[name]
 
 
-def _component(pipe: Any, name: str, value: Any, dtype: Any, devices: Any) -> Any:
-    if name == "scheduler":
+def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any) -> Any:
+    name, role = part.name, part.role
+    if role == "scheduler":
         return scheduler_from_config({**value.config, "_class_name": type(value).__name__})
-    if name.startswith("tokenizer"):
-        return _tokenizer(name, value)
-    place = component_mesh(devices, name) if isinstance(devices, Mesh) else devices
-    several = list(value.nets) if name == "controlnet" and hasattr(value, "nets") else [value]
+    if role == "tokenizer":
+        return _tokenizer(part, value)
+    place = component_mesh(devices, role) if isinstance(devices, Mesh) else devices
+    several = list(value.nets) if role == "controlnet" and hasattr(value, "nets") else [value]
     options = {"dtype": dtype, "device": place, "factor": getattr(pipe, "vae_scale_factor", 8)}
     models = [to_model(name, module, **options) for module in several]
     return models if len(models) > 1 else models[0]
 
 
-def _tokenizer(name: str, tokenizer: Any) -> CLIPTokenizer:
+def _tokenizer(part: Component, tokenizer: Any) -> Any:
     """A tokenizer by way of its files, which are small.
 
     Raises:
-        ValueError: it is not CLIP's.
+        ValueError: it is not one of the family's kind.
     """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         try:
-            return CLIPTokenizer.from_folder(folder)
+            return part.kind.from_folder(folder)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"{part.name}: {error}") from None
+
+
+CONVERTERS["torch"] = convert

@@ -2,7 +2,7 @@
 
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
-from diffusax.pipelines.prompts import embeddings
+from diffusax.pipelines.prompts import encodes_prompts
 
 # fmt: off
 
@@ -11,7 +11,9 @@ class StableDiffusion(DiffusionPipeline):
     """Pipelines of Stable Diffusion 1.x and 2.x."""
 
     family = STABLE_DIFFUSION
+    returns_flags = True
 
+    @encodes_prompts
     def encode_prompt(
         self, prompt=None, device=None, num_images_per_prompt=1, do_classifier_free_guidance=True,
         negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
@@ -22,7 +24,6 @@ class StableDiffusion(DiffusionPipeline):
         The second is None without guidance. device and lora_scale change nothing. options:
         long_prompt and prompt_weighting.
         """
-        return embeddings(self.parts, locals())
 
 
 class StableDiffusionXL(DiffusionPipeline):
@@ -30,6 +31,7 @@ class StableDiffusionXL(DiffusionPipeline):
 
     family = STABLE_DIFFUSION_XL
 
+    @encodes_prompts
     def encode_prompt(
         self, prompt=None, prompt_2=None, device=None, num_images_per_prompt=1,
         do_classifier_free_guidance=True, negative_prompt=None, negative_prompt_2=None,
@@ -41,4 +43,3 @@ class StableDiffusionXL(DiffusionPipeline):
         Those of negative prompts are None without guidance. device and lora_scale change nothing.
         options: long_prompt and prompt_weighting.
         """
-        return embeddings(self.parts, locals())

@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
-from diffusax.masks import MaskProcessor
+from diffusax.images.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.control import (
@@ -11,6 +11,7 @@ from diffusax.pipelines.control import (
     control_inpaint,
     control_text_to_image,
 )
+from diffusax.pipelines.families.family import CONTROLNET
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
@@ -20,7 +21,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
     """Prompts to pictures, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -35,14 +36,13 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts. `image` is what the ControlNets see."""
-        return self._draw(locals())
 
 
 class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
     """Pictures drawn over, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -57,7 +57,6 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
         guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(locals())
 
 
 class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
@@ -65,7 +64,7 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -81,14 +80,13 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
         guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
     """Prompts to pictures with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -107,14 +105,13 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
         guidance_end=1.0,
     ):
         """Draws pictures of the prompts. `image` is what the ControlNets see."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
     """Pictures drawn over with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -133,7 +130,6 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
         guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
@@ -141,7 +137,7 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
-    extra_components = ("controlnet",)
+    extra_components = (CONTROLNET,)
 
     @documented
     def __call__(
@@ -160,4 +156,3 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(locals())

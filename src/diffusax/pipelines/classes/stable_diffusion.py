@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
-from diffusax.masks import MaskProcessor
+from diffusax.images.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion
 from diffusax.pipelines.tasks import (
@@ -36,7 +36,6 @@ class StableDiffusionPipeline(StableDiffusion):
         guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(locals())
 
 
 class StableDiffusionImg2ImgPipeline(StableDiffusion):
@@ -56,7 +55,6 @@ class StableDiffusionImg2ImgPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(locals())
 
 
 class StableDiffusionInpaintPipeline(StableDiffusion):
@@ -78,7 +76,6 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(locals())
 
 
 class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
@@ -97,7 +94,6 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Edits pictures."""
-        return self._draw(locals())
 
 
 class LatentConsistencyModelPipeline(StableDiffusion):
@@ -116,7 +112,6 @@ class LatentConsistencyModelPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(locals())
 
 
 class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
@@ -135,4 +130,3 @@ class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures."""
-        return self._draw(locals())

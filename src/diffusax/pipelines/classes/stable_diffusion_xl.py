@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
 """
 
-from diffusax.masks import MaskProcessor
+from diffusax.images.masks import MaskProcessor
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusionXL
 from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
@@ -32,7 +32,6 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws pictures of the prompts."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
@@ -56,7 +55,6 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws over pictures, or finishes latents."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
@@ -82,7 +80,6 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
         """Draws anew what the mask covers."""
-        return self._draw(locals())
 
 
 class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
@@ -103,4 +100,3 @@ class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
         guidance_end=1.0,
     ):
         """Edits pictures."""
-        return self._draw(locals())

@@ -1,7 +1,14 @@
-"""Families of checkpoints: how prompts become conditions, and which network is asked."""
+"""Families of checkpoints: everything in which one kind of model differs from another."""
 
-from diffusax.pipelines.families.family import Family
+from diffusax.pipelines.families.family import Component, Denoiser, Family, diffusers_components
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 
-__all__ = ["STABLE_DIFFUSION", "STABLE_DIFFUSION_XL", "Family"]
+__all__ = [
+    "STABLE_DIFFUSION",
+    "STABLE_DIFFUSION_XL",
+    "Component",
+    "Denoiser",
+    "Family",
+    "diffusers_components",
+]

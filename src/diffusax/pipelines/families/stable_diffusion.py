@@ -1,42 +1,65 @@
 """Stable Diffusion 1.x and 2.x: one CLIP text encoder, whose last hidden states are the context."""
 
-import jax
+from typing import Any
+
+import numpy as np
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.family import Encoded, Family
+from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
+from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
+from diffusax.pipelines.plan import Conditions, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
+from diffusax.text.tokenizer import CLIPTokenizer
 
 
 def encode(
     encoders: tuple[Network, ...],
     params: tuple[Params, ...],
-    ids: tuple[jax.Array, ...],
-    weights: jax.Array | None = None,
+    tokens: Tokens,
     clip_skip: int | None = None,
-) -> Encoded:
-    """Token ids to the context, n (w t) d.
+) -> Prompt:
+    """Tokens to the context, n (w t) d.
 
     Args:
         encoders: the text encoder.
         params: its parameters.
-        ids: one array, n w t: w windows of t tokens.
-        weights: n w t, of the tokens; None leaves them all one.
+        tokens: one array of ids, n w t or n t: w windows of t tokens, and their weights, if any.
         clip_skip: how many of the encoder's last layers to leave out.
     """
-    n, w, t = ids[0].shape
+    ids, weights = as_windows(tokens.ids[0]), tokens.weights
+    n, w, t = ids.shape
     hidden = encoders[0].apply(
-        params[0], ids[0].reshape(n * w, t), method="encode", clip_skip=clip_skip
+        params[0], ids.reshape(n * w, t), method="encode", clip_skip=clip_skip
     )
     if weights is not None:
         hidden = apply_weights(hidden, weights.reshape(n * w, t))
-    return (hidden.reshape(n, w * t, -1),)
+    return Prompt(hidden.reshape(n, w * t, -1))
+
+
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """The context and, for a distilled UNet, the guidance scales."""
+    added = timestep_condition(components.denoiser, scales)
+    return Conditions(prompt.context, added=added or None)
 
 
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
-    text=(("tokenizer", "text_encoder"),),
-    optional=("text_encoder", "tokenizer"),
+    components=diffusers_components(
+        "unet",
+        ("tokenizer", "text_encoder"),
+        tokenizer=CLIPTokenizer,
+        optional=("text_encoder", "tokenizer"),
+    ),
     options=(("requires_safety_checker", False),),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
     encode=encode,
+    conditions=conditions,
+    denoiser=UNetDenoiser.of,
+    batch_key=count_windows,
+    callback_tensors=CALLBACK_TENSORS,
     shows_kept=True,
 )

@@ -4,37 +4,41 @@ The context is the encoders' penultimate hidden states side by side; the last en
 output and the sizes go in with the timestep. The refiner has only the second encoder.
 """
 
+import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.family import Encoded, Family
+from diffusax.pipelines.families.clip import as_windows, count_windows, tokenize, tokenize_caption
+from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.unet import CALLBACK_TENSORS, UNetDenoiser, timestep_condition
+from diffusax.pipelines.plan import Conditions, Prompt, Tokens
 from diffusax.text.prompts import apply_weights
+from diffusax.text.tokenizer import CLIPTokenizer
 
 
 def encode(
     encoders: tuple[Network, ...],
     params: tuple[Params, ...],
-    ids: tuple[jax.Array, ...],
-    weights: jax.Array | None = None,
+    tokens: Tokens,
     clip_skip: int | None = None,
-) -> Encoded:
-    """Token ids to the context, n (w t) (d + e), and the pooled output of the first window, n p.
+) -> Prompt:
+    """Tokens to the context, n (w t) (d + e), and the pooled output of the first window, n p.
 
     Args:
         encoders: one or two text encoders, the last with a projection.
         params: their parameters.
-        ids: an array for each, n w t: w windows of t tokens.
-        weights: n w t, of the tokens; None leaves them all one.
+        tokens: ids for each, n w t or n t: w windows of t tokens, and their weights, if any.
         clip_skip: how many layers to leave out besides the last (diffusers
             pipeline_stable_diffusion_xl.py, encode_prompt).
 
     Raises:
         ValueError: clip_skip leaves no layer.
     """
+    ids, weights = tuple(map(as_windows, tokens.ids)), tokens.weights
     n, w, t = ids[0].shape
     contexts, skipped = [], 2 + (clip_skip or 0)
     for encoder, p, i in zip(encoders, params, ids, strict=True):
@@ -46,22 +50,25 @@ def encode(
         if weights is not None:
             hidden = apply_weights(hidden, weights.reshape(n * w, t))
         contexts.append(hidden.reshape(n, w * t, -1))
-    return jnp.concatenate(contexts, axis=-1), output.text_embeds.reshape(n, w, -1)[:, 0]
+    pooled = output.text_embeds.reshape(n, w, -1)[:, 0]
+    return Prompt(jnp.concatenate(contexts, axis=-1), pooled)
 
 
-def added(components: Any, call: Any, pooled: Any, height: int, width: int) -> dict[str, Any]:
-    """The pooled output and the micro-conditioning (Podell et al. 2023, section 2.2).
-
-    pooled: b k p. height, width: of the picture, in pixels.
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """The prompt and the micro-conditioning (Podell et al. 2023, section 2.2).
 
     Returns:
-        text_embeds b k p, time_ids b k 6 (or 5, with an aesthetic score in the place of a size).
+        Among others time_ids b k 6 (or 5, with an aesthetic score in the place of a size).
     """
-    positive, negative = time_ids(components, call, height, width)
-    b, k, _ = pooled.shape
+    positive, negative = time_ids(components, call, *size)
+    b, k, width = prompt.pooled.shape
     ids = np.array([positive] + [negative] * (k - 1), np.float32)
-    _check_width(components, pooled.shape[-1], ids.shape[-1])
-    return {"text_embeds": pooled, "time_ids": np.broadcast_to(ids, (b, *ids.shape))}
+    _check_width(components, width, ids.shape[-1])
+    added = {"time_ids": np.broadcast_to(ids, (b, *ids.shape))}
+    added |= timestep_condition(components.denoiser, scales)
+    return Conditions(prompt.context, prompt.pooled, added=added)
 
 
 def time_ids(components: Any, call: Any, height: int, width: int) -> tuple[list[float], ...]:
@@ -85,7 +92,7 @@ def time_ids(components: Any, call: Any, height: int, width: int) -> tuple[list[
 
 
 def _check_width(components: Any, pooled: int, ids: int) -> None:
-    config = components.networks["unet"].config
+    config = components.denoiser.unet.config
     expected = config.projection_class_embeddings_input_dim
     actual = pooled + ids * config.addition_time_embed_dim
     if expected != actual:
@@ -98,16 +105,28 @@ def _check_width(components: Any, pooled: int, ids: int) -> None:
 
 STABLE_DIFFUSION_XL = Family(
     name="Stable Diffusion XL",
-    text=(("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2")),
-    optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+    components=diffusers_components(
+        "unet",
+        ("tokenizer", "text_encoder"),
+        ("tokenizer_2", "text_encoder_2"),
+        tokenizer=CLIPTokenizer,
+        optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+    ),
     options=(
         ("force_zeros_for_empty_prompt", True),
         ("requires_aesthetics_score", False),
         ("is_cosxl_edit", False),
     ),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
     encode=encode,
-    added=added,
-    normalizes_latents=True,
+    conditions=conditions,
+    denoiser=UNetDenoiser.of,
+    latents=functools.partial(LatentFormat.of, normalize=True, upcasts=True),
+    batch_key=count_windows,
+    embeds=("prompt_embeds", "pooled_prompt_embeds"),
+    embedding_columns=("encoder_hidden_states", "text_embeds"),
+    callback_tensors=CALLBACK_TENSORS,
     resizes_edits=True,
-    upcasts_vae=True,
+    micro_conditioned=True,
 )

@@ -18,6 +18,7 @@ from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.checkpoints.networks import read_network
+from diffusax.images.pictures import to_pil
 from diffusax.models.latents import from_bytes, sample_latents, to_unit
 from diffusax.models.network import (
     Model,
@@ -27,16 +28,15 @@ from diffusax.models.network import (
     cast_shapes,
     initialize_params,
 )
-from diffusax.pictures import to_pil
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import Element
-from diffusax.training.examples import ImageDataConfig, picture_size, read_pixels
-from diffusax.training.losses import (
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
+from diffusax.training.data.opening import open_data
+from diffusax.training.diffusion.losses import (
     gradient_difference,
     kl_divergence,
     structural_dissimilarity,
 )
-from diffusax.training.opening import open_data
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import Batch

@@ -1,6 +1,6 @@
-"""ControlNet (Zhang et al. 2023): a copy of the UNet's encoder learns to steer it by pictures.
+"""ControlNet (Zhang et al. 2023): a copy of its encoder learns to steer a denoiser.
 
-The denoising loss of text to image with the UNet frozen, as in diffusers' examples/controlnet.
+The denoising loss of text to image with the denoiser frozen, as in diffusers' examples/controlnet.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve, save_network
+from diffusax.images.pictures import load_image
 from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
-from diffusax.pictures import load_image
 from diffusax.pipelines.control import control_text_to_image
-from diffusax.training.cached import is_cache
-from diffusax.training.data import Element
-from diffusax.training.examples import ControlDataConfig
+from diffusax.training.data.batches import Element
+from diffusax.training.data.cached import is_cache
+from diffusax.training.data.examples import ControlDataConfig
+from diffusax.training.data.rows import control_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig, PicturesValidationConfig
-from diffusax.training.rows import control_example
 from diffusax.typed.options import Share
 
 
@@ -39,7 +39,7 @@ class ControlNetConfig(DenoiserConfig):
 
     controlnet: str = ""
     """The ControlNet to start from: a folder with config.json and weights, or a Hub repository id;
-    by default a copy of the UNet's encoder."""
+    by default a copy of the denoiser's encoder."""
     caption_dropout: Share = 0.1
     """The share of captions replaced by the empty one, so that the picture alone steers."""
     data: ControlDataConfig = dataclasses.field(default_factory=ControlDataConfig)
@@ -88,8 +88,9 @@ class ControlNet(Denoiser):
         if self.config.controlnet:
             folder = resolve(self.config.controlnet)
             return {"controlnet": load_network(folder, dtype="float32", device=mesh).params}
-        network, unet = self.base.networks["controlnet"], self.base.load("unet", device=mesh).params
-        return {"controlnet": controlnet_params(network, unet, seed=self.config.seed)}
+        network, base = self.base.networks["controlnet"], self.base
+        params = base.load(base.denoiser, device=mesh).params
+        return {"controlnet": controlnet_params(network, params, seed=self.config.seed)}
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Both pictures, tokens and, where the family has them, sizes."""

@@ -7,30 +7,31 @@ from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.images.sheets import captioned
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
-from diffusax.pipelines import DiffusionPipeline, programs, run
+from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.tasks import Job
-from diffusax.sheets import captioned
+from diffusax.pipelines.output import output
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.sample import Sampled, at_once, sample
 from diffusax.training.base_model import BaseModel
-from diffusax.training.cached import CachedSource, is_cache
 from diffusax.training.config import TrainConfig, ValidationConfig
-from diffusax.training.data import DataConfig
-from diffusax.training.denoising import TEXT_EMBEDDINGS, DenoisingLoss, encode_captions
-from diffusax.training.examples import picture_size
-from diffusax.training.opening import open_data
+from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.cached import CachedSource, is_cache
+from diffusax.training.data.examples import picture_size
+from diffusax.training.data.opening import open_data
+from diffusax.training.data.sources import Source
+from diffusax.training.denoising import DenoisingLoss, encode_captions
+from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
 from diffusax.training.options import ComputeDtype, require_options
-from diffusax.training.sources import Source
 from diffusax.training.step import Batch
-from diffusax.training.timesteps import TimestepBiasConfig, timestep_probabilities
 
-# Ends of the UNet's residual branches, which start as identities (Dhariwal and Nichol 2021's code).
+# Ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code).
 _ZERO = frozenset(["conv2", "proj_out", "conv_out"])
 
 
@@ -118,7 +119,7 @@ class Denoiser:
             config: the options.
             columns: of the data set.
             edits: see `BaseModel.open`.
-            controlnet: that is trained instead of the UNet; see `BaseModel.with_controlnet`.
+            controlnet: that is trained instead of the denoiser; see `BaseModel.with_controlnet`.
             dropout: for `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
@@ -135,7 +136,7 @@ class Denoiser:
         if self.cached:
             _check_without_pictures(data)
             self.source = cache = CachedSource.open(data.path, base, edits=edits)
-            self.embedded = TEXT_EMBEDDINGS[0] in cache.shapes
+            self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
             self.source = open_data(data, columns)
         if self.embedded and config.train_text_encoder:
@@ -145,19 +146,19 @@ class Denoiser:
             )
         self._check_validation()
         encoders = base.text_encoders if config.train_text_encoder else ()
-        self.components = ("unet" if controlnet is None else "controlnet", *encoders)
+        self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
         scheduler = base.scheduler
         self.denoising = DenoisingLoss(
             base.family,
             base.networks,
-            scheduler.alphas_cumprod,
+            scheduler.forward_process,
             scheduler.prediction_type,
             snr_gamma=config.snr_gamma,
             noise_offset=config.noise_offset,
             gradient_checkpointing=config.gradient_checkpointing,
             compute_dtype=jnp.dtype(config.compute_dtype),
             timestep_probabilities=timestep_probabilities(
-                config.timestep_bias, len(scheduler.alphas_cumprod)
+                config.timestep_bias, scheduler.num_train_timesteps
             ),
             **dropout,
         )
@@ -174,7 +175,7 @@ class Denoiser:
             name: initialize_params(
                 self.base.networks[name].shapes,
                 seed=self.config.seed + i,
-                zero=_ZERO if name == "unet" else (),
+                zero=_ZERO if name == self.base.denoiser else (),
             )
             for i, name in enumerate(self.components)
         }
@@ -223,7 +224,7 @@ class Denoiser:
         self,
         trained: Params,
         frozen: Params,
-        task: Callable[[Components, Call], Job],
+        task: Callable[[Components, Call], PreparedRun],
         **arguments: Any,
     ) -> list[Image.Image]:
         """The validation prompts' pictures, from the seed of the run.
@@ -242,17 +243,11 @@ class Denoiser:
             seed=config.seed,
             **arguments,
         )
-        job = task(components, call)
-        denoiser, denoiser_params = components.denoiser, components.denoiser_params
-        state = programs.denoise(
-            denoiser,
-            denoiser_params,
-            programs.first_state(job.plan.latents),
-            programs.with_control(denoiser, denoiser_params, job.plan),
-            np.int32(0),
-            np.int32(len(job.schedule)),
-        )
-        return run.output(components, state[0], "pil", tiled=False)
+        run = task(components, call)
+        who = Sampled(components.denoiser, components.denoiser_params)
+        latents = sample(who, run.plan, at_once(len(run.schedule)))
+        images: list[Image.Image] = output(components, latents, run, "pil", tiled=False)
+        return images
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
         """The pictures with the validation prompts beneath."""
@@ -260,7 +255,7 @@ class Denoiser:
 
     def _frozen_names(self) -> list[str]:
         drawn = bool(self.config.validation.every)
-        names = ["unet", *(["vae"] if drawn or not self.cached else [])]
+        names = [self.base.denoiser, *([self.base.autoencoder] if drawn or not self.cached else [])]
         if drawn or not self.embedded:
             names += self.base.text_encoders
         return [name for name in names if name not in self.components]
@@ -270,7 +265,10 @@ class Denoiser:
         batch = {name: ids[None] for name, ids in empty.items()}
         encoded = encode_captions(self.base.family, self.base.networks, params, batch)
         dtype = self.config.compute_dtype
-        return {name: leaf[0].astype(dtype) for name, leaf in zip(TEXT_EMBEDDINGS, encoded)}
+        return {
+            name: leaf[0].astype(dtype)
+            for name, leaf in zip(self.base.family.embedding_columns, encoded)
+        }
 
     def _check_validation(self) -> None:
         options = self.config.validation

@@ -11,20 +11,20 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.images.pictures import load_image
+from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
-from diffusax.pictures import load_image
 from diffusax.pipelines import tasks
-from diffusax.sheets import make_image_grid
 from diffusax.training.converting import instruct_class
-from diffusax.training.data import Element
-from diffusax.training.examples import EditDataConfig, prepare_images
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import EditDataConfig, prepare_images
+from diffusax.training.data.rows import edit_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import (
     Denoiser,
     DenoiserConfig,
     PicturesValidationConfig,
 )
-from diffusax.training.rows import edit_example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class InstructPix2PixConfig(DenoiserConfig):
 def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
     """The recipe for these options.
 
-    The UNet of a text-to-image checkpoint is given the input channels for the other picture, with
+    The denoiser of a text-to-image checkpoint is given the input channels for the other picture, with
     weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
 
     Raises:

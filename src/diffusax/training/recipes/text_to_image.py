@@ -8,11 +8,11 @@ from PIL import Image
 
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks
-from diffusax.training.data import Element
-from diffusax.training.examples import CaptionedDataConfig
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.rows import caption_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
-from diffusax.training.rows import caption_example
 from diffusax.typed.options import Share
 
 

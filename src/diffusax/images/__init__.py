@@ -1,0 +1,1 @@
+"""Images: reading, resizing, masks, sheets, and what a pipeline gives back."""

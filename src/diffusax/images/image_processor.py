@@ -1,0 +1,135 @@
+"""Resizes, crops and normalises images for CLIP's vision network, as checkpoints say."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from PIL import Image
+
+from diffusax.files import load_json
+from diffusax.images.pictures import load_image
+from diffusax.typed.convert import Mismatch, convert
+
+Side = Annotated[int, Meta(ge=1, le=16384)]
+Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Deviation = Annotated[float, Meta(ge=1e-6, le=1e6)]
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A shorter side in pixels, or a height and a width."""
+
+    shortest_edge: Side | None = None
+    height: Side | None = None
+    width: Side | None = None
+
+
+class CLIPImageProcessor(msgspec.Struct, frozen=True):
+    """Turns an image into CLIP's input, as transformers' CLIPImageProcessor does for PIL images.
+
+    The shorter side is resized (Pillow's filter `resample`, 3 is bicubic), the middle cut out, with
+    black where the image is too small, and the pixels become (value rescale_factor - mean) / std.
+    """
+
+    do_resize: bool = True
+    size: Shape = Shape(shortest_edge=224)
+    resample: Annotated[int, Meta(ge=0, le=5)] = 3
+    do_center_crop: bool = True
+    crop_size: Shape = Shape(height=224, width=224)
+    do_rescale: bool = True
+    rescale_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[Number, Number, Number] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[Deviation, Deviation, Deviation] = (0.26862954, 0.26130258, 0.27577711)
+
+    @classmethod
+    def from_folder(cls, folder: Path, image_size: int) -> "CLIPImageProcessor":
+        """Reads the processor of a checkpoint's folder, or else makes CLIP's own for `image_size`.
+
+        Raises:
+            ValueError: an option in the file is not valid; names the file and the option.
+        """
+        for name in FILES:
+            if (folder / name).is_file():
+                data = load_json(folder / name)
+                return cls.from_dict(data.get("image_processor", data), source=str(folder / name))
+        return cls.from_dict({"size": image_size, "crop_size": image_size})
+
+    @classmethod
+    def from_dict(
+        cls, data: Mapping[str, Any], *, source: str = "preprocessor_config.json"
+    ) -> "CLIPImageProcessor":
+        """Makes the processor of a parsed preprocessor_config.json, that of old versions included.
+
+        Raises:
+            ValueError: an option is not valid; names the source and the option.
+        """
+        values = {name: data[name] for name in cls.__struct_fields__ if data.get(name) is not None}
+        if isinstance(values.get("size"), int):
+            values["size"] = {"shortest_edge": values["size"]}
+        if isinstance(values.get("crop_size"), int):
+            values["crop_size"] = dict.fromkeys(("height", "width"), values["crop_size"])
+        try:
+            processor: CLIPImageProcessor = convert(values, cls)
+        except Mismatch as wrong:
+            raise ValueError(f"{source}: {wrong}") from None
+        if processor.crop_size.height is None or processor.crop_size.width is None:
+            raise ValueError(f"{source}: crop_size must have a height and a width")
+        if processor.size.shortest_edge is None and None in (
+            processor.size.height,
+            processor.size.width,
+        ):
+            raise ValueError(f"{source}: size must have a shortest_edge, or a height and a width")
+        return processor
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Returns the pixels of one image, given as a path or a PIL image: h w 3, float32.
+
+        Raises:
+            ValueError: the argument is not an image.
+        """
+        picture = load_image(image)
+        if self.do_resize:
+            picture = picture.resize(self._resized(*picture.size), Image.Resampling(self.resample))
+        if self.do_center_crop:
+            picture = self._cropped(picture)
+        pixels = np.asarray(picture)
+        if self.do_rescale:
+            pixels = (pixels.astype(np.float64) * self.rescale_factor).astype(np.float32)
+        pixels = pixels.astype(np.float32)
+        if self.do_normalize:
+            mean, std = (np.array(x, np.float32) for x in (self.image_mean, self.image_std))
+            pixels = (pixels - mean) / std
+        return pixels
+
+    def with_pixels_from_minus_one(self) -> "CLIPImageProcessor":
+        """Returns a processor that scales pixels to [-1, 1], with which CLIP was not trained."""
+        mean = tuple((value + 1) / 2 for value in self.image_mean)
+        std = tuple(value / 2 for value in self.image_std)
+        return msgspec.structs.replace(self, image_mean=mean, image_std=std)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        edge = self.size.shortest_edge
+        if edge is None:
+            return self.size.width or 0, self.size.height or 0
+        longer = int(edge * max(width, height) / min(width, height))
+        return (edge, longer) if width <= height else (longer, edge)
+
+    def _cropped(self, picture: Image.Image) -> Image.Image:
+        """Cuts out the middle at transformers' offsets; pixels outside the image are black."""
+        size = self.crop_size.width or 0, self.crop_size.height or 0
+        left, top = (
+            (own - wanted) // 2 if own >= wanted else -_padding(own, wanted)
+            for own, wanted in zip(picture.size, size, strict=True)
+        )
+        return picture.crop((left, top, left + size[0], top + size[1]))
+
+
+def _padding(own: int, wanted: int) -> int:
+    """Returns how many of the missing pixels go before the image."""
+    return math.ceil((wanted - own) / 2)

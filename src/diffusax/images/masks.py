@@ -1,0 +1,160 @@
+"""Masks of inpainting: white parts are generated anew, black parts stay."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFilter, ImageOps
+
+from diffusax.images.pictures import (
+    Box,
+    ResizeMode,
+    crop,
+    listed,
+    load_image,
+    nearest,
+    open_upright,
+    read_array,
+    refuse_for_arrays,
+    resize,
+    stack,
+    target_size,
+)
+
+# The weights of red, green and blue in a grey (ITU-R 601), as Pillow has them.
+LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+def to_mask(
+    masks: Any,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    factor: int = 8,
+    resize_mode: ResizeMode = "default",
+    crops_coords: Box | None = None,
+) -> np.ndarray:
+    """Brings masks to a size, as 1 from half grey on and 0 below, like diffusers' `mask_processor`.
+
+    Transparency is ignored, as in diffusers. The arguments are those of `to_pixels`; arrays may be
+    h w or b h w too, booleans, or integers 0 and 1.
+
+    Returns:
+        b H W 1 float32, 0 or 1.
+
+    Raises:
+        ValueError: a file or an array is not a mask, or the size is not possible.
+    """
+    items, arrays = listed(masks, "mask_image")
+    if arrays:
+        refuse_for_arrays("mask_image", resize_mode, crops_coords)
+        greys = stack([_grey(item) for item in items], "mask_image")
+        greys = nearest(greys, *target_size(greys.shape[1:3], height, width, factor))
+    else:
+        pictures = [crop(open_upright(item), crops_coords) for item in items]
+        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
+        # Resized in the image's own mode first, as diffusers does: rounding decides at the rim.
+        resized = [resize(picture, *size, resize_mode).convert("L") for picture in pictures]
+        greys = np.stack([np.asarray(grey) for grey in resized])[..., None].astype(np.float32) / 255
+    return (greys >= 0.5).astype(np.float32)
+
+
+class MaskProcessor:
+    """Stands in for diffusers' `pipe.mask_processor`, of which programs use `blur`."""
+
+    @staticmethod
+    def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
+        """Softens the rim of a mask, see `masks.blur`."""
+        return blur(mask, blur_factor)
+
+
+def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
+    """Softens the rim of a mask over `blur_factor` pixels, like `pipe.mask_processor.blur`."""
+    return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))
+
+
+def get_crop_region(mask: Image.Image, width: int, height: int, pad: int = 0) -> Box:
+    """Finds the part of an image around all that is masked, in the proportions of width x height.
+
+    Like diffusers' `VaeImageProcessor.get_crop_region`: it takes the masked part, `pad` pixels
+    around it, and then as much of the image as the proportions ask for and the image has.
+
+    Raises:
+        ValueError: nothing is masked.
+    """
+    box = mask.convert("L").getbbox()
+    if box is None:
+        raise ValueError("mask_image must have a part that is not black, for padding_mask_crop")
+    left, top = max(box[0] - pad, 0), max(box[1] - pad, 0)
+    right, bottom = min(box[2] + pad, mask.width), min(box[3] + pad, mask.height)
+    wanted = width / height
+    if (right - left) / (bottom - top) > wanted:
+        top, bottom = _widen(top, bottom, (right - left) / wanted, mask.height)
+    else:
+        left, right = _widen(left, right, (bottom - top) * wanted, mask.width)
+    return left, top, right, bottom
+
+
+def apply_overlay(
+    mask: Any, init_image: Any, image: Image.Image, crop_coords: Box | None = None
+) -> Image.Image:
+    """Puts the generated image where the mask is white, and keeps the original where it is black.
+
+    Like diffusers' `VaeImageProcessor.apply_overlay`.
+
+    Arguments:
+        mask: a path or a PIL image of the size of `init_image`; greys mix the two images.
+        init_image: the original.
+        image: the generated image, of the part `crop_coords` or of the whole.
+        crop_coords: where the generated image belongs.
+
+    Raises:
+        ValueError: the sizes differ.
+    """
+    original, rim = load_image(init_image), open_upright(mask).convert("L")
+    if rim.size != original.size:
+        raise ValueError(
+            f"mask_image must be of the picture's size {original.size} (got {rim.size})"
+        )
+    kept = Image.new("RGBa", original.size)
+    kept.paste(original.convert("RGBA").convert("RGBa"), mask=ImageOps.invert(rim))
+    if crop_coords is not None:
+        left, top, right, bottom = crop_coords
+        part, image = image, Image.new("RGB", original.size)
+        image.paste(resize(part, bottom - top, right - left, "crop"), (left, top))
+    if image.size != original.size:
+        raise ValueError(
+            f"the drawn picture must be of the size {original.size} (got {image.size})"
+        )
+    result = image.convert("RGBA")
+    result.alpha_composite(kept.convert("RGBA"))
+    return result.convert("RGB")
+
+
+def _widen(low: int, high: int, length: float, limit: int) -> tuple[int, int]:
+    """Widens low..high on both sides to `length`, then moves and cuts it to lie in 0..limit."""
+    spare = int(length - (high - low))
+    low, high = low - spare // 2, high + spare - spare // 2
+    over = max(high - limit, 0)
+    low, high = low - over, high - over
+    under = max(-low, 0)
+    return low + under, min(high + under, limit)
+
+
+def _grey(value: Any) -> np.ndarray:
+    """Brings an array in any of its shapes to b h w 1."""
+    if str(getattr(value, "dtype", "")).removeprefix("torch.") in ("int32", "int64"):
+        value = value != 0
+    array = read_array(value, "mask_image")
+    # Among integers 0 and 1, 1 is white.
+    array = array * 255 if 0 < array.max() <= 1 / 255 else array
+    if array.ndim in (3, 4) and array.shape[-1] == 3:
+        array = array @ LUMA
+    elif array.ndim in (3, 4) and array.shape[-1] == 1:
+        array = array[..., 0]
+    elif array.ndim == 4 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim not in (2, 3):
+        raise ValueError(
+            f"mask_image must be an array h w, h w 1, b h w or b h w 1 (got shape {array.shape})"
+        )
+    return (array if array.ndim == 3 else array[None])[..., None]

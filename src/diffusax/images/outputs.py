@@ -1,0 +1,36 @@
+"""The result of a pipeline's call."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from diffusax.images.pictures import to_html
+
+
+@dataclasses.dataclass
+class ImagePipelineOutput:
+    """The result of a call: its `images`, which are also the first entry of `to_tuple()`.
+
+    images: PIL images, or an array: b h w 3 in [0, 1] ("pt": b 3 h w), or latents b c h w.
+    nsfw_content_detected: None, because there is no safety checker.
+    """
+
+    images: Any
+    nsfw_content_detected: list[bool] | None = None
+
+    def __getitem__(self, index: int | str) -> Any:
+        """Returns a field by position or by name, like diffusers."""
+        if isinstance(index, str):
+            return getattr(self, index)
+        return self.to_tuple()[index]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Returns the fields that are not None."""
+        fields = (self.images, self.nsfw_content_detected)
+        return tuple(field for field in fields if field is not None)
+
+    def _repr_html_(self) -> str | None:
+        """Shows the images in a notebook."""
+        images = self.images
+        pictures = isinstance(images, Sequence) and all(hasattr(image, "save") for image in images)
+        return to_html(images) if pictures else None

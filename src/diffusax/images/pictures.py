@@ -1,0 +1,357 @@
+"""Reads, checks, resizes and converts images: arrays and PIL images."""
+
+import base64
+import io
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
+
+ResizeMode = Literal["default", "fill", "crop"]
+Box = tuple[int, int, int, int]
+"""The left, top, right and bottom edge in pixels, in the order of Pillow's `crop`."""
+
+MAX_SIDE = 16384
+"""The largest height or width in pixels that anything is resized to."""
+
+
+def load_image(value: Any) -> Image.Image:
+    """Loads an image from a path, a file's bytes or a PIL image of any mode, as upright RGB.
+
+    The orientation that a camera noted in EXIF is applied, as diffusers' `load_image` does;
+    transparent parts become white; 16-bit greys keep their shades.
+
+    Raises:
+        ValueError: there is no such file, or no image in it; names the file and the reason.
+    """
+    image = open_upright(value)
+    try:
+        if image.has_transparency_data:
+            white = Image.new("RGBA", image.size, "white")
+            white.alpha_composite(image.convert("RGBA"))
+            image = white
+        return image.convert("RGB")
+    except ValueError as error:
+        raise ValueError(f"cannot read {_called(value)}: {error}") from None
+
+
+def open_upright(value: Any) -> Image.Image:
+    """Opens an image like `load_image`, but keeps its own mode; 16 bits become 8 bits, in mode L.
+
+    Raises:
+        ValueError: there is no such file, or no image in it; names the file and the reason.
+    """
+    try:
+        if isinstance(value, Image.Image):
+            return _eight_bits(ImageOps.exif_transpose(value))
+        with Image.open(_source(value)) as image:
+            return _eight_bits(ImageOps.exif_transpose(image))
+    except Image.UnidentifiedImageError:
+        reason = "it is not a picture that Pillow knows"
+    # For a broken file Pillow's readers raise errors of nearly every class.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    raise ValueError(f"cannot read {_called(value)}: {reason}")
+
+
+def to_pixels(
+    images: Any,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    factor: int = 8,
+    resize_mode: ResizeMode = "default",
+    crops_coords: Box | None = None,
+    latent_channels: int = 4,
+) -> np.ndarray:
+    """Prepares images for an autoencoder, like `VaeImageProcessor.preprocess` of diffusers.
+
+    Arguments:
+        images: a path, PIL image or array, or a list of one kind. Arrays are h w c or b h w c,
+            tensors of PyTorch c h w or b c h w: floats in [0, 1], floats in [-1, 1] if any is
+            negative, or uint8.
+        height: the height in pixels; by default the first image's own. As the width, it is rounded
+            down to a multiple of `factor`. PIL images are resized with Lanczos' filter, arrays by
+            repeating the nearest pixel.
+        width: the width in pixels; by default the first image's own.
+        factor: the number of pixels per latent in each direction.
+        resize_mode: "default" stretches, "fill" fits the image in and smears its borders,
+            "crop" cuts off what stands out; the latter two for PIL images and paths.
+        crops_coords: the part of each PIL image to take, before it is resized.
+        latent_channels: arrays of this many channels, neither 1 nor 3, are latents and stay as they
+            are. Where height or width is the same number they are read as c h w, as calls give
+            them.
+
+    Returns:
+        b H W 3 float32 in [-1, 1]; or latents b h w c.
+
+    Raises:
+        ValueError: a file or an array is not an image, or the size is not possible.
+    """
+    pixels = _unit_pixels(
+        images, height, width, factor, resize_mode, crops_coords, "image", latent_channels
+    )
+    if pixels.shape[-1] not in (1, 3) or pixels.min() < 0:
+        return pixels
+    return 2 * pixels - 1
+
+
+def to_control(
+    images: Any,
+    height: int | None = None,
+    width: int | None = None,
+    *,
+    factor: int = 8,
+    resize_mode: ResizeMode = "default",
+    crops_coords: Box | None = None,
+) -> np.ndarray:
+    """Prepares images for a ControlNet: like `to_pixels`, but b H W 3 float32 in [0, 1]."""
+    return _unit_pixels(images, height, width, factor, resize_mode, crops_coords, "control image")
+
+
+def resize(image: Image.Image, height: int, width: int, mode: str = "default") -> Image.Image:
+    """Resizes one image with Lanczos' filter, like diffusers' `VaeImageProcessor.resize`.
+
+    Raises:
+        ValueError: the mode is unknown, or the image is too long and narrow for it.
+    """
+    if mode == "default":
+        return image.resize((width, height), Image.Resampling.LANCZOS)
+    if mode not in ("fill", "crop"):
+        raise ValueError(f'resize_mode must be "default", "fill" or "crop" (got {mode!r})')
+    wider, narrower = (image.width / image.height, width / height)[:: 1 if mode == "fill" else -1]
+    by_width = wider > narrower
+    inner = (
+        (width, image.height * width // image.width)
+        if by_width
+        else (image.width * height // image.height, height)
+    )
+    if not 0 < min(inner) <= max(inner) <= MAX_SIDE:
+        raise ValueError(
+            f"a picture of {image.width}x{image.height} cannot be resized to {width}x{height} with "
+            f'resize_mode="{mode}"; use "default", or cut it first'
+        )
+    inside = image.resize(inner, Image.Resampling.LANCZOS)
+    left, top = width // 2 - inner[0] // 2, height // 2 - inner[1] // 2
+    result = Image.new("RGB", (width, height))
+    result.paste(inside, (left, top))
+    if mode == "fill":
+        _smear(result, inside, left, top)
+    return result
+
+
+def target_size(
+    own: tuple[int, int], height: int | None, width: int | None, factor: int
+) -> tuple[int, int]:
+    """Rounds height and width down to multiples of `factor`. own: the image's (height, width)."""
+    wanted = (height or own[0], width or own[1])
+    size = wanted[0] - wanted[0] % factor, wanted[1] - wanted[1] % factor
+    if not 0 < min(size) <= max(size) <= MAX_SIDE:
+        raise ValueError(
+            f"height and width must be between {factor} and {MAX_SIDE} "
+            f"(got {wanted[0]} and {wanted[1]})"
+        )
+    return size
+
+
+def listed(value: Any, name: str) -> tuple[list[Any], bool]:
+    """Returns the images as a list, and whether they are arrays.
+
+    Raises:
+        ValueError: the list is empty, holds something else, or only some of it are arrays.
+    """
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    pictures = [isinstance(item, str | Path | bytes | Image.Image) for item in items]
+    for item, picture in zip(items, pictures):
+        if not picture and not hasattr(item, "__array__"):
+            raise ValueError(
+                f"{name} must be a path, a PIL image, an array or a list of them "
+                f"(got {type(item).__name__})"
+            )
+    if len(set(pictures)) != 1:
+        raise ValueError(
+            f"{name} must be a list of arrays or of pictures, not of both"
+            if items
+            else f"{name} must hold a picture (got an empty list)"
+        )
+    return items, not pictures[0]
+
+
+def stack(arrays: list[np.ndarray], name: str) -> np.ndarray:
+    """Joins arrays b h w c along their first axis.
+
+    Raises:
+        ValueError: their sizes differ.
+    """
+    if len({array.shape[1:] for array in arrays}) > 1:
+        raise ValueError(
+            f"{name} must be arrays of one size (got {', '.join(str(a.shape) for a in arrays)})"
+        )
+    return np.concatenate(arrays)
+
+
+def read_array(value: Any, name: str) -> np.ndarray:
+    """Converts an array, or a tensor of PyTorch, to float32; uint8 is scaled to [0, 1].
+
+    Raises:
+        ValueError: its dtype is not one of an image, or it is not finite.
+    """
+    array = as_numpy(value)
+    if array.dtype == np.uint8:
+        return array.astype(np.float32) / 255
+    if array.dtype.name not in ("bool", "float16", "bfloat16", "float32", "float64"):
+        raise ValueError(f"{name} must be floats in [0, 1] or uint8 (got {array.dtype})")
+    array = array.astype(np.float32)
+    if not array.size or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers (got shape {array.shape} with NaN or inf)")
+    return array
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """Converts an array or PyTorch tensor to NumPy; dtypes that NumPy lacks become float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value
+    return np.asarray(value)
+
+
+def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resizes b h w c by repeating pixels, like `torch.nn.functional.interpolate`."""
+
+    def sources(size: int, new: int) -> np.ndarray:
+        scale = np.float32(size) / np.float32(new)
+        return np.minimum((np.arange(new, dtype=np.float32) * scale).astype(int), size - 1)
+
+    rows, columns = sources(array.shape[1], height), sources(array.shape[2], width)
+    return array[:, rows[:, None], columns]
+
+
+def to_pil(images: np.ndarray) -> list[Image.Image]:
+    """Converts arrays to PIL images. images: b h w 3 in [0, 1]."""
+    return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
+
+
+def png_parameters(parameters: str) -> PngInfo:
+    """Makes a PNG's text chunk `parameters`, from which tools read the settings of an image."""
+    info = PngInfo()
+    info.add_text("parameters", parameters)
+    return info
+
+
+def _unit_pixels(
+    images: Any,
+    height: int | None,
+    width: int | None,
+    factor: int,
+    resize_mode: str,
+    crops_coords: Box | None,
+    name: str,
+    latent_channels: int = 3,
+) -> np.ndarray:
+    items, arrays = listed(images, name)
+    if not arrays:
+        pictures = [crop(load_image(item), crops_coords) for item in items]
+        size = target_size((pictures[0].height, pictures[0].width), height, width, factor)
+        resized = [np.asarray(resize(picture, *size, resize_mode)) for picture in pictures]
+        return np.stack(resized).astype(np.float32) / 255
+    refuse_for_arrays(name, resize_mode, crops_coords)
+    channels = 1, 3, latent_channels
+    pixels = stack([_channels_last(item, name, channels) for item in items], name)
+    if pixels.shape[-1] not in (1, 3):
+        return pixels
+    # Decoded images overshoot 1 a little; 255 means that somebody did not divide.
+    if np.abs(pixels).max() > 4:
+        raise ValueError(
+            f"{name} must be floats in [0, 1] or [-1, 1] (got values up to {pixels.max():g})"
+        )
+    pixels = nearest(pixels, *target_size(pixels.shape[1:3], height, width, factor))
+    return np.repeat(pixels, 3, axis=-1) if pixels.shape[-1] == 1 else pixels
+
+
+def crop(image: Image.Image, box: Box | None) -> Image.Image:
+    """Cuts out a part of an image; returns the whole image for None."""
+    return image if box is None else image.crop(box)
+
+
+def refuse_for_arrays(name: str, resize_mode: str, crops_coords: Box | None) -> None:
+    """Raises ValueError where an option is set that only PIL images support."""
+    if resize_mode != "default" or crops_coords is not None:
+        raise ValueError(f"{name} must be PIL images or paths, not arrays, to be cropped or filled")
+
+
+def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray:
+    """Moves the channels to the last axis; arrays usually have them there, and tensors first.
+
+    Latents have them first where both could be.
+    """
+    array = read_array(value, name)
+    if array.ndim == 2:
+        array = array[..., None]
+    square = array.ndim in (3, 4) and array.shape[-3] == array.shape[-1] not in (1, 3)
+    axes = (-3, -1) if square or hasattr(value, "detach") else (-1, -3)
+    axis = next((i for i in axes if array.ndim in (3, 4) and array.shape[i] in channels), None)
+    if axis is None:
+        raise ValueError(
+            f"{name} must be an array h w 3 or b h w 3, or a tensor 3 h w or b 3 h w "
+            f"(got shape {array.shape})"
+        )
+    array = np.moveaxis(array, axis, -1)
+    return array if array.ndim == 4 else array[None]
+
+
+def _source(value: Any) -> Any:
+    """Returns what Pillow opens. Raises ValueError or OSError, before reading, for other values."""
+    if isinstance(value, bytes):
+        return io.BytesIO(value)
+    if not isinstance(value, str | Path):
+        raise ValueError(f"it must be a path or a PIL image (got {type(value).__name__})")
+    if str(value).startswith(("http://", "https://")):
+        raise ValueError("it is an address; download the picture first")
+    if not stat.S_ISREG(Path(value).stat().st_mode):
+        raise ValueError("it is not a regular file")
+    return value
+
+
+def _called(value: Any) -> str:
+    """Returns the name of an image for a message, with control characters escaped."""
+    name = value if isinstance(value, str | Path) else getattr(value, "filename", "")
+    return f"the picture {str(name)!r}" if name else "the picture"
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Converts an image to 8 bits; Pillow would clip 16-bit greys at 255 and fractions at 1."""
+    if not image.mode.startswith("I") and image.mode != "F":
+        return image
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "F" and values.max() <= 1:
+        values = values * 255
+    # Mode I is also what Pillow makes of 8 bits.
+    elif image.mode != "F" and (image.mode != "I" or values.max() > 255):
+        values = values / 257
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+
+
+def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> None:
+    """Fills the rest of the canvas with the outermost rows or columns of the image."""
+    (width, height), edge = inside.size, inside.resize
+    if top > 0:
+        canvas.paste(edge((width, top), box=(0, 0, width, 0)), (0, 0))
+        canvas.paste(edge((width, top), box=(0, height, width, height)), (0, top + height))
+    if left > 0:
+        canvas.paste(edge((left, height), box=(0, 0, 0, height)), (0, 0))
+        canvas.paste(edge((left, height), box=(width, 0, width, height)), (left + width, 0))
+
+
+def to_html(images: Sequence[Image.Image]) -> str:
+    """Returns HTML that shows images side by side, for notebooks."""
+
+    def source(image: Image.Image) -> str:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+    return "".join(f'<img src="data:image/png;base64,{source(image)}">' for image in images)

@@ -1,0 +1,90 @@
+"""Components as attributes of pipelines: `pipe.unet`, `pipe.vae = other`."""
+
+from typing import Any
+
+from diffusax.pipelines.arguments import as_list
+from diffusax.pipelines.components import MultiControlNetModel
+from diffusax.pipelines.families import Component
+from diffusax.pipelines.placement import put_params
+from diffusax.pipelines.plan import control_names
+
+_EXAMPLES = {"scheduler": "EulerDiscreteScheduler", "tokenizer": "CLIPTokenizer"}
+
+
+class ComponentAttribute:
+    """A component of a pipeline: reading and assigning it goes to the pipeline's `parts`."""
+
+    def __init__(self, component: Component):
+        self.component = component
+        self.__doc__ = f"The {component.role.replace('_', ' ')}."
+
+    def __get__(self, pipe: Any, owner: Any = None) -> Any:
+        """The component; None where the checkpoint lacks it."""
+        if pipe is None:
+            return self
+        parts, name = pipe.parts, self.component.name
+        match self.component.role:
+            case "scheduler":
+                return parts.scheduler
+            case "tokenizer":
+                return parts.tokenizers.get(name)
+            case "controlnet":
+                nets = [parts.models[n] for n in parts.controlnets]
+                return nets[0] if len(nets) == 1 else MultiControlNetModel(nets)
+        return parts.models.get(name)
+
+    def __set__(self, pipe: Any, value: Any) -> None:
+        """Takes another component from the next call on.
+
+        Raises:
+            ValueError: it is of another kind, or None where one is needed.
+        """
+        parts, name = pipe.parts, self.component.name
+        parts.forget()
+        match self.component.role:
+            case "scheduler":
+                parts.scheduler = self._checked(value)
+            case "tokenizer" if value is None:
+                parts.tokenizers.pop(name, None)
+            case "tokenizer":
+                parts.tokenizers[name] = self._checked(value)
+            case "controlnet":
+                self._set_controlnets(parts, value)
+            case _ if value is None and self.component.optional:
+                _remove_model(parts, name)
+            case _:
+                self._set_model(parts, name, value)
+
+    def _set_controlnets(self, parts: Any, value: Any) -> None:
+        nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
+        for name in parts.controlnets:
+            _remove_model(parts, name)
+        if not nets:
+            raise ValueError("controlnet is an empty list; give at least one")
+        for name, net in zip(control_names(len(nets)), nets):
+            self._set_model(parts, name, net)
+
+    def _set_model(self, parts: Any, name: str, value: Any) -> None:
+        model = self._checked(value)
+        _remove_model(parts, name)
+        parts.models[name] = model.bound_to(parts.params, name)
+        if (mesh := parts.mesh) is not None:
+            role = self.component.role
+            parts.params[name] = put_params(mesh, role, model.network, parts.params[name])
+
+    def _checked(self, value: Any) -> Any:
+        kind, name = self.component.kind, self.component.name
+        if isinstance(value, kind):
+            return value
+        example = _EXAMPLES.get(self.component.role, "AutoencoderKL.from_pretrained(...)")
+        raise ValueError(
+            f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
+        )
+
+
+def _remove_model(parts: Any, name: str) -> None:
+    if name in parts.models:
+        # Whoever holds it can put it back.
+        parts.models[name].keep_params()
+    for held in (parts.models, parts.params):
+        held.pop(name, None)

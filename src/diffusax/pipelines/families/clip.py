@@ -1,0 +1,66 @@
+"""Prompts for CLIP's text encoders: windows of tokens, weights, and their number in a batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from diffusax.pipelines.plan import Tokens
+from diffusax.text.prompts import PromptTokens, tokenize_prompts
+from diffusax.text.tokenizer import checked_texts
+
+
+def tokenize(
+    tokenizers: Sequence[Any],
+    texts: Sequence[Sequence[str]],
+    call: Any,
+    length: int | None = None,
+) -> Tokens:
+    """The ids for each text encoder, n w t: w windows of t tokens, as many for all encoders.
+
+    Args:
+        tokenizers: one for each encoder.
+        texts: n for each encoder.
+        call: its long_prompt and prompt_weighting count.
+        length: of embeddings that these texts stand beside, and so of as many windows.
+    """
+    windows = None if length is None else max(length // tokenizers[0].model_max_length, 1)
+
+    def all_tokens(windows: int | None) -> list[PromptTokens]:
+        options: dict[str, Any] = {"long_prompt": call.long_prompt, "windows": windows}
+        return [
+            tokenize_prompts(tokenizer, given, weighting=call.prompt_weighting, **options)
+            for tokenizer, given in zip(tokenizers, texts)
+        ]
+
+    tokens = all_tokens(windows)
+    counts = {t.windows for t in tokens}
+    if len(counts) > 1:
+        tokens = all_tokens(max(counts))
+    return Tokens(tuple(t.input_ids for t in tokens), tokens[0].weights)
+
+
+def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+    """The ids of a caption for each text encoder, t; what does not fit is cut off, unsaid."""
+    return Tokens(
+        tuple(t.window(t.tokenize(caption)[: t.model_max_length - 2]) for t in tokenizers)
+    )
+
+
+def as_windows(ids: jax.Array) -> jax.Array:
+    """Ids n t as n w t, with one window; those with windows as they are."""
+    return ids if ids.ndim == 3 else ids[:, None]
+
+
+def count_windows(components: Any, call: Any) -> int:
+    """How many windows the call's texts take; those of one batch must have as many.
+
+    A long prompt would give the short ones in its batch windows that they lack.
+    """
+    texts = [call.prompt or "", call.negative_prompt or ""]
+    checked_texts(texts)
+    if not call.long_prompt and not call.prompt_weighting:
+        return 1
+    tokenizers = [tokenizer for tokenizer, _, _ in components.text]
+    found = tokenize(tokenizers, [texts] * len(tokenizers), call)
+    return int(found.ids[0].shape[1])

@@ -1,0 +1,168 @@
+"""The denoiser of Stable Diffusion's families: a UNet with its conditions and ControlNets."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.controlnet import scale_residuals
+from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.guidance import apply_guidance
+from diffusax.pipelines.plan import Conditions, StepInputs, control_names, repeat_branches
+from diffusax.runtime.mesh import Rules
+
+CALLBACK_TENSORS = {
+    "prompt_embeds": "context",
+    "add_text_embeds": "pooled",
+    "add_time_ids": "time_ids",
+}
+"""What callbacks may read and change, by diffusers' names."""
+_embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetDenoiser:
+    """A UNet and its ControlNets, if any: a hashable description that holds no arrays."""
+
+    unet: Network
+    controlnets: tuple[Network, ...] = ()
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> "UNetDenoiser":
+        """The denoiser of a checkpoint's networks by name."""
+        nets = (networks[n] for n in control_names(len(networks) - 1))
+        return cls(networks["unet"], tuple(nets))
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the parameters that it reads."""
+        return ("unet", *control_names(len(self.controlnets)))
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of the UNet's input."""
+        return int(self.unet.config.in_channels)
+
+    @property
+    def sample_size(self) -> tuple[int, int]:
+        """The rows and columns of latents that the UNet was trained at."""
+        size = self.unet.config.sample_size or 64
+        return size if isinstance(size, tuple) else (size, size)
+
+    @property
+    def context_dim(self) -> int:
+        """The width of what cross-attention looks at."""
+        dim = self.unet.config.cross_attention_dim
+        return int(dim[0] if isinstance(dim, tuple) else dim)
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Whether the UNet was distilled from a guided one and is told the scale."""
+        return getattr(self.unet.config, "time_cond_proj_dim", None) is not None
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """Which axes of the parameters a mesh's tensor axis splits."""
+        return self.unet.tensor_rules
+
+    @property
+    def residuals(self) -> int:
+        """How many residuals each ControlNet gives: one per down block, and the middle's."""
+        return len(self.controlnets[0].shapes["controlnet_down_blocks"]) + 1
+
+    def embed(self, params: Params, images: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+        """What the ControlNets make of their images, once for a run. b 1 H W 3 -> b 1 h w c."""
+        names = control_names(len(self.controlnets))
+        return tuple(
+            net.apply(params[name], image[:, 0], method="embed_condition")[:, None]
+            for net, name, image in zip(self.controlnets, names, images, strict=True)
+        )
+
+    def __call__(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None = None,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """The prediction for each branch, b h w c.
+
+        Args:
+            params: by component: unet, controlnet, controlnet_1 and so on.
+            x: b h w c, the scaled latents; b counts images times branches.
+            timestep: b.
+            conditions: without the axis of the branches, which are in the batch.
+            inputs: those of one row. control: m k r, or (b/k) m k r; freeu: 4, or (b/k) 4.
+            gradient_checkpointing: see `UNet2DConditionModel`.
+        """
+        added = dict(conditions.added or {})
+        options: dict[str, Any] = {"timestep_cond": added.pop("timestep_cond", None)}
+        if conditions.pooled is not None:
+            added["text_embeds"] = conditions.pooled
+        options["added_cond"] = added or None
+        options["gradient_checkpointing"] = gradient_checkpointing
+        inputs = inputs or StepInputs(None, None)
+        more = self._residuals(params, x, timestep, conditions, inputs.control, options)
+        if inputs.freeu is not None:
+            more["freeu"] = _per_branch(inputs.freeu, x.shape[0])
+        if conditions.channels is not None:
+            x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
+        return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
+
+    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
+        """Classifier-free guidance, and InstructPix2Pix's, see `apply_guidance`."""
+        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+
+    def _residuals(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        control: jax.Array | None,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        total: list[jax.Array] = []
+        names = control_names(len(self.controlnets))
+        for m, (net, name, hint) in enumerate(zip(self.controlnets, names, conditions.control)):
+            residuals = net.apply(
+                params[name], x, timestep, conditions.context, cond_embedding=hint, **options
+            )
+            assert control is not None
+            weights = control[..., m, :, :]
+            k, r = weights.shape[-2:]
+            weights = jnp.broadcast_to(weights, (x.shape[0] // k, k, r)).reshape(-1, r).T
+            down, mid = scale_residuals(net.config, residuals, weights)
+            scaled = [*down, mid]
+            total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
+        if not total:
+            return {}
+        return {
+            "down_block_additional_residuals": total[:-1],
+            "mid_block_additional_residual": total[-1],
+        }
+
+
+def _per_branch(numbers: jax.Array, b: int) -> jax.Array:
+    """One row of numbers for all, or one per image for each of its branches, b in all."""
+    return (
+        numbers if numbers.ndim == 1 else repeat_branches(numbers[:, None], b // numbers.shape[0])
+    )
+
+
+def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:
+    """What a distilled UNet is told of the guidance scales, b: timestep_cond b 1 d, or nothing.
+
+    Meng et al. 2023, "On Distillation of Guided Diffusion Models".
+    """
+    if not denoiser.embeds_guidance:
+        return {}
+    dim = denoiser.unet.config.time_cond_proj_dim
+    return {"timestep_cond": _embed_scales(np.asarray(scales, np.float32) - 1, dim)[:, None]}

@@ -1,0 +1,53 @@
+"""Latents as what a call asked for: images of several kinds, or latents."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.extras import require_extra
+from diffusax.images.pictures import to_pil
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.sample import decode
+
+
+def output(
+    c: Components, latents: jax.Array, run: PreparedRun, output_type: str, *, tiled: bool
+) -> Any:
+    """Latents b h w c after a run as what the call asked for.
+
+    Raises:
+        FloatingPointError: they, or the images, are not finite.
+    """
+    if output_type == "latent":
+        if not np.isfinite(np.asarray(latents)).all():
+            raise FloatingPointError(_not_finite(c, "latents"))
+        return jnp.transpose(latents, (0, 3, 1, 2))
+    images, finite = decode(c, latents, run.decoding, run.decoder_condition, tiled=tiled)
+    if not np.asarray(finite).all():
+        culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
+        raise FloatingPointError(_not_finite(c, culprit))
+    match output_type:
+        case "jax":
+            return images
+        case "pil":
+            return to_pil(np.asarray(images))
+        case "pt":
+            torch = require_extra("torch", "torch")
+            return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
+    return np.asarray(images)
+
+
+def _not_finite(c: Components, what: str) -> str:
+    if what == "pictures":
+        dtype = jax.tree.leaves(c.autoencoder_params)[0].dtype
+        return (
+            f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
+            "with from_pretrained(..., vae_dtype='float32')"
+        )
+    return (
+        f"the latents are not finite in {c.dtype}: use dtype='bfloat16' or 'float32', and check "
+        "that the scheduler's prediction_type is the model's"
+    )

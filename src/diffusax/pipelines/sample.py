@@ -1,0 +1,218 @@
+"""The one order of execution: a plan to latents, and latents to images.
+
+`sample` is what every caller runs, compiled ahead of time, differentiated, traced or watched; how
+the rows between the first state and the last are gone through is its argument.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from tqdm.auto import tqdm
+
+from diffusax.models.latents import to_unit
+from diffusax.models.network import Params
+from diffusax.models.tiling import tiled_decode
+from diffusax.pipelines import programs
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.placement import put_plan
+from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, PreparedRun
+from diffusax.runtime.brownian import BrownianNoise
+from diffusax.runtime.images import own_images, put
+from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.noise import TorchNoise
+
+# A piece shorter than this is made twice as long, so that watching costs little.
+_SECONDS_PER_PIECE = 0.1
+
+
+class Sampled(NamedTuple):
+    """Who predicts: a denoiser with its parameters, and the devices that they lie on."""
+
+    denoiser: Denoiser
+    params: Params
+    mesh: Mesh | None = None
+
+
+Advance = Callable[[Sampled, jax.Array, Plan], jax.Array]
+"""(who predicts, the sampler's state, a plan on the devices) -> the state after the rows."""
+OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
+"""(row, this process's state, run) -> (state, run, whether to stop), called after each row."""
+
+
+def sample(who: Sampled, plan: Plan, advance: Advance) -> jax.Array:
+    """The latents after a run, b h w c: of this process's images where the mesh has several.
+
+    Args:
+        who: who predicts.
+        plan: the run, on the host or anywhere.
+        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as `watch` does.
+    """
+    images, placed = len(plan.latents), place(who, plan)
+    state = advance(who, programs.first_state(placed.latents), placed)
+    return own_images(who.mesh, programs.final_latents(state), images)
+
+
+def at_once(rows: int) -> Advance:
+    """Goes through the rows in one dispatch of the compiled program."""
+    return lambda who, state, plan: _rows(who, state, plan, 0, rows)
+
+
+def differentiably(rows: int) -> Advance:
+    """Goes through the rows with static bounds, so that a gradient can go back through them.
+
+    Predictions are computed again for a gradient instead of keeping what led to them.
+    """
+
+    def advance(who: Sampled, state: jax.Array, plan: Plan) -> jax.Array:
+        return programs.advance(who.denoiser, who.params, state, plan, 0, rows, rematerialize=True)
+
+    return advance
+
+
+def place(who: Sampled, plan: Plan, before: Plan | None = None) -> Plan:
+    """The plan on the devices, control images embedded, or as they are in a plan `before` it."""
+    if not plan.conditions.control:
+        return put_plan(who.mesh, plan)
+    if before is not None:
+        without = plan._replace(conditions=plan.conditions._replace(control=()))
+        placed, hints = put_plan(who.mesh, without), before.conditions.control
+    else:
+        placed = put_plan(who.mesh, plan)
+        with in_mesh(who.mesh):
+            hints = programs.embed_control(who.denoiser, who.params, placed.conditions.control)
+    return placed._replace(conditions=placed.conditions._replace(control=hints))
+
+
+def watch(
+    c: Components,
+    run: PreparedRun,
+    on_row: OnRow | None = None,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+    bar: Mapping[str, Any],
+) -> jax.Array:
+    """As `sample`, in pieces where somebody watches: the only place that cuts a run.
+
+    Args:
+        c: the components.
+        run: what to run.
+        on_row: is called after every row; the plan it gives back holds from the next row on.
+        interrupted: is asked before every piece; true ends the run.
+        bar: options of the tqdm bar.
+    """
+    n, mesh = len(run.schedule), c.mesh
+    who = Sampled(c.denoiser, c.denoiser_params, mesh)
+    row_noise = _row_noise(run)
+    shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
+    # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
+    shared = mesh is not None and mesh != mesh.local_mesh
+    if (shown.disable or shared) and on_row is None and row_noise is None:
+        return sample(who, run.plan, at_once(n))
+    single = on_row is not None or row_noise is not None
+
+    def advance(who: Sampled, state: jax.Array, placed: Plan) -> jax.Array:
+        now, row, size = run, 0, 1
+        images = len(run.plan.latents)
+        while row < n and not interrupted():
+            stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
+            noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
+            state = _rows(who, state, placed._replace(**noise), row, stop)
+            if on_row is not None:
+                own = state if mesh is None else own_images(mesh, state, images, 1)
+                changed, after, stopped = on_row(row, own, now)
+                state = state if changed is own else put(mesh, changed, 1)
+                if stopped:
+                    break
+                if after.plan is not now.plan and stop < n:
+                    placed = place(who, after.plan, placed)
+                now = after
+            _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
+            size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
+            row = stop
+        return state
+
+    with shown:
+        return sample(who, run.plan, advance)
+
+
+def decode(
+    c: Components,
+    latents: Any,
+    decoding: Decoding,
+    condition: DecoderCondition | None = None,
+    *,
+    tiled: bool = False,
+) -> tuple[Any, Any]:
+    """Latents b h w c to images b H W 3 in [0, 1], and whether each is finite, b.
+
+    Args:
+        c: the components.
+        latents: on the host or anywhere.
+        decoding: how.
+        condition: what the decoder is shown beside them, if it takes anything.
+        tiled: whether to decode large images in overlapping tiles.
+    """
+    options = dataclasses.asdict(decoding)
+    if tiled:
+        return _decode_tiles(c, latents, condition, **options)
+    n, mesh = len(latents), c.local_mesh
+    with in_mesh(mesh):
+        padded = jax.tree.map(functools.partial(put, mesh), (latents, condition))
+        decoded = programs.decode(c.autoencoder, c.autoencoder_params, *padded, **options)
+    images, finite = (own_images(mesh, x, n) for x in decoded)
+    return images, finite
+
+
+def _rows(who: Sampled, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
+    """Rows start..stop of a plan that lies on the devices, by the compiled program."""
+    rows = np.int32(start), np.int32(stop)
+    with in_mesh(who.mesh):
+        return programs.denoise(who.denoiser, who.params, state, plan, *rows)
+
+
+def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:
+    if bar.disable:
+        return
+    state.block_until_ready()
+    bar.update(rows)
+    if first:
+        # It may have compiled; the estimate of what is left must not count that.
+        bar.set_description(desc)
+        bar.unpause()
+
+
+def _row_noise(run: PreparedRun) -> Callable[[int], Any] | None:
+    """PyTorch's numbers for each row, b h w c, where the call asks for them and rows draw any."""
+    motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
+    if not isinstance(noise, TorchNoise) or not draws.any():
+        return None
+    shape = run.plan.latents.shape
+    if motion is not None and motion.seed is not None:
+        return BrownianNoise(motion, shape).row
+    return lambda row: noise.row(shape[1:], draws=bool(draws[row]))
+
+
+def _decode_tiles(
+    c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
+) -> tuple[Any, Any]:
+    """As `programs.decode`, in overlapping tiles where the images are large."""
+    side = getattr(c.autoencoder.config, "sample_size", 512)
+    tile = (side[0] if isinstance(side, tuple) else side) // c.latents.factor
+
+    def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
+        given = part, DecoderCondition(*shown) if shown else None
+        with in_mesh(c.local_mesh):
+            return programs.decode_pixels(c.autoencoder, c.autoencoder_params, *given, **options)
+
+    images = tiled_decode(
+        decode_tile, latents, *(condition or ()), tile=tile, factor=c.latents.factor
+    )
+    return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))

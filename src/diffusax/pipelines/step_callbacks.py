@@ -1,0 +1,167 @@
+"""callback_on_step_end: what callbacks are handed of a run, and what they may change of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.freeu import freeu_rows
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.guidance import per_row
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.sample import OnRow
+from diffusax.pipelines.tasks import check_latents
+
+_NEGATIVES = {
+    "negative_prompt_embeds": "context",
+    "negative_pooled_prompt_embeds": "pooled",
+    "negative_add_time_ids": "time_ids",
+}
+"""What callbacks may read of the branch without the prompt, by diffusers' names."""
+_PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
+
+
+def on_step_end(pipe: Any, call: Call) -> OnRow | None:
+    """What `watch` calls after each row for the call's callback_on_step_end; None without one.
+
+    pipe: handed to the callback, which may set its `_guidance_scale`.
+    """
+    if call.callback_on_step_end is None:
+        return None
+    return lambda row, state, run: _call_back(pipe, call, row, state, run)
+
+
+def _call_back(
+    pipe: Any, call: Call, row: int, state: jax.Array, run: PreparedRun
+) -> tuple[jax.Array, PreparedRun, bool]:
+    """Calls the callback and takes what it changed; whether it wants to stop.
+
+    Raises:
+        ValueError: it asks for or returns a tensor that is not there, or of another shape.
+    """
+    names = call.callback_on_step_end_tensor_inputs or ["latents"]
+    readable = pipe.family.callback_tensors
+    tensors = {name: _tensor(name, readable, run, state) for name in names}
+    timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
+    result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
+    if isinstance(result, dict):
+        for name, value in result.items():
+            if value is not tensors.get(name):
+                state, run = _take(name, value, readable, run, state)
+    elif result is not None and not isinstance(result, bool | np.bool_):
+        raise ValueError(
+            f"callback_on_step_end must return a dictionary, a boolean or None (got {result!r})"
+        )
+    scale = pipe.guidance_scale
+    before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale
+    if run.weights and scale != before:
+        run = _reweigh(run, call, scale)
+    if pipe.parts.freeu != freeu:
+        rows = len(run.plan.step_inputs.rescale)
+        run = _with_step_inputs(run, freeu=freeu_rows(pipe.parts.freeu, rows))
+    return state, run, isinstance(result, bool | np.bool_) and not result
+
+
+def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
+    inputs = run.plan.step_inputs._replace(**changes)
+    return dataclasses.replace(run, plan=run.plan._replace(step_inputs=inputs))
+
+
+def _tensor(name: str, readable: Mapping[str, str], run: PreparedRun, state: jax.Array) -> Any:
+    """What callbacks are handed under diffusers' name; None where the run has no such thing."""
+    conditions, inpainting = run.plan.conditions, run.plan.inpainting
+    if field := {**readable, **_NEGATIVES}.get(name):
+        leaf = _leaves(run).get(field)
+        if leaf is None or name in readable:
+            return None if leaf is None else _embeddings(_negative_first(leaf))
+        return _embeddings(leaf[:, 1]) if run.weights else None
+    if name not in _PICTURES:
+        names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
+        raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
+    picture: Any = None
+    if name == "latents":
+        picture = state[0]
+    elif name == "image":
+        picture = conditions.control[0][:, 0] if conditions.control else None
+    elif name == "mask" and inpainting is not None:
+        picture = inpainting.mask
+    elif conditions.channels is not None:
+        picture = {
+            "image_latents": _negative_first(conditions.channels),
+            "mask": conditions.channels[:, 0, ..., :1],
+            "masked_image_latents": conditions.channels[:, 0, ..., 1:],
+        }[name]
+    return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
+
+
+class Embeddings(np.ndarray):
+    """Embeddings as callbacks are handed them: read-only, with what diffusers' own examples use."""
+
+    def chunk(self, chunks: int, dim: int = 0) -> list[np.ndarray]:
+        """Parts of one size along an axis, the last one smaller if need be, as torch.chunk."""
+        size = -(-self.shape[dim] // chunks)
+        return np.split(self, range(size, self.shape[dim], size), axis=dim)
+
+
+def _embeddings(leaf: Any) -> Embeddings:
+    return np.asarray(leaf).view(Embeddings)
+
+
+def _take(
+    name: str, value: Any, readable: Mapping[str, str], run: PreparedRun, state: jax.Array
+) -> tuple[jax.Array, PreparedRun]:
+    """The state and the run with what a callback changed."""
+    if name == "latents":
+        return state.at[0].set(check_latents(value, *state.shape[1:])), run
+    if name not in readable:
+        names = ", ".join(("latents", *readable))
+        raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
+    field, leaves = readable[name], _leaves(run)
+    if leaves.get(field) is None:
+        raise ValueError(f"{name} is nothing that this pipeline's denoiser is given")
+    changed = _branches(name, value, leaves[field])
+    conditions = run.plan.conditions
+    if field in conditions._fields:
+        conditions = conditions._replace(**{field: changed})
+    else:
+        conditions = conditions._replace(added={**(conditions.added or {}), field: changed})
+    return state, dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
+
+
+def _leaves(run: PreparedRun) -> dict[str, Any]:
+    """What the denoiser is told of the prompts, by the names of fields, b k ...."""
+    conditions = run.plan.conditions
+    own = {"context": conditions.context, "pooled": conditions.pooled}
+    return {**own, **(conditions.added or {})}
+
+
+def _negative_first(leaf: Any) -> jax.Array:
+    """b k ... -> (k b) ... in diffusers' order: the negative prompts, then the prompts."""
+    leaf = jnp.asarray(leaf)
+    return jnp.concatenate([leaf[:, j] for j in reversed(range(leaf.shape[1]))])
+
+
+def _branches(name: str, value: Any, like: Any) -> Any:
+    """The inverse of `_negative_first`; prompts without negative ones leave these as they are."""
+    b, k = like.shape[:2]
+    value = jnp.asarray(np.asarray(value, np.float32), like.dtype)
+    if value.shape[1:] != like.shape[2:] or value.shape[0] not in (b, k * b):
+        raise ValueError(
+            f"{name} must keep the shape {(k * b, *like.shape[2:])} in callback_on_step_end "
+            f"(got {value.shape})"
+        )
+    if value.shape[0] == b:
+        return jnp.asarray(like).at[:, 0].set(value)
+    return jnp.stack(jnp.split(value, k)[::-1], axis=1)
+
+
+def _reweigh(run: PreparedRun, call: Call, scale: float) -> PreparedRun:
+    """The run at a guidance scale that the callback set; 1 and less is no guidance from here on."""
+    change = max(scale, 1.0) - (call.guidance_scale or 1.0)
+    weights = (run.weights[0] + change, *run.weights[1:]) if scale > 1 else [0.0] * len(run.weights)
+    rows = len(run.plan.step_inputs.rescale)
+    table = per_row(weights, len(run.schedule), rows, (call.guidance_start, call.guidance_end))
+    return dataclasses.replace(_with_step_inputs(run, weights=table), guidance_scale=scale)

@@ -1,0 +1,1 @@
+"""Solvers: the step formulas of the papers, as rows of coefficients."""

@@ -1,0 +1,1 @@
+"""Samplers under the names, and with the options, of diffusers' schedulers."""

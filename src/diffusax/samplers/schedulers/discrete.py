@@ -1,0 +1,125 @@
+"""Samplers for models trained at discrete noise levels."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from diffusax.samplers import noise_levels
+from diffusax.samplers.methods.alpha_methods import Limits
+from diffusax.samplers.processes import Diffusion, Process
+from diffusax.samplers.runs import Request
+from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
+from diffusax.samplers.schedulers.scheduler import Scheduler
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiscreteScheduler(Scheduler, sampler=False):
+    """A sampler for models trained at discrete noise levels, given by betas."""
+
+    # Whether an infinite first sigma is replaced, where rescale_betas_zero_snr asks for one.
+    zero_snr_floor: ClassVar[bool] = False
+
+    beta_start: Beta = 0.0001
+    beta_end: Beta = 0.02
+    beta_schedule: BetaSchedule = "linear"
+    trained_betas: Betas | None = None
+    timestep_spacing: Spacing = "linspace"
+    steps_offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_spacing(self)
+
+    @property
+    def alphas_cumprod(self) -> np.ndarray:
+        """alpha-bar for each training timestep, float64, read-only."""
+        rescale = getattr(self, "rescale_betas_zero_snr", False)
+        return noise_levels.alphas_cumprod(
+            num_train_timesteps=self.num_train_timesteps,
+            beta_start=self.beta_start,
+            beta_end=self.beta_end,
+            beta_schedule=self.beta_schedule,
+            trained_betas=self.trained_betas,
+            rescale_zero_snr=rescale,
+            floor=rescale and self.zero_snr_floor,
+        )
+
+    @property
+    def diffusion(self) -> Diffusion:
+        """The process of its discrete noise levels."""
+        return Diffusion(self.alphas_cumprod)
+
+    @property
+    def forward_process(self) -> Process:
+        """How the networks were trained that it samples."""
+        return self.diffusion
+
+    @property
+    def final_alpha(self) -> float:
+        """alpha-bar after the last step."""
+        return 1.0 if getattr(self, "set_alpha_to_one", True) else float(self.alphas_cumprod[0])
+
+    def _integer_timesteps(self, request: Request) -> np.ndarray:
+        """Returns the timesteps of a run, rounded: n.
+
+        Raises:
+            ValueError: a timestep is beyond the last one of the training.
+        """
+        timesteps = request.timesteps
+        if timesteps is None:
+            timesteps = noise_levels.spaced_timesteps(
+                request.steps, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
+            )
+        timesteps = timesteps.round().astype(int)
+        if timesteps[0] >= self.num_train_timesteps:
+            raise ValueError(
+                f"{request.steps} steps with timestep_spacing={self.timestep_spacing!r} and "
+                f"steps_offset={self.steps_offset} would begin at timestep {timesteps[0]}, beyond "
+                f"num_train_timesteps={self.num_train_timesteps}; use fewer steps or 'trailing'"
+            )
+        return timesteps
+
+
+def limits_of(scheduler: Scheduler) -> Limits:
+    """Returns the options' limits of the predicted sample; thresholding goes first."""
+    options = scheduler.to_config()
+    if options.get("thresholding"):
+        ratio, highest = options["dynamic_thresholding_ratio"], options["sample_max_value"]
+        return Limits(threshold=(ratio, highest))
+    return Limits(options["clip_sample_range"]) if options.get("clip_sample") else Limits()
+
+
+def spacings(scheduler: Scheduler) -> list[str]:
+    """Returns the names of the set options that ask for a spacing of the sigmas."""
+    names = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+    return [name for name in names if getattr(scheduler, name, False)]
+
+
+def check_one_spacing(scheduler: Scheduler) -> None:
+    """Raises an error where options ask for two spacings of the sigmas.
+
+    Raises:
+        ValueError: two such options are set.
+    """
+    chosen = spacings(scheduler)
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(chosen)} can be True")
+
+
+def respaced(scheduler: Scheduler, n: int, sigmas: np.ndarray) -> np.ndarray | None:
+    """Respaces the sigmas as use_karras_sigmas and the like ask; returns None if no option asks.
+
+    n: the number of sigmas to return. sigmas: descending; the options sigma_min and sigma_max
+    replace its ends.
+    """
+    low, high = getattr(scheduler, "sigma_min", None), getattr(scheduler, "sigma_max", None)
+    low = sigmas[-1] if low is None else low
+    high = sigmas[0] if high is None else high
+    if getattr(scheduler, "use_karras_sigmas", False):
+        return noise_levels.karras_sigmas(n, low, high)
+    if getattr(scheduler, "use_exponential_sigmas", False):
+        return noise_levels.exponential_sigmas(n, low, high)
+    if getattr(scheduler, "use_beta_sigmas", False):
+        return noise_levels.beta_sigmas(n, low, high)
+    return None

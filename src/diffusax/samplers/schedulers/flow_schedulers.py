@@ -1,0 +1,140 @@
+"""Samplers of flow matching, under diffusers' names."""
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+import numpy as np
+from msgspec import Meta
+
+from diffusax.samplers import flow_levels
+from diffusax.samplers.methods import flow_methods
+from diffusax.samplers.processes import Flow
+from diffusax.samplers.runs import Request, Run, check_highest
+from diffusax.samplers.schedulers.discrete import check_one_spacing, respaced
+from diffusax.samplers.schedulers.options import Count, Positive, Terminal, TimeShift
+from diffusax.samplers.schedulers.scheduler import Scheduler
+
+__all__ = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
+
+_Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowMatchScheduler(Scheduler, sampler=False):
+    """A sampler for models that predict the velocity from samples to noise."""
+
+    swappable = False
+    # diffusers' classes lack this option, because flow matching has one kind of prediction.
+    prediction_type: ClassVar[str] = "flow_prediction"  # type: ignore[misc]
+
+    shift: Positive = 1.0
+
+    @property
+    def forward_process(self) -> Flow:
+        """How the networks were trained that it samples."""
+        return Flow(self.shift, self.num_train_timesteps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
+    """Euler steps along the velocity (Esser et al. 2024)."""
+
+    custom = ("timesteps", "sigmas")
+    paired = True
+    sigmas_hold_last = False
+    needs_mu = True
+
+    use_dynamic_shifting: bool = False
+    base_shift: _Shift | None = 0.5
+    max_shift: _Shift | None = 1.15
+    base_image_seq_len: Count = 256
+    max_image_seq_len: Count = 4096
+    invert_sigmas: bool = False
+    shift_terminal: Terminal | None = None
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    time_shift_type: TimeShift = "exponential"
+    stochastic_sampling: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_spacing(self)
+
+    def dynamic_mu(self, image_seq_len: int) -> float:
+        """Returns `mu` for images of `image_seq_len` tokens, on the line that the options define.
+
+        Upstream: `calculate_shift` of diffusers' Flux pipelines.
+
+        Raises:
+            ValueError: the options do not define a line.
+        """
+        low, high = self.base_image_seq_len, self.max_image_seq_len
+        if self.base_shift is None or self.max_shift is None or low == high:
+            raise ValueError(
+                "dynamic_mu needs base_shift and max_shift at two different lengths (got "
+                f"base_shift={self.base_shift}, max_shift={self.max_shift}, "
+                f"base_image_seq_len={low}, max_image_seq_len={high})"
+            )
+        slope = (self.max_shift - self.base_shift) / (high - low)
+        return image_seq_len * slope + (self.base_shift - slope * low)
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None:
+        check_highest(name, values, 1 if name == "sigmas" else self.num_train_timesteps)
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        stochastic = self.stochastic_sampling
+        method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
+        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
+
+    def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the timesteps, n, and sigmas, n+1, of a run."""
+        total = self.num_train_timesteps
+        sigmas = self._shifted(self._unshifted(request), request.mu)
+        if self.shift_terminal:
+            sigmas = flow_levels.stretched(sigmas, self.shift_terminal)
+        spaced = respaced(self, len(sigmas), sigmas.astype(np.float64))
+        sigmas = (sigmas if spaced is None else spaced).astype(np.float32)
+        timesteps = sigmas * total
+        if request.timesteps is not None:
+            timesteps = request.timesteps.astype(np.float32)
+        if self.invert_sigmas:
+            sigmas = 1 - sigmas
+            timesteps = sigmas * total
+        last = np.float32(self.invert_sigmas)
+        return timesteps.astype(np.float64), np.append(sigmas, last).astype(np.float64)
+
+    def _unshifted(self, request: Request) -> np.ndarray:
+        """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones.
+
+        The ends of the latter are shifted already, and so shifted twice, as in diffusers.
+        """
+        total = self.num_train_timesteps
+        if request.sigmas is not None:
+            return request.sigmas.astype(np.float32)
+        if request.timesteps is not None:
+            return request.timesteps.astype(np.float32) / total
+        process = Flow(1.0, total) if self.use_dynamic_shifting else self.forward_process
+        high, low = process.ends()
+        return np.linspace(high * total, low * total, request.steps) / total
+
+    def _shifted(self, sigmas: np.ndarray, mu: float | None) -> np.ndarray:
+        if mu is None:
+            return self.forward_process.shifted(sigmas)
+        return flow_levels.time_shifted(sigmas, mu, self.time_shift_type)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowMatchHeunDiscreteScheduler(FlowMatchScheduler):
+    """Heun's second-order steps along the velocity."""
+
+    order = 2
+
+    def _run(self, request: Request) -> Run:
+        total = self.num_train_timesteps
+        high, low = self.forward_process.ends()
+        sigmas = np.linspace(high * total, low * total, request.steps) / total
+        sigmas = self.forward_process.shifted(sigmas).astype(np.float32)
+        timesteps = (sigmas * total).astype(np.float64)
+        return Run(flow_methods.heun(timesteps, np.append(sigmas, 0.0).astype(np.float64)))

@@ -1,0 +1,272 @@
+"""What all samplers share: options, configs, and `schedule`."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import huggingface_hub
+import numpy as np
+
+from diffusax.checkpoints.hub import EMBEDDED, hub_errors
+from diffusax.files import load_json
+from diffusax.missing import SCHEDULER, hinting
+from diffusax.samplers.processes import Kind, Process
+from diffusax.samplers.rows import Schedule
+from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
+from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
+
+SCHEDULERS: dict[str, "type[Scheduler]"] = {}
+"""Every sampler by its diffusers name; each class is entered when it is defined."""
+
+_FILE = "scheduler_config.json"
+
+
+@hinting(SCHEDULER)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """A sampler and its options, which are those of diffusers' class of the same name.
+
+    It is immutable: `schedule` returns a run, and there is no other state.
+
+    Raises:
+        ValueError: the sampler does not support the value of an option.
+    """
+
+    class_name: ClassVar[str] = ""
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    # The arguments that `schedule` takes besides the number of steps.
+    custom: ClassVar[tuple[str, ...]] = ()
+    # Whether timesteps and sigmas may be given together.
+    paired: ClassVar[bool] = False
+    # Whether a list of sigmas holds the one that the run ends at.
+    sigmas_hold_last: ClassVar[bool] = True
+    # Whether use_dynamic_shifting asks for `mu`.
+    needs_mu: ClassVar[bool] = False
+    # The number of rows per step.
+    order: ClassVar[int] = 1
+    # Whether diffusers counts it among those that can be swapped for each other.
+    swappable: ClassVar[bool] = True
+
+    num_train_timesteps: Count = 1000
+    prediction_type: Prediction = "epsilon"
+    given_options: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __init_subclass__(cls, *, sampler: bool = True) -> None:
+        super().__init_subclass__()
+        cls.class_name = cls.__name__
+        if sampler:
+            SCHEDULERS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, value in check_options(self).items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_config(cls, config: "Mapping[str, Any] | Scheduler", **overrides: Any) -> Self:
+        """Makes this sampler with the options of a config, even another sampler's, like diffusers.
+
+        Options that only other samplers have do nothing here, but are kept for the next swap.
+        Options that another sampler was never given take this one's defaults, not its own.
+
+        Args:
+            config: a parsed scheduler_config.json, a scheduler's `config`, or a scheduler.
+            overrides: options instead of the config's.
+
+        Raises:
+            ValueError: no sampler has an option, or this one does not support its value.
+        """
+        if isinstance(config, Scheduler):
+            config = config.config
+        values, kept = fitting(cls, config, _options_of_all())
+        changed, _ = fitting(cls, overrides, frozenset())
+        values |= changed
+        return cls(**values, given_options={**kept, **values})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        subfolder: str | None = None,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Makes this sampler with the options of a checkpoint's scheduler_config.json.
+
+        Args:
+            pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
+            subfolder: the folder inside it, usually "scheduler".
+            revision: a Hub branch, tag or commit.
+            token: the token for gated or private repositories.
+            local_files_only: whether to use only what was downloaded before.
+            cache_dir: the folder where downloads are kept.
+            overrides: options instead of the config's.
+
+        Raises:
+            ValueError: there is no such file, or `from_config` refuses its options.
+        """
+        source = pretrained_model_name_or_path
+        name = f"{subfolder}/{_FILE}" if subfolder else _FILE
+        folder = EMBEDDED.get(str(source), Path(source))
+        if folder.is_dir():
+            return cls.from_config(load_json(folder / name), **overrides)
+        with hub_errors(str(source), revision):
+            path = huggingface_hub.hf_hub_download(
+                str(source),
+                name,
+                revision=revision,
+                token=token,
+                local_files_only=local_files_only,
+                cache_dir=cache_dir,
+            )
+        return cls.from_config(load_json(Path(path)), **overrides)
+
+    @property
+    def config(self) -> Options:
+        """The options, read-only, by key and by attribute, like diffusers' `scheduler.config`.
+
+        Holds the options of other samplers that were kept, and under "_use_default_values" the
+        names of those that were never given.
+        """
+        own, given = self.to_config(), self.given_options
+        never = [
+            name
+            for name, value in own.items()
+            if name not in given and name[0] != "_" and value == self._defaults()[name]
+        ]
+        return Options({**given, **own, "_use_default_values": never})
+
+    @property
+    def compatibles(self) -> "list[type[Scheduler]]":
+        """The samplers that can be swapped for this one, as diffusers lists them."""
+        if not self.swappable:
+            return [type(self)]
+        return [cls for cls in SCHEDULERS.values() if cls.swappable]
+
+    @property
+    def process(self) -> Kind:
+        """The process that the networks were trained for."""
+        kind: str = self.prediction_type
+        return "flow" if kind == "flow_prediction" else "diffusion"
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns the scheduler_config.json that diffusers reads."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values |= {name: list(v) for name, v in values.items() if isinstance(v, tuple)}
+        del values["given_options"]
+        fixed = {name: allowed[0] for name, allowed in self.fixed.items()}
+        return {"_class_name": self.class_name, **fixed, **values}
+
+    @classmethod
+    @functools.cache
+    def _defaults(cls) -> dict[str, Any]:
+        """Returns the options' default values, as `to_config` shows them."""
+        return cls().to_config()
+
+    def schedule(
+        self,
+        steps: int | None = None,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        timesteps: Sequence[float] | np.ndarray | None = None,
+        sigmas: Sequence[float] | np.ndarray | None = None,
+        eta: float = 0.0,
+        original_inference_steps: int | None = None,
+        strength: float = 1.0,
+        mu: float | None = None,
+    ) -> Schedule:
+        """Computes the rows of a run, or of a part of one; equal calls return the same object.
+
+        Give exactly one of steps, timesteps and sigmas; FlowMatchEulerDiscreteScheduler also takes
+        timesteps and sigmas together.
+
+        Args:
+            steps: the number of steps of the whole run, diffusers' num_inference_steps.
+            begin: the first row, like diffusers' `set_begin_index`: rows that use earlier
+                predictions count them from here.
+            end: the row after the last; None for the whole run's last.
+            timesteps: descending training timesteps instead of evenly spaced ones.
+            sigmas: descending noise levels, including the one to end at; for flow matching, where
+                runs end at 0, without it.
+            eta: DDIM's share of noise, and TCD's gamma.
+            original_inference_steps: the number of timesteps that a consistency model was distilled
+                at, for LCM and TCD; None takes the option's value.
+            strength: the share of those timesteps, from the lowest, that the run uses.
+            mu: how far the sigmas of flow matching are shifted, with use_dynamic_shifting=True.
+
+        Raises:
+            ValueError: there are too few or too many steps or rows, or values that the sampler
+                cannot take.
+        """
+        counts = {
+            "the number of steps (num_inference_steps)": steps,
+            "end": end,
+            "original_inference_steps": original_inference_steps,
+        }
+        steps, end, original = (
+            None if value is None else whole_number(name, value) for name, value in counts.items()
+        )
+        return cached_schedule(
+            self,
+            steps=steps,
+            begin=whole_number("begin", begin),
+            end=end,
+            timesteps=None if timesteps is None else numbers("timesteps", timesteps),
+            sigmas=None if sigmas is None else numbers("sigmas", sigmas),
+            eta=number("eta", eta),
+            original_inference_steps=original,
+            strength=number("strength", strength),
+            mu=None if mu is None else number("mu", mu),
+        )
+
+    @property
+    def forward_process(self) -> Process:
+        """How the networks were trained that it samples.
+
+        Raises:
+            ValueError: they were trained in a way that diffusax cannot train.
+        """
+        raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
+
+    @property
+    def alphas_cumprod(self) -> np.ndarray:
+        """alpha-bar for each training timestep, float64, read-only.
+
+        Raises:
+            ValueError: the sampler is for models that were not trained at discrete noise levels.
+        """
+        raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
+
+    def _check_custom(self, name: str, values: np.ndarray) -> None:
+        """Raises an error for timesteps or sigmas, descending, that the sampler cannot take.
+
+        Raises:
+            ValueError: the sampler cannot take them.
+        """
+        total = self.num_train_timesteps
+        if name == "timesteps" and values[0] >= total:
+            raise ValueError(
+                f"timesteps must start below num_train_timesteps={total} (got {values[0]:g})"
+            )
+        for option in ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas"):
+            if name == "timesteps" and getattr(self, option, False):
+                raise ValueError(f"timesteps cannot be given with {option}=True; set it to False")
+
+    def _run(self, request: Request) -> Run:
+        raise TypeError(f"{type(self).__name__} is not a sampler; use one of its subclasses")
+
+
+def _options_of_all() -> frozenset[str]:
+    """Returns the names of all options that any sampler has."""
+    return frozenset().union(
+        *({*cls.__dataclass_fields__, *cls.fixed, *cls.ignored} for cls in SCHEDULERS.values())
+    )

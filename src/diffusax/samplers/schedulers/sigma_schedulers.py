@@ -1,0 +1,213 @@
+"""Samplers on sigmas, under diffusers' names."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import numpy as np
+
+from diffusax.runtime.brownian import Motion
+from diffusax.samplers import noise_levels
+from diffusax.samplers.methods import sigma_methods
+from diffusax.samplers.methods.predictions import epsilon_from, x0_from
+from diffusax.samplers.processes import Kind
+from diffusax.samplers.rows import Row
+from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
+from diffusax.samplers.schedulers.options import (
+    Beta,
+    FinalSigma,
+    HeunBetaSchedule,
+    NoisePrediction,
+    Positive,
+    Seed,
+    Seeds,
+)
+
+__all__ = [
+    "DPMSolverSDEScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "EulerDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "LMSDiscreteScheduler",
+]
+
+
+class SigmaScheduler(DiscreteScheduler, sampler=False):
+    """A sampler whose x is the sample plus sigma times noise."""
+
+    def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the timesteps, n, and sigmas, n+1, of a run."""
+        every = self.diffusion.sigmas
+        if request.sigmas is not None:
+            sigmas = noise_levels.rounded(request.sigmas)
+            return noise_levels.sigmas_to_timesteps(sigmas[:-1], every), sigmas
+        n, timesteps = request.steps, request.timesteps
+        if timesteps is None:
+            timesteps = noise_levels.spaced_timesteps(
+                n, self.num_train_timesteps, self.timestep_spacing, self.steps_offset
+            )
+        timesteps = noise_levels.rounded(timesteps)
+        if getattr(self, "interpolation_type", "linear") == "log_linear":
+            sigmas = noise_levels.exponential_sigmas(n + 1, every[0], every[-1])
+        else:
+            sigmas = np.interp(timesteps, np.arange(len(every)), every)
+        spaced = respaced(self, n, sigmas)
+        if spaced is not None:
+            sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
+        last = every[0] if getattr(self, "final_sigmas_type", "zero") == "sigma_min" else 0.0
+        return timesteps, noise_levels.rounded(np.append(sigmas, last))
+
+    def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
+        highest = sigmas.max()
+        leading = self.timestep_spacing == "leading"
+        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest, (1.0, sigmas[-1]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EulerAncestralDiscreteScheduler(SigmaScheduler):
+    """Ancestral sampling with Euler steps (k-diffusion)."""
+
+    zero_snr_floor = True
+
+    prediction_type: NoisePrediction = "epsilon"
+    rescale_betas_zero_snr: bool = False
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        rows = sigma_methods.euler_ancestral(timesteps, sigmas, self.prediction_type)
+        return self._result(rows, sigmas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LMSDiscreteScheduler(SigmaScheduler):
+    """Linear multistep of order 4 (k-diffusion)."""
+
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        return self._result(sigma_methods.lms(timesteps, sigmas, self.prediction_type), sigmas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EulerDiscreteScheduler(SigmaScheduler):
+    """Euler steps (Karras et al. 2022, algorithm 2)."""
+
+    custom = ("timesteps", "sigmas")
+    zero_snr_floor = True
+
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    interpolation_type: Literal["linear", "log_linear"] = "linear"
+    sigma_min: Positive | None = None
+    sigma_max: Positive | None = None
+    timestep_type: Literal["discrete", "continuous"] = "discrete"
+    rescale_betas_zero_snr: bool = False
+    final_sigmas_type: FinalSigma = "zero"
+
+    @property
+    def process(self) -> Kind:
+        """The process that the networks were trained for."""
+        # In diffusers, the other prediction types keep discrete timesteps.
+        kinds = self.timestep_type, self.prediction_type
+        return "continuous" if kinds == ("continuous", "v_prediction") else "diffusion"
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        if self.process == "continuous":
+            if request.timesteps is not None:
+                raise ValueError(
+                    "timesteps cannot be given with timestep_type='continuous'; give sigmas"
+                )
+            timesteps = np.log(sigmas[:-1]) / 4
+        x0 = functools.partial(x0_from, self.prediction_type)
+        epsilon = functools.partial(epsilon_from, self.prediction_type)
+        return self._result(sigma_methods.euler(timesteps, sigmas, x0, epsilon), sigmas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeunDiscreteScheduler(SigmaScheduler):
+    """Heun's second-order steps (Karras et al. 2022, algorithm 2)."""
+
+    custom = ("timesteps",)
+    order = 2
+
+    beta_start: Beta = 0.00085
+    beta_end: Beta = 0.012
+    beta_schedule: HeunBetaSchedule = "linear"  # type: ignore[assignment]
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    clip_sample: bool = False
+    clip_sample_range: Positive = 1.0
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        clip = self.clip_sample_range if self.clip_sample else np.inf
+        rows = sigma_methods.heun(timesteps, sigmas, self.prediction_type, clip=clip)
+        return self._result(rows, sigmas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KDPM2DiscreteScheduler(SigmaScheduler):
+    """DPM-Solver-2 with a midpoint in log sigma (k-diffusion)."""
+
+    order = 2
+
+    prediction_type: NoisePrediction = "epsilon"
+    beta_start: Beta = 0.00085
+    beta_end: Beta = 0.012
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+
+    _method = staticmethod(sigma_methods.kdpm2)
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        if self.use_karras_sigmas:
+            timesteps = timesteps.round()
+        every = self.diffusion.sigmas
+        return self._result(self._method(timesteps, sigmas, self.prediction_type, every), sigmas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
+    """DPM-Solver-2 with ancestral noise (k-diffusion)."""
+
+    _method = staticmethod(sigma_methods.kdpm2_ancestral)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverSDEScheduler(SigmaScheduler):
+    """Stochastic DPM-Solver++ with a midpoint in log sigma (k-diffusion's sample_dpmpp_sde).
+
+    noise_sampler_seed, one or one for each image, is the seed of the noise between steps in calls
+    that ask for PyTorch's numbers. Where it is None, diffusers uses PyTorch's global generator;
+    here the noise then comes from the call's seed, as JAX's numbers always do.
+    """
+
+    order = 2
+
+    prediction_type: NoisePrediction = "epsilon"
+    beta_start: Beta = 0.00085
+    beta_end: Beta = 0.012
+    use_karras_sigmas: bool = False
+    use_exponential_sigmas: bool = False
+    use_beta_sigmas: bool = False
+    noise_sampler_seed: Seed | Seeds | None = None
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        every = self.diffusion.sigmas
+        rows = sigma_methods.dpm_sde(timesteps, sigmas, self.prediction_type, every)
+        steps = sigma_methods.brownian_steps(sigmas)
+        low = sigmas.min(initial=np.inf, where=sigmas > 0)
+        motion = Motion(self.noise_sampler_seed, float(low), float(sigmas.max()), steps)
+        return self._result(rows, sigmas)._replace(motion=motion)

@@ -1,0 +1,1 @@
+"""Rows of data sets, examples made of them, and batches."""

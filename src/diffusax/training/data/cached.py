@@ -1,0 +1,260 @@
+"""Computes latents and text embeddings once, so that training needs neither of their networks."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from msgspec import Meta
+from tqdm.auto import tqdm
+
+from diffusax.extras import require_extra
+from diffusax.files import load_json, write_json
+from diffusax.models.network import Params
+from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
+from diffusax.training.base_model import BaseModel
+from diffusax.training.data.batches import Broken, Element, Tally
+from diffusax.training.data.examples import CaptionedDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.opening import open_data, own_share
+from diffusax.training.data.rows import caption_example, edit_example
+from diffusax.training.data.sources import ArrowSource, Source
+from diffusax.training.denoising import encode_captions, encode_pixels, is_text
+from diffusax.training.options import require_options
+from diffusax.typed.options import Count, Options, Seed
+
+_INDEX = "cache.json"
+_ORIGINAL = "original_latents"
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
+    """Images with captions, or images before and after an edit."""
+
+    random_flip: bool = False
+    """Mirror half of the images, or pairs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig(Options):
+    """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
+
+    recipe: Literal["text-to-image", "instruct-pix2pix"] = "text-to-image"
+    """What will be trained: images with captions, or images before and after an edit."""
+    model: str = ""
+    """The checkpoint whose autoencoder and text encoders are used."""
+    output: Annotated[str, Meta(min_length=1)] = "out/cache"
+    """The folder to write."""
+    text_embeddings: bool = False
+    """Store the text encoders' outputs for the captions, not only the tokens."""
+    copies: Count = 1
+    """The number of times to store each row, each time cropped and mirrored anew."""
+    batch_size: Count = 16
+    """The number of images encoded at a time."""
+    seed: Seed = 0
+    """The random seed of crops, mirroring and the choice among several captions."""
+    data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
+    """The options of the data set."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSource:
+    """The rows of a cache as arrays, by the names in a batch of `DenoisingLoss`."""
+
+    rows: ArrowSource
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+
+    @classmethod
+    def open(cls, folder: str, base: BaseModel, *, edits: bool) -> "CachedSource":
+        """Opens the cache in a folder to train a checkpoint with.
+
+        edits: whether the cache has to hold images before and after an edit.
+
+        Raises:
+            ValueError: the cache holds something else, is not whole, or was made with another
+                autoencoder or, if it holds text embeddings, with other text encoders.
+        """
+        index = load_json(Path(folder) / _INDEX)
+        if (_ORIGINAL in index["shapes"]) is not edits:
+            recipe = "instruct-pix2pix" if edits else "text-to-image"
+            raise ValueError(
+                f"{folder} was not written for {recipe}; write it again with cache-latents "
+                f"--recipe {recipe}"
+            )
+        made_by = {base.autoencoder: ("latents", "autoencoder")}
+        if base.family.embedding_columns[0] in index["shapes"]:
+            made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
+        for name, (what, network) in made_by.items():
+            if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
+                raise ValueError(
+                    f"the {what} in {folder} are of another {network} than the checkpoint's; "
+                    "write them again with cache-latents"
+                )
+        files = tuple(str(Path(folder) / name) for name in index["files"])
+        missing = [file for file in files if not Path(file).is_file()]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing; write the cache again with cache-latents")
+        shapes = {name: tuple(shape) for name, shape in index["shapes"].items()}
+        return cls(ArrowSource(files, files), shapes, index["dtypes"])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            name: np.frombuffer(value, self.dtypes[name]).reshape(self.shapes[name])
+            for name, value in self.rows[index].items()
+        }
+
+    def name(self, index: int) -> str:
+        """Returns the file and the row in it, for messages."""
+        return self.rows.name(index)
+
+
+def is_cache(path: str) -> bool:
+    """Returns whether `cache_latents` wrote this folder."""
+    return (Path(path) / _INDEX).is_file()
+
+
+def fingerprint(params: Params) -> str:
+    """Computes a digest of the parameters in float16, so that their own dtype does not matter."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).astype(np.float16).tobytes())
+    return digest.hexdigest()
+
+
+def cache_latents(config: CacheConfig) -> int:
+    """Writes this process's part of the cache, and returns its number of rows.
+
+    Broken rows are left out, with a warning.
+
+    Raises:
+        ValueError: the checkpoint or the data set cannot be used, or more than one row in a hundred
+            is broken; says why.
+    """
+    require_options(config, ("model", "data.path"))
+    pyarrow = require_extra("pyarrow", "train")
+    base = BaseModel.open(config.model, edits=_edits(config))
+    size = picture_size(config.data, base.default_size, base.factor)
+    source = open_data(config.data, _columns(config))
+    folder = Path(config.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The index says that a cache is whole, so that of an earlier cache has to go first.
+    (folder / _INDEX).unlink(missing_ok=True)
+    names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
+    params = {name: base.load(name).params for name in names}
+    encode = _encoder(base, params, config.text_embeddings)
+    count, writer, specs = 0, None, {}
+    file = _part(jax.process_index())
+    for batch in _batches(source, base, config, size):
+        arrays = encode(batch)
+        if writer is None:
+            specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
+            schema = pyarrow.schema([(name, pyarrow.binary()) for name in arrays])
+            writer = pyarrow.ipc.new_file(str(folder / file), schema)
+        columns = [[row.tobytes() for row in arrays[name]] for name in arrays]
+        writer.write_batch(pyarrow.record_batch(columns, schema=schema))
+        count += len(columns[0])
+    if writer is None:
+        raise ValueError(f"{config.data.path} has no row that can be used")
+    writer.close()
+    if jax.process_index() == 0:
+        index = {
+            "files": [_part(i) for i in range(jax.process_count())],
+            "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
+            "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
+            "networks": {name: fingerprint(part) for name, part in params.items()},
+        }
+        write_json(folder / _INDEX, index)
+    return count
+
+
+def _edits(config: CacheConfig) -> bool:
+    return config.recipe == "instruct-pix2pix"
+
+
+def _columns(config: CacheConfig) -> tuple[str, ...]:
+    """Returns the columns that the recipe reads.
+
+    Raises:
+        ValueError: a column of the other recipe is given.
+    """
+    captions = ("image_column", "caption_column")
+    pairs = ("original_image_column", "edit_prompt_column", "edited_image_column")
+    used, unused = (pairs, captions) if _edits(config) else (captions, pairs)
+    for name in unused:
+        if getattr(config.data, name) != getattr(CacheDataConfig, name):
+            raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
+    return tuple(getattr(config.data, name) for name in used)
+
+
+def _part(process: int) -> str:
+    return f"part-{process:05}.arrow"
+
+
+def _batches(
+    source: Source, base: BaseModel, config: CacheConfig, size: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of examples of this process's rows, in order."""
+    example: Any = edit_example if _edits(config) else caption_example
+
+    def prepare(job: int) -> Element | Broken:
+        copy, index = divmod(job, len(source))
+        rng = np.random.default_rng((config.seed, copy, index))
+        try:
+            return example(config.data, base, size, source[index], rng)
+        except Exception as error:
+            return Broken(source.name(index), f"{type(error).__name__}: {error}")
+
+    tally = Tally(len(source))
+    first, every = own_share(config.data)
+    jobs = range(first, len(source) * config.copies, every)
+    with ThreadPoolExecutor(config.data.threads) as pool:
+        for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
+            chunk = jobs[start : start + config.batch_size]
+            elements: list[Element] = []
+            for element in pool.map(prepare, chunk):
+                tally.count(element)
+                if not isinstance(element, Broken):
+                    elements.append(element)
+            if elements:
+                yield {key: np.stack([e[key] for e in elements]) for key in elements[0]}
+
+
+def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
+    """Returns a function that encodes batches, padded to one shape, on this process's devices."""
+    mesh = make_mesh(devices=jax.local_devices())
+    params = jax.device_put(params, replicated(mesh))
+
+    @functools.partial(jax.jit, out_shardings=replicated(mesh))
+    def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        vae = base.autoencoder
+        encode = functools.partial(encode_pixels, base.networks[vae], params[vae])
+        arrays = dict(batch)
+        arrays["moments"] = jnp.concatenate(encode(arrays.pop("pixel_values")), axis=-1)
+        if "original_pixel_values" in arrays:
+            arrays[_ORIGINAL], _ = encode(arrays.pop("original_pixel_values"))
+        if text_embeddings:
+            encoded = encode_captions(base.family, base.networks, params, batch)
+            arrays = {k: v for k, v in arrays.items() if not is_text(k)}
+            arrays |= dict(zip(base.family.embedding_columns, encoded))
+        return arrays
+
+    size = 0
+
+    def encode(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        nonlocal size
+        n = len(batch["pixel_values"])
+        size = max(size, n + -n % mesh.size)
+        padded = {k: np.concatenate([v, np.repeat(v[:1], size - n, 0)]) for k, v in batch.items()}
+        result = run(params, jax.device_put(padded, batch_sharding(mesh)))
+        return {name: np.asarray(value)[:n] for name, value in result.items()}
+
+    return encode

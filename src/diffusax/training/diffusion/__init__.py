@@ -1,0 +1,1 @@
+"""What a diffusion model is trained on: timesteps, targets, and conditions left out."""

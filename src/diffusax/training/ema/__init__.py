@@ -1,0 +1,1 @@
+"""Averages of the parameters: during a run, on disk, and computed after it."""

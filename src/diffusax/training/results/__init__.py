@@ -1,0 +1,1 @@
+"""What a run leaves behind: its log, and folders that diffusers opens."""

@@ -1,0 +1,139 @@
+"""Writes the result of a run: folders that diffusers opens, with a model card."""
+
+import os
+from pathlib import Path
+
+import huggingface_hub
+import jax
+import yaml
+
+from diffusax._version import __version__
+from diffusax.checkpoints.hub import hub_errors
+from diffusax.models.network import Params
+from diffusax.training.config import TrainConfig
+from diffusax.training.options import to_yaml
+from diffusax.training.recipe import Recipe
+
+_CARD = """---
+{front}---
+
+# {title}
+
+Trained with diffusax {version}, recipe `{recipe}`{base}, for
+{steps} steps of {batch_size} examples on `{data}`.{average}
+
+{usage}
+## Options of the run
+
+```yaml
+{options}```
+"""
+
+_USAGE = """```python
+import diffusax
+
+pipe = diffusax.DiffusionPipeline.from_pretrained("{location}")
+pipe({call}).images[0].save("picture.png")
+```
+
+PyTorch diffusers opens the same folder.
+"""
+
+_CALLS = {
+    "text-to-image": '"a prompt"',
+    "image-to-image": '"make it snowy", image="photo.png"',
+}
+"""The example call of a card, by the model's pipeline_tag."""
+
+
+def export(
+    recipe: Recipe, config: TrainConfig, *, steps: int, params: Params, ema: Params | None
+) -> list[Path]:
+    """Writes `model`, and `model_ema` where there is an average; only the first process writes.
+
+    With push_to_hub it uploads the average, or the model where there is none.
+    """
+    if jax.process_index():
+        return []
+    folders = result_folders(config, averaged=ema is not None)
+    for folder, saved in zip(folders, [params, ema]):
+        recipe.save(saved, folder)
+    for folder in folders:
+        address = config.push_to_hub if folder == folders[-1] else None
+        average = config.ema.rule if folder != folders[0] else None
+        write_model_card(folder, recipe, config, steps=steps, address=address, average=average)
+    if config.push_to_hub:
+        push_to_hub(folders[-1], config.push_to_hub)
+    return folders
+
+
+def result_folders(config: TrainConfig, *, averaged: bool) -> list[Path]:
+    """Returns the folders of the model, and of its average if there is one."""
+    names = ("model", "model_ema") if averaged else ("model",)
+    return [Path(config.output) / name for name in names]
+
+
+def write_model_card(
+    folder: Path,
+    recipe: Recipe,
+    config: TrainConfig,
+    *,
+    steps: int,
+    address: str | None = None,
+    average: str | None = None,
+) -> None:
+    """Writes README.md: what the model is, and from which model, data and options it was made.
+
+    Args:
+        folder: the folder to write to.
+        recipe: the recipe of the run.
+        config: the options of the run.
+        steps: the number of steps that the model was trained for.
+        address: the Hub repository that it is uploaded to.
+        average: how its parameters are averaged, in words.
+    """
+    title = address or f"{Path(config.output).resolve().name}, {folder.name}"
+    front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
+    base = front.get("base_model")
+    call, usage = _CALLS.get(front.get("pipeline_tag", "")), ""
+    if call is not None:
+        usage = _USAGE.format(location=address or folder.resolve(), call=call)
+    card = _CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        title=title,
+        version=__version__,
+        recipe=recipe.name,
+        base=f" from `{base}`" if base else "",
+        steps=steps,
+        batch_size=config.batch_size,
+        data=config.data.path,
+        average=f" The parameters are averaged ({average})." if average else "",
+        usage=usage,
+        options=to_yaml(config),
+    )
+    (folder / "README.md").write_text(card, "utf-8")
+
+
+def create_on_hub(repo: str) -> None:
+    """Creates the repository unless it exists, so that a mistake shows before the training.
+
+    Raises:
+        ValueError: the Hub refuses; says why.
+    """
+    with hub_errors(repo):
+        _api().create_repo(repo, exist_ok=True)
+
+
+def push_to_hub(folder: Path, repo: str) -> None:
+    """Uploads the folder as a model, with the stored login or HF_TOKEN.
+
+    Raises:
+        ValueError: the Hub refuses; says why.
+    """
+    create_on_hub(repo)
+    with hub_errors(repo):
+        _api().upload_folder(repo_id=repo, folder_path=folder)
+
+
+def _api() -> huggingface_hub.HfApi:
+    return huggingface_hub.HfApi(token=os.environ.get("HF_TOKEN"))

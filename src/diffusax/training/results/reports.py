@@ -1,0 +1,192 @@
+"""Reports of a run: progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
+
+import contextlib
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+from tqdm.auto import tqdm
+
+from diffusax.extras import require_extra
+from diffusax.images.sheets import contact_sheet
+from diffusax.runtime.mesh import batch_size
+from diffusax.training.config import TrainConfig
+from diffusax.training.options import by_name
+
+# FLOP/s of one JAX device for dense bfloat16, from the makers' data sheets.
+PEAK_FLOPS = {
+    "TPU v3": 61.5e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA L4": 121e12,
+}
+
+
+def peak_flops(config: TrainConfig) -> float | None:
+    """Returns the peak FLOP/s of all devices together, or None where it is not known."""
+    if config.peak_tflops is not None:
+        return config.peak_tflops * 1e12 * jax.device_count()
+    kind = jax.devices()[0].device_kind
+    known = [name for name in PEAK_FLOPS if kind.startswith(name)]
+    return PEAK_FLOPS[max(known, key=len)] * jax.device_count() if known else None
+
+
+def batch_arithmetic(config: TrainConfig, mesh: jax.sharding.Mesh) -> str:
+    """Describes in a product what a batch is made of."""
+    processes, parts = jax.process_count(), batch_size(mesh)
+    groups, members = parts // processes, mesh.size // parts
+    of = f" groups of {members} devices" if members > 1 else " devices"
+    examples = config.batch_size // (parts * config.accumulate)
+    return (
+        f"batch_size={config.batch_size}: {processes} processes x {groups}{of} x {examples} "
+        f"examples x {config.accumulate} microbatches, so {config.batch_size // processes} "
+        "examples per process and step"
+    )
+
+
+class Reports:
+    """The logs of the first process; on other processes nothing is logged."""
+
+    def __init__(self, config: TrainConfig, *, name: str, start: int):
+        """Opens the logs.
+
+        Args:
+            config: the options of the run.
+            name: the name of the recipe.
+            start: the step that the run continues from; later lines in its log are removed.
+        """
+        self._main = jax.process_index() == 0
+        self._folder = Path(config.output)
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        self._bar = tqdm(
+            total=config.steps, initial=start, desc=name, unit="step", disable=not self._main
+        )
+        if not self._main:
+            return
+        (self._folder / "validation").mkdir(parents=True, exist_ok=True)
+        self._lines = _truncated(self._folder / "metrics.jsonl", start)
+        if "tensorboard" in config.report_to:
+            writer = require_extra("tensorboardX", "train").SummaryWriter
+            # A killed run writes nothing more, and by default would lose two minutes of its log.
+            self._tensorboard = writer(
+                str(self._folder / "logs"), purge_step=start + 1, flush_secs=1
+            )
+        if "wandb" in config.report_to:
+            self._wandb = _start_wandb(config, name, resumed=start > 0)
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar."""
+        self._bar.update(step - self._bar.n)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[Callable[[], None]]:
+        """Shows, inside the context, that the run compiles; the bar's clock stands still.
+
+        Yields:
+            A function that updates the time shown, to be called now and then.
+        """
+        self._bar.set_postfix_str("compiling")
+        try:
+            yield self._show_time
+        finally:
+            self._bar.set_postfix_str("", refresh=False)
+            self._bar.unpause()
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Writes a line of metrics.jsonl, and the same numbers to the other logs."""
+        if not self._main:
+            return
+        shown = {k: f"{values[k]:.3g}" for k in ("loss", "images_per_s", "mfu") if k in values}
+        self._bar.set_postfix(shown)
+        self._lines.write(json.dumps({"step": step, **values}) + "\n")
+        self._lines.flush()
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(values, step=step)
+
+    def images(self, step: int, images: Sequence[Image.Image], *, name: str = "validation") -> None:
+        """Writes a contact sheet to the folder `validation` and to TensorBoard."""
+        if not self._main:
+            return
+        sheet = contact_sheet(images)
+        sheet.save(self._folder / "validation" / f"{name}-{step:07}.png")
+        if self._tensorboard is not None:
+            self._tensorboard.add_image(name, np.asarray(sheet), step, dataformats="HWC")
+        if self._wandb is not None:
+            wandb = require_extra("wandb", "wandb")
+            self._wandb.log({name: [wandb.Image(image) for image in images]}, step=step)
+
+    def close(self) -> None:
+        """Writes what is not written yet, and closes the logs."""
+        self._bar.close()
+        if not self._main:
+            return
+        self._lines.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def _show_time(self) -> None:
+        """Redraws the bar on a terminal; in a log file it would add lines."""
+        if self._main and sys.stderr.isatty():
+            self._bar.refresh()
+
+
+def _start_wandb(config: TrainConfig, name: str, *, resumed: bool) -> Any:
+    """Starts the run at Weights & Biases; a resumed run continues its own.
+
+    Raises:
+        ValueError: it cannot be started, because there is no login or no connection.
+    """
+    wandb = require_extra("wandb", "wandb")
+    file = Path(config.output) / "wandb.txt"
+    if not (resumed and file.is_file()):
+        file.write_text(uuid.uuid4().hex[:8])
+    try:
+        return wandb.init(
+            project="diffusax",
+            name=name,
+            id=file.read_text().strip(),
+            resume="allow",
+            config=by_name(config),
+            dir=config.output,
+        )
+    # wandb's errors have no common class of their own.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"Weights & Biases does not start ({reason}); run `wandb login`, set "
+            "WANDB_MODE=offline, or leave wandb out of report_to"
+        ) from None
+
+
+def _truncated(path: Path, start: int) -> Any:
+    """Opens the file at its end, without the lines after `start`, which will be written again."""
+    kept = []
+    if path.is_file():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= start:
+                    kept.append(line)
+            except (json.JSONDecodeError, KeyError):
+                continue
+    path.write_text("".join(line + "\n" for line in kept), "utf-8")
+    return path.open("a", encoding="utf-8")
