@@ -7,8 +7,8 @@ from effort import first
 from tiny import randomize
 
 from diffusax.checkpoints import load_network, named, save_network
-from diffusax.config import config_from_dict
 from diffusax.models import AsymmetricAutoencoderKLConfig
+from diffusax.typed.config import config_from_dict
 
 TINY = {
     "down_block_types": ("DownEncoderBlock2D",) * 3,

@@ -6,8 +6,8 @@ from effort import first
 from tiny import randomize
 
 from diffusax.checkpoints import load_network, save_network
-from diffusax.config import config_from_dict
 from diffusax.models import AutoencoderTinyConfig
+from diffusax.typed.config import config_from_dict
 
 TINY = {
     "encoder_block_out_channels": (16, 16),

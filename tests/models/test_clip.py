@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tiny import randomize
 
 from diffusax.checkpoints import load_network, save_network
-from diffusax.config import config_from_dict
 from diffusax.models import CLIPTextConfig
+from diffusax.typed.config import config_from_dict
 
 TINY = {
     "vocab_size": 100,

@@ -11,8 +11,8 @@ from tiny import randomize
 
 import diffusax
 from diffusax.checkpoints import load_network, save_network
-from diffusax.config import config_from_dict
 from diffusax.models import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
+from diffusax.typed.config import config_from_dict
 
 VISION = {
     "hidden_size": 24,

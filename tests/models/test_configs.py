@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TEXT, UNET, VAE
 
-from diffusax.config import config_from_dict, config_to_dict
 from diffusax.models import (
     MODELS,
     AsymmetricAutoencoderKLConfig,
@@ -21,6 +20,7 @@ from diffusax.models import (
     UNet2DConditionConfig,
 )
 from diffusax.models.rngs import ShapeRngs
+from diffusax.typed.config import config_from_dict, config_to_dict
 
 
 def nested(depth):

@@ -10,9 +10,9 @@ from effort import first
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.config import config_from_dict
 from diffusax.models import ControlNetConfig
 from diffusax.models.controlnet import guess_scales, scale_residuals
+from diffusax.typed.config import config_from_dict
 
 CONTEXT = 24
 SD1 = {

@@ -8,8 +8,8 @@ from effort import first
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
-from diffusax.config import config_from_dict
 from diffusax.models import UNet2DConditionConfig
+from diffusax.typed.config import config_from_dict
 
 CONTEXT = 24
 BASE = {

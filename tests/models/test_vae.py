@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from tiny import randomize
 
 from diffusax.checkpoints import load_network, save_network
-from diffusax.config import config_from_dict
 from diffusax.models import AutoencoderKLConfig
+from diffusax.typed.config import config_from_dict
 
 
 def kl(folder, levels, **config):

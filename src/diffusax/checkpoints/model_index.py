@@ -5,9 +5,8 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from diffusax.files import load_json, write_json
+from diffusax.typed.convert import Mismatch, convert
 
 NAME = "model_index.json"
 
@@ -52,9 +51,9 @@ def read_call_defaults(folder: Path) -> dict[str, float]:
     path = Path(folder) / NAME
     defaults = load_json(path).get("_call_defaults", {})
     try:
-        return msgspec.convert(defaults, dict[str, float | int])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: _call_defaults must be numbers by name ({error})") from None
+        return convert(defaults, dict[str, float | int])
+    except Mismatch as wrong:
+        raise ValueError(f"{path}: _call_defaults must be numbers by name ({wrong})") from None
 
 
 def write_model_index(

@@ -10,11 +10,11 @@ from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.tensors import split_into_shards, write_tensors
 from diffusax.checkpoints.tree import load_params, params_to_tensors
-from diffusax.config import config_from_dict, config_to_dict
 from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
 from diffusax.runtime.mesh import param_sharding, tree_name
+from diffusax.typed.config import config_from_dict, config_to_dict
 
 _TRANSFORMERS = tuple(name for name in MODELS if name.startswith("CLIP"))
 

@@ -13,13 +13,13 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.parsing import OWN, parse
-from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
 from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import describe, lower
 from diffusax.runtime.topology import topology_mesh
+from diffusax.typed.options import Count, Options
 
 TASKS: dict[str, Any] = {
     "text-to-image": diffusax.AutoPipelineForText2Image,

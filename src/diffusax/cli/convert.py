@@ -8,10 +8,10 @@ from tyro.conf import Positional, arg
 
 from diffusax.checkpoints import resolve
 from diffusax.cli.parsing import OWN, parse
-from diffusax.options import Options
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.printable import escaped
 from diffusax.training.converting import to_instruct_pix2pix
+from diffusax.typed.options import Options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

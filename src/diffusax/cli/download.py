@@ -17,8 +17,8 @@ from diffusax.hub_data import (
     open_dataset,
     write_urls,
 )
-from diffusax.options import Count, Options
 from diffusax.printable import escaped
+from diffusax.typed.options import Count, Options
 
 
 @configure(FlagCreatePairsOff)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from diffusax.cli.parsing import OWN
-from diffusax.options import Options, Seed
 from diffusax.parameters import parameters_text
 from diffusax.printable import escaped
-from diffusax.ranges import Scale, Steps
+from diffusax.typed.options import Options, Seed
+from diffusax.typed.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Drawer = Callable[[Any, int], tuple[list[Any], str]]

@@ -13,7 +13,7 @@ import diffusax
 from diffusax.cli import drawing
 from diffusax.cli.parsing import OWN, parse
 from diffusax.images.sheets import labelled_grid
-from diffusax.ranges import Count, Pixels, Scale
+from diffusax.typed.ranges import Count, Pixels, Scale
 
 # Sides are multiples of this, so that a network can halve the latents three times.
 MULTIPLE = 64

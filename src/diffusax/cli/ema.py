@@ -9,7 +9,6 @@ from tyro.conf import Positional, arg
 import diffusax.training
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.train import RECIPES
-from diffusax.options import Count, Options, Share
 from diffusax.printable import escaped
 from diffusax.training import TrainConfig
 from diffusax.training.ema.averages import make_average
@@ -17,6 +16,7 @@ from diffusax.training.ema.posthoc import Length
 from diffusax.training.ema.snapshots import AVERAGES, read_snapshots
 from diffusax.training.ema.update import Start
 from diffusax.training.options import read_config
+from diffusax.typed.options import Count, Options, Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

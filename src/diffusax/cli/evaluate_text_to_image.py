@@ -25,9 +25,9 @@ from diffusax.evaluation import (
 )
 from diffusax.evaluation.features import batched
 from diffusax.evaluation.images import read_pictures
-from diffusax.options import Count, Seed
 from diffusax.printable import escaped
-from diffusax.ranges import Pixels
+from diffusax.typed.options import Count, Seed
+from diffusax.typed.ranges import Pixels
 
 Pictures = Iterable[tuple[Any, str | None]]
 

@@ -10,12 +10,12 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
-from diffusax.options import Count, Options
 from diffusax.pipelines import ahead
 from diffusax.pipelines.exporting import parameter_files, write_example, write_parameters
 from diffusax.printable import escaped
-from diffusax.ranges import Steps
 from diffusax.runtime.exporting import export_requests
+from diffusax.typed.options import Count, Options
+from diffusax.typed.ranges import Steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

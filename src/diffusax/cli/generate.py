@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing, grid, torch_backend
 from diffusax.cli.parsing import OWN, parse
-from diffusax.ranges import Count, Fraction, Pixels, Scale
+from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 
 
 @configure(FlagCreatePairsOff)

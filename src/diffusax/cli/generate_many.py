@@ -16,7 +16,7 @@ from diffusax.cli.drawing import Drawing, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
 from diffusax.printable import escaped
-from diffusax.ranges import Count, Pixels
+from diffusax.typed.ranges import Count, Pixels
 
 LEFT_OUT = 3
 """The exit code of a run that has generated all possible images, and has left lines out."""

@@ -5,11 +5,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 from PIL import Image
 
 from diffusax.images.sheets import labelled_grid
-from diffusax.options import option_types
+from diffusax.typed.convert import Mismatch, convert, field_types
 
 AXES = ("sampler", "steps", "guidance", "seed", "strength", "clip_skip")
 """The options that may vary over a grid."""
@@ -75,13 +74,13 @@ def _read(text: str, kind: Any) -> Axis:
             f"--grid takes OPTION=VALUE,VALUE,... where the option is one of {known} (got {text})"
         )
     return Axis(
-        name, tuple(_value(part.strip(), option_types(kind)[name]) for part in values.split(","))
+        name, tuple(_value(part.strip(), field_types(kind)[name]) for part in values.split(","))
     )
 
 
 def _value(text: str, kind: Any) -> Any:
     """Converts the text to a number if the option is one; options check their values themselves."""
     try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError:
+        return convert(text, kind, strict=False)
+    except Mismatch:
         return text

@@ -3,10 +3,10 @@
 import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tyro._arguments import generate_argument_helptext
+from diffusax.runtime.compat import command_groups
 
 FLAGS = ("-h", "--help", "--help-all")
 _COLUMN = 24
@@ -43,13 +43,18 @@ def command_help(prog: str, parser: Any, essentials: Collection[str], *, everyth
             sentence; where there are none, it shows all options.
         everything: whether to show all options.
     """
-    spec = parser._parser_specification
-    groups = list(_groups(spec))
+    found = list(command_groups(parser))
+    description = found[0][1]
+    groups = [
+        # The command's own description stands above all groups.
+        Group(title, _joined(text) if i else "", [_option(**option) for option in options])
+        for i, (title, text, options) in enumerate(found)
+    ]
     count = sum(len(group.options) for group in groups)
     places = [option for group in groups for option in group.options if option.positional]
     blocks = [
         _wrapped(" ".join([f"usage: {prog} [OPTIONS]", *(option.flags for option in places)])),
-        *map(_wrapped, spec.description.split("\n\n")),
+        *map(_wrapped, description.split("\n\n")),
     ]
     if places:
         blocks.append(_table(places))
@@ -83,26 +88,12 @@ def commands_help(prog: str, description: str, commands: Mapping[str, str]) -> s
     )
 
 
-def _groups(spec: Any, text: str = "") -> Iterator[Group]:
-    """The options of tyro's specification, and of the sets of options among them."""
-    yield Group(spec.extern_prefix, text, [_option(arg) for arg in spec.args if _shown(arg)])
-    for child in spec.child_from_prefix.values():
-        yield from _groups(child, _joined(child.description))
-
-
-def _shown(arg: Any) -> bool:
-    return not arg.is_suppressed()
-
-
-def _option(arg: Any) -> Option:
-    _, flags = arg.get_invocation_text()
-    positional = bool(arg.is_positional())
-    name = arg.field.intern_name if positional else arg.lowered.name_or_flags[0]
-    text = _joined(generate_argument_helptext(arg, arg.lowered).as_str_no_ansi())
+def _option(name: str, text: str, **others: Any) -> Option:
+    """An option as the configuration file names it, without a default that says nothing."""
+    text = _joined(text)
     for nothing in ("(default: None)", "(default: '')", "(default: )"):
         text = text.replace(nothing, "").strip()
-    name = name.removeprefix("--").replace("-", "_")
-    return Option(name, flags.as_str_no_ansi(), text, positional, bool(arg.lowered.required))
+    return Option(name.removeprefix("--").replace("-", "_"), text=text, **others)
 
 
 def _table(options: Sequence[Option]) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 import tyro.extras
-from tyro._backends import _argparse_formatter
 from tyro.conf import (
     DisallowNone,
     PositionalMetavarFromFieldName,
@@ -22,11 +21,9 @@ from tyro.conf import (
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from diffusax.cli.help import FLAGS, command_help, commands_help
+from diffusax.runtime.compat import forget_unrecognized, use_argparse
 
-# Without boxes and colours; with argparse, whose errors name the option that is wrong.
-tyro._experimental_options["backend"] = "argparse"
-tyro._experimental_options["utf8_boxes"] = False
-tyro._experimental_options["ansi_codes"] = False
+use_argparse()
 
 OWN = arg(help_behavior_hint="")
 """Marks an option whose help text contains its default."""
@@ -110,8 +107,7 @@ def parse_with_files(
 
 
 def _tyro(kind: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
-    # tyro forgets what it did not recognise the last time only where prog is one word.
-    _argparse_formatter.global_unrecognized_arg_and_prog.clear()
+    forget_unrecognized()
     return tyro.cli(kind, args=args, prog=prog, config=_MARKERS, registry=_registry, **options)
 
 

@@ -1,11 +1,10 @@
 """Finds out which part of the work a process does."""
 
-import importlib
 import re
-from typing import Any
 
 import jax
 
+from diffusax.runtime.compat import forget_joining, joined_part
 from diffusax.runtime.mesh import initialize
 
 
@@ -16,12 +15,9 @@ def jax_part() -> tuple[int, int]:
     for the others at its end nor end with them. Afterwards this process sees only its own devices.
     """
     initialize()
-    state: Any = importlib.import_module("jax._src.distributed").global_state
-    part = state.process_id, state.num_processes
+    part = joined_part()
     jax.distributed.shutdown()
-    # JAX remembers both, and devices made as some of several processes' would look for the others
-    # as soon as two of them exchange something.
-    state.process_id, state.num_processes = 0, 1
+    forget_joining()
     return part
 
 

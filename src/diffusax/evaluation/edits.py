@@ -17,9 +17,9 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
     text_image_similarity,
 )
-from diffusax.options import Count, Options, Seed
 from diffusax.training.data.examples import prepare_images, read_picture
 from diffusax.training.data.sources import Source, open_source
+from diffusax.typed.options import Count, Options, Seed
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
 Guidance = Annotated[float, Meta(gt=1, le=1000)]

@@ -12,6 +12,7 @@ from PIL import Image
 
 from diffusax.files import load_json
 from diffusax.images.pictures import load_image
+from diffusax.typed.convert import Mismatch, convert
 
 Side = Annotated[int, Meta(ge=1, le=16384)]
 Number = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -74,9 +75,9 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
         if isinstance(values.get("crop_size"), int):
             values["crop_size"] = dict.fromkeys(("height", "width"), values["crop_size"])
         try:
-            processor = msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{source}: {error}") from None
+            processor: CLIPImageProcessor = convert(values, cls)
+        except Mismatch as wrong:
+            raise ValueError(f"{source}: {wrong}") from None
         if processor.crop_size.height is None or processor.crop_size.width is None:
             raise ValueError(f"{source}: crop_size must have a height and a width")
         if processor.size.shortest_edge is None and None in (

@@ -1,9 +1,8 @@
 """Computes scaled dot-product attention, in the fastest form for the platform and shape."""
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from diffusax.models.matmul import materialize
+from diffusax.runtime.compat import pretend_cudnn
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.mesh import BATCH_AXES, TENSOR_AXIS
 
@@ -88,27 +88,11 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
         names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
         lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
         q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
-    _pretend_cudnn()
+    pretend_cudnn()
     y = jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
     )
     return y[:, :t]
-
-
-@cache
-def _pretend_cudnn() -> None:
-    """Has JAX write cuDNN's call on a machine that has no cuDNN.
-
-    It asks for the library's version while it traces, to choose among calls. What it knows nothing
-    of is 9.8 from then on, which JAX's CUDA plugins come with at least; a program that is compiled
-    for another platform holds no such call.
-    """
-    try:
-        module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
-    except ImportError:
-        return
-    if getattr(module, "cuda_versions", None) is None and hasattr(module, "check_cudnn_version"):
-        module.check_cudnn_version = lambda: 90800
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:

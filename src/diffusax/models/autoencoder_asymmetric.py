@@ -6,7 +6,11 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
-from diffusax.config import (
+from diffusax.models.inputs import check_map
+from diffusax.models.layers import Conv2d
+from diffusax.models.resnet import upsample_nearest
+from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
+from diffusax.typed.config import (
     Channels,
     Positive,
     Repeats,
@@ -15,10 +19,6 @@ from diffusax.config import (
     check_groups,
     check_types,
 )
-from diffusax.models.inputs import check_map
-from diffusax.models.layers import Conv2d
-from diffusax.models.resnet import upsample_nearest
-from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.config import (
+from diffusax.typed.config import (
     Channels,
     Epsilon,
     Heads,

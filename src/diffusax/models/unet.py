@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.config import Channels, Size
 from diffusax.models import resnet, transformer
 from diffusax.models.freeu import of_level
 from diffusax.models.layers import Conv2d, GroupNorm
@@ -22,6 +21,7 @@ from diffusax.models.unet_encoder import (
     make_level,
     resnet_options,
 )
+from diffusax.typed.config import Channels, Size
 
 Kernel = Literal[1, 3, 5, 7]
 

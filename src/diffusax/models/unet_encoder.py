@@ -10,7 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from msgspec import Meta
 
-from diffusax.config import (
+from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.layers import Conv2d, Embedding, Linear
+from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
+from diffusax.typed.config import (
     Bool,
     Channels,
     Epsilon,
@@ -22,10 +26,6 @@ from diffusax.config import (
     check_types,
     per_level,
 )
-from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_tokens
-from diffusax.models.layers import Conv2d, Embedding, Linear
-from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 
 # Four times SDXL's number. Building a network takes milliseconds for each block.
 _MAX_BLOCKS = 400

@@ -7,7 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diffusax.config import (
+from diffusax.models.inputs import check_map
+from diffusax.models.layers import Conv2d, GroupNorm
+from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
+from diffusax.models.transformer import Attention
+from diffusax.typed.config import (
     Channels,
     Positive,
     Repeats,
@@ -17,10 +21,6 @@ from diffusax.config import (
     check_groups,
     check_types,
 )
-from diffusax.models.inputs import check_map
-from diffusax.models.layers import Conv2d, GroupNorm
-from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
-from diffusax.models.transformer import Attention
 
 _EPS = 1e-6
 

@@ -12,11 +12,11 @@ from msgspec import Meta
 
 from diffusax.offline.batches import Picture, check_picture
 from diffusax.offline.prompts import COLUMNS
-from diffusax.options import Options, Seed
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.tasks import text_to_image
-from diffusax.ranges import Count, Pixels, Scale, Steps
 from diffusax.samplers import Scheduler, scheduler_from_name
+from diffusax.typed.options import Options, Seed
+from diffusax.typed.ranges import Count, Pixels, Scale, Steps
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Call))

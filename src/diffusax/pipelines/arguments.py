@@ -3,17 +3,25 @@
 import dataclasses
 import functools
 import inspect
-import re
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
 from diffusax.images.pictures import as_numpy
-from diffusax.ranges import Count, Fraction, Pixels, Scale, Steps
+from diffusax.typed.convert import (
+    Words,
+    by_type,
+    choice,
+    convert_fields,
+    field_types,
+    limit,
+    number,
+    plain,
+    shortened,
+)
+from diffusax.typed.ranges import Count, Fraction, Pixels, Scale, Steps
 
 Texts = str | list[str] | None
 Coordinate = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
@@ -135,7 +143,21 @@ DESCRIPTIONS = {
 }
 
 _UNSUPPORTED = ("ip_adapter_image", "ip_adapter_image_embeds")
-_ARRAYS = frozenset(field.name for field in dataclasses.fields(Call) if field.type is Any)
+_TYPES = {
+    Texts: "a string or a list of strings",
+    bool: "True or False",
+    Size | None: "a pair of integers",
+    Size: "a pair of integers",
+    Times: "a list of numbers of at least 0",
+    int: "an integer",
+    int | list[int] | None: "an integer or a list of integers",
+    list[str] | None: "a list of strings",
+}
+_WORDS = Words(
+    "{name} must be {must} (got {value})",
+    (limit, choice("one of {}", ", ", ", "), by_type(_TYPES), number),
+    shortened,
+)
 
 
 def check_call(given: Mapping[str, Any]) -> Call:
@@ -159,11 +181,9 @@ def check_call(given: Mapping[str, Any]) -> Call:
     callback, callback_steps = values.pop("callback", None), values.pop("callback_steps", 1)
     if callback is not None:
         values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
-    values = {k: v if k in _ARRAYS else _plain(v) for k, v in values.items()}
-    try:
-        call = msgspec.convert(values, Call, strict=True)
-    except msgspec.ValidationError as error:
-        raise ValueError(_sentence(str(error), values)) from None
+    hints = field_types(Call)
+    values = {k: v if hints[k] is Any else plain(v) for k, v in values.items() if k in hints}
+    call = Call(**convert_fields(hints, values, _WORDS))
     callback = call.callback_on_step_end
     if hasattr(callback, "tensor_inputs"):
         names = list(callback.tensor_inputs)
@@ -221,47 +241,6 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _plain(value: Any) -> Any:
-    """NumPy, JAX and PyTorch scalars and arrays as Python numbers and lists."""
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "shape") else value
-
-
-_WORDS = {
-    Texts: "a string or a list of strings",
-    bool: "True or False",
-    Size | None: "a pair of integers",
-    Size: "a pair of integers",
-    Times: "a list of numbers of at least 0",
-    int: "an integer",
-    int | list[int] | None: "an integer or a list of integers",
-    list[str] | None: "a list of strings",
-}
-_FIELDS = {field.name: field.type for field in dataclasses.fields(Call)}
-
-
-def _sentence(reason: str, values: Mapping[str, Any]) -> str:
-    """msgspec's reason as a sentence that names the argument, what it must be and its value."""
-    expected, _, place = reason.partition(" - at `$")
-    name = re.split(r"[^\w]", place.removeprefix("."))[0]
-    hint: Any = _FIELDS.get(name)
-    bound = re.match(r"Expected `\w+` (>=|<=) (\S+)", expected)
-    if bound:
-        must = f"at {'least' if bound[1] == '>=' else 'most'} {bound[2].removesuffix('.0')}"
-    elif typing.get_origin(hint) is Literal:
-        must = f"one of {', '.join(map(repr, typing.get_args(hint)))}"
-    elif hint in _WORDS:
-        must = _WORDS[hint]
-    else:
-        kind = "an integer" if "`int" in expected else "a number"
-        must = f"{kind} or a list of them" if "array" in expected else kind
-    shown = repr(values.get(name))
-    return f"{name} must be {must} (got {shown if len(shown) <= 80 else shown[:77] + '...'})"
-
-
 def _check_attention_options(options: Any) -> None:
     unknown = [k for k in options if k != "scale"] if isinstance(options, Mapping) else [options]
     if unknown:
@@ -280,7 +259,7 @@ def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_of(generator: Any) -> Any:
-    seed = generator.initial_seed() if hasattr(generator, "initial_seed") else _plain(generator)
+    seed = generator.initial_seed() if hasattr(generator, "initial_seed") else plain(generator)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(
             f"generator must be an integer, a torch.Generator, or a list of them (got {seed!r})"

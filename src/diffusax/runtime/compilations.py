@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 
-_EVENT = "/jax/core/compile/backend_compile_duration"
+from diffusax.runtime.compat import COMPILE_EVENT
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def count_compilations() -> Iterator[list[str]]:
     active, thread = True, threading.get_ident()
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        if active and event == _EVENT and threading.get_ident() == thread:
+        if active and event == COMPILE_EVENT and threading.get_ident() == thread:
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)

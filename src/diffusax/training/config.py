@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import parse_mesh
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.optimizers import OptimizerConfig
+from diffusax.typed.options import Count, Options, Seed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from msgspec import Meta
 from optax.contrib import MuonDimensionNumbers, muon
 
 from diffusax.models.network import Params
-from diffusax.options import Options, Weight
+from diffusax.typed.options import Options, Weight
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from diffusax.options import Options, is_group, option_types
+from diffusax.typed.convert import field_types
+from diffusax.typed.options import Options, is_group
 
 ComputeDtype = Literal["float32", "bfloat16"]
 
@@ -80,7 +81,7 @@ def require_options(options: Options, names: Iterable[str]) -> None:
 
 def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O:
     """root: the options that these belong to, which a mistake's mend is looked for in."""
-    kinds = option_types(cls)
+    kinds = field_types(cls)
     converted: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kinds:
@@ -107,7 +108,7 @@ def _unknown(cls: type[Options], name: Any, root: type[Options]) -> str:
 
 def _names(cls: Any) -> Iterator[str]:
     """Options and groups of them."""
-    for name, kind in option_types(cls).items():
+    for name, kind in field_types(cls).items():
         yield f"{cls.group}{name}"
         if is_group(kind):
             yield from _names(kind)

@@ -11,7 +11,6 @@ import numpy as np
 from flax.core import FrozenDict
 
 from diffusax.checkpoints import save_network
-from diffusax.config import config_from_dict, config_to_dict
 from diffusax.files import load_json
 from diffusax.interop.flax.outputs import (
     FlaxAutoencoderKLOutput,
@@ -25,6 +24,7 @@ from diffusax.models import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.network import Model, Network, Params, cast_params, initialize_params
 from diffusax.samplers.schedulers.options import Options
+from diffusax.typed.config import config_from_dict, config_to_dict
 
 LOADING = frozenset(
     (

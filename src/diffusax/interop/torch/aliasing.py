@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from diffusax.interop.torch.importing import torchax_module
-
-Tensor: Any = torchax_module("tensor").Tensor
-View: Any = torchax_module("view").View
+from diffusax.interop.torch.compat import Tensor, View, environment_of, is_view, on_host
 
 
 class Alias(NamedTuple):
@@ -42,43 +39,48 @@ def holder(tensor: Any) -> Any:
     return tensor
 
 
+def hold(tensor: Any, array: jax.Array) -> None:
+    """Puts another array into a tensor that is no slice."""
+    tensor.apply_jax_(lambda _: array)
+
+
 def refresh(tensor: Any) -> None:
     """Makes a view again if what it is a view of was written to."""
     tensor = holder(tensor)
-    alias = vars(tensor).get("_alias")
+    alias = _alias(tensor)
     if alias is None:
         return
     refresh(alias.parent)
     writes = _writes(alias.parent)
     if writes != alias.writes:
-        tensor._elem = alias.pull(alias.parent.jax())
-        tensor._alias = alias._replace(writes=writes)
-        tensor._writes = _writes(tensor) + 1
+        hold(tensor, alias.pull(alias.parent.jax()))
+        tensor.view_of = alias._replace(writes=writes)
+        tensor.times_written = _writes(tensor) + 1
 
 
 def written(tensor: Any) -> None:
     """Writes what was just written into a view to what it is a view of."""
     tensor = holder(tensor)
-    tensor._writes = _writes(tensor) + 1
-    alias = vars(tensor).get("_alias")
+    tensor.times_written = _writes(tensor) + 1
+    alias = _alias(tensor)
     if alias is None:
         return
     parent = alias.parent
     array = parent.jax()
     places = alias.pull(jnp.arange(array.size, dtype=jnp.int32).reshape(array.shape))
-    if places.shape != tensor._elem.shape:
+    if places.shape != tensor.jax().shape:
         # squeeze_ and the like: another view of the same tensor, which is not written to.
-        tensor._alias = None
+        tensor.view_of = None
         return
-    flat = array.reshape(-1).at[places.reshape(-1)].set(tensor._elem.reshape(-1))
+    flat = array.reshape(-1).at[places.reshape(-1)].set(tensor.jax().reshape(-1))
     # See `assigning`.
     new = jax.lax.optimization_barrier(flat.reshape(array.shape))
     if isinstance(parent, View):
         parent.update(new)
     else:
-        parent._elem = new
+        hold(parent, new)
     written(parent)
-    tensor._alias = alias._replace(writes=_writes(parent))
+    tensor.view_of = alias._replace(writes=_writes(parent))
 
 
 def link(found: Any, func: Any, args: Any, kwargs: Any, again: Callable[[jax.Array], Any]) -> None:
@@ -91,27 +93,23 @@ def link(found: Any, func: Any, args: Any, kwargs: Any, again: Callable[[jax.Arr
         kwargs: more of its arguments.
         again: makes the results of another array in the place of the first argument.
     """
-    if not getattr(func, "is_view", False) or not isinstance(args[0], Tensor | View):
+    if not is_view(func) or not isinstance(args[0], Tensor | View):
         return
     parent, several = args[0], isinstance(found, list | tuple)
     layouts = _layouts(func, parent, args[1:], kwargs)
     if layouts is None:
         return
     for i, (tensor, layout) in enumerate(zip(found if several else [found], layouts)):
-        if tensor is parent or not isinstance(tensor, Tensor) or "_alias" in vars(tensor):
+        if tensor is parent or not isinstance(tensor, Tensor) or "view_of" in vars(tensor):
             continue
         if tensor.dtype == parent.dtype and layout.shape == tensor.shape:
             pull = lambda array, i=i: (again(array)[i] if several else again(array)).jax()  # noqa: E731
-            tensor._alias = Alias(parent, pull, layout, _writes(parent))
+            tensor.view_of = Alias(parent, pull, layout, _writes(parent))
 
 
 def _layouts(func: Any, parent: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
     """The results' strides in PyTorch; None where reshape would have copied."""
-    with (
-        torch._C.DisableTorchFunction(),
-        torch.utils._mode_utils.no_dispatch(),
-        contextlib.suppress(RuntimeError),
-    ):
+    with on_host(), contextlib.suppress(RuntimeError):
         found = func(layout_of(parent), *args, **kwargs)
         return list(found) if isinstance(found, list | tuple) else [found]
     return None
@@ -121,16 +119,21 @@ def layout_of(tensor: Any) -> torch.Tensor:
     """A tensor without numbers with the strides that a tensor has in PyTorch."""
     if isinstance(tensor, View):
         return layout_of(tensor.parent)[tensor.view_info.slices]
-    alias = vars(tensor).get("_alias")
+    alias = _alias(tensor)
     return torch.empty(tensor.shape, device="meta") if alias is None else alias.layout
 
 
 def contiguous(x: Any, memory_format: Any = None) -> Any:
     """torch.Tensor's: a copy of what is not contiguous, which shares nothing any more."""
-    with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
+    with on_host():
         shares = layout_of(x).is_contiguous()
-    return x if shares else Tensor(x.jax(), x._env)
+    return x if shares else Tensor(x.jax(), environment_of(x))
+
+
+def _alias(tensor: Any) -> Alias | None:
+    found: Alias | None = vars(tensor).get("view_of")
+    return found
 
 
 def _writes(tensor: Any) -> int:
-    return int(vars(holder(tensor)).get("_writes", 0))
+    return int(vars(holder(tensor)).get("times_written", 0))

@@ -11,14 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from diffusax.interop.torch.aliasing import refresh, written
-from diffusax.interop.torch.importing import torchax_module
+from diffusax.interop.torch.aliasing import hold, refresh, written
+from diffusax.interop.torch.compat import NarrowInfo, Tensor, View, environment_of, map_leaves
 from diffusax.interop.torch.session import current
 from diffusax.interop.torch.tensors import to_array
-
-Tensor: Any = torchax_module("tensor").Tensor
-View: Any = torchax_module("view").View
-NarrowInfo: Any = torchax_module("view").NarrowInfo
 
 
 def put(array: jax.Array, key: Any, value: Any, accumulate: bool = False) -> jax.Array:
@@ -95,15 +91,14 @@ def get_item(x: Any, key: Any) -> Any:
         key = (key,) if key and isinstance(key[0], int) else tuple(key)
     keys = key if isinstance(key, tuple) else (key,)
     if not any(isinstance(k, list | torch.Tensor | jax.Array) for k in keys):
-        return View(x, view_info=NarrowInfo(key), env=x._env)
+        return View(x, view_info=NarrowInfo(key), env=environment_of(x))
     keys = tuple(np.asarray(k) if isinstance(k, list) else k for k in keys)
-    return Tensor(x.jax()[_keys(x._env, keys)], x._env)
+    return Tensor(x.jax()[_keys(environment_of(x), keys)], environment_of(x))
 
 
 def _arrays(env: Any, value: Any) -> Any:
     """The value with arrays in the place of tensors, of the host too."""
-    lifted = torch.utils._pytree.tree_map_only(torch.Tensor, env.lift, value)
-    return env.t2j_iso(lifted)
+    return env.t2j_iso(map_leaves(torch.Tensor, env.lift, value))
 
 
 def _keys(env: Any, key: Any) -> Any:
@@ -119,7 +114,7 @@ def _keys(env: Any, key: Any) -> Any:
     def to_key(tensor: Any) -> Any:
         return tensor.jax() if isinstance(tensor, Tensor | View) else to_array(tensor)
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, to_key, key)
+    return map_leaves(torch.Tensor, to_key, key)
 
 
 @contextlib.contextmanager
@@ -133,13 +128,15 @@ def assigning() -> Iterator[None]:
     guard = jax.lax.optimization_barrier
 
     def set_item(self: Any, key: Any, value: Any) -> None:
-        key, value = _keys(self._env, key), _arrays(self._env, value)
+        env = environment_of(self)
+        key, value = _keys(env, key), _arrays(env, value)
         refresh(self)
-        self._elem = guard(put(self._elem, key, value))
+        hold(self, guard(put(self.jax(), key, value)))
         written(self)
 
     def set_item_of_view(self: Any, key: Any, value: Any) -> None:
-        key, value = _keys(self._env, key), _arrays(self._env, value)
+        env = environment_of(self)
+        key, value = _keys(env, key), _arrays(env, value)
         refresh(self)
         self.update(value, [*self.get_transformation_chain(), NarrowInfo(key)])
         written(self)

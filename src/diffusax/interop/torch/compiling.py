@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
+from diffusax.interop.torch.compat import parameters_of, version_of
 from diffusax.interop.torch.environment import is_traced, unwrap, wrap
 from diffusax.interop.torch.explaining import NotTraceable, explain
 from diffusax.interop.torch.functional import Kernel, State, read_state, run_traced
@@ -239,7 +240,7 @@ class CompiledModule:
         parts, switches = self._switches.read()
         if parts != self._parts:
             self._parts = parts
-            self._holders = [p._parameters for p in self.module.modules() if p._parameters]
+            self._holders = [*filter(None, map(parameters_of, self.module.modules()))]
         # Any of them: adapters are fused into some of the weights only, in place.
         found = parts, [_mark(x) for holder in self._holders for x in holder.values()]
         if found != self._seen:
@@ -286,4 +287,4 @@ def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
 
 def _mark(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
     """What changes when a parameter is cast, moved, replaced or written to."""
-    return None if tensor is None else (tensor.dtype, tensor.data_ptr(), tensor._version)
+    return None if tensor is None else (tensor.dtype, tensor.data_ptr(), version_of(tensor))

@@ -10,19 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from diffusax.interop.torch.aliasing import holder, link, refresh, written
+from diffusax.interop.torch.aliasing import hold, holder, link, refresh, written
 from diffusax.interop.torch.assigning import assigning
-from diffusax.interop.torch.importing import torchax_module
+from diffusax.interop.torch.compat import (
+    Environment,
+    OperatorNotFound,
+    Tensor,
+    View,
+    map_leaves,
+    on_host,
+    tree_leaves,
+    writes_in_place,
+)
 from diffusax.interop.torch.lowerings import OPERATORS
 from diffusax.interop.torch.session import Session, current, takes_scale
 from diffusax.interop.torch.structures import flatten
 from diffusax.interop.torch.tensors import to_array
-
-Environment: Any = torchax_module("tensor").Environment
-Operator: Any = torchax_module("ops.ops_registry").Operator
-OperatorNotFound: Any = torchax_module("tensor").OperatorNotFound
-Tensor: Any = torchax_module("tensor").Tensor
-View: Any = torchax_module("view").View
 
 
 class MixedEnvironment(Environment):
@@ -34,12 +37,12 @@ class MixedEnvironment(Environment):
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operation gives, as `Environment.dispatch`."""
-        given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
+        given = tree_leaves((args, kwargs or {}))
         ours = [isinstance(x, Tensor | View) for x in given if isinstance(x, torch.Tensor)]
         if ours and not any(ours):
             if func is torch.Tensor.to:
                 return super().dispatch(func, types, args, kwargs)
-            with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
+            with on_host():
                 return func(*args, **(kwargs or {}))
         session = current()
         session = session if ours and session is not None and session.watches else None
@@ -49,23 +52,21 @@ class MixedEnvironment(Environment):
         # Keys of the host keep their values, see get_item.
         indexes = func is torch.Tensor.__getitem__ and ours[0]
         if not all(ours) and not indexes:
-            lift = functools.partial(torch.utils._pytree.tree_map_only, torch.Tensor, self.lift)
-            args, kwargs = lift((args, kwargs or {}))
+            args, kwargs = map_leaves(torch.Tensor, self.lift, (args, kwargs or {}))
         if session is not None:
             session.operation(name, _settings((args, kwargs or {})))
         return self._shared(func, types, args, kwargs or {})
 
     def _shared(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operation gives, with what it reads, writes and makes views of shared."""
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-        tensors = [x for x in leaves if isinstance(x, Tensor | View)]
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor | View)]
         for tensor in tensors:
             refresh(tensor)
-        before = [holder(tensor)._elem for tensor in tensors]
-        writes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
-        found = (self._write if writes else super().dispatch)(func, types, args, kwargs)
+        before = [holder(tensor).jax() for tensor in tensors]
+        dispatch = self._write if writes_in_place(func) else super().dispatch
+        found = dispatch(func, types, args, kwargs)
         for tensor, array in zip(tensors, before):
-            if holder(tensor)._elem is not array:
+            if holder(tensor).jax() is not array:
                 written(tensor)
 
         def again(array: jax.Array) -> Any:
@@ -82,30 +83,30 @@ class MixedEnvironment(Environment):
 
         def copy(view: Any) -> Any:
             made = view.torch()
-            return copies.setdefault(id(view), (view, made, made._elem))[1]
+            return copies.setdefault(id(view), (view, made, made.jax()))[1]
 
-        given = torch.utils._pytree.tree_map_only(View, copy, (args, kwargs))
+        given = map_leaves(View, copy, (args, kwargs))
         try:
             found = super().dispatch(func, types, *given)
         except OperatorNotFound:
             found = self._write_result(func, types, *given)
         for view, made, array in copies.values():
-            if made._elem is not array:
-                view.update(made._elem)
+            if made.jax() is not array:
+                view.update(made.jax())
             found = view if found is made else found
         return found
 
     def _write_result(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an operation in place gives that torchax knows only as one that is not."""
-        name = func._schema.name.removeprefix("aten::")
+        name, _, overload = func.name().removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        plain = getattr(packet, func._overloadname, None)
+        plain = getattr(packet, overload or "default", None)
         if not name.endswith("_") or plain is None:
             raise OperatorNotFound(f"Operator with name {name} has no lowering")
-        with self._dispatch_mode:
+        with self.dispatching():
             result = plain(*args, **kwargs)
         target = args[0]
-        target._elem = jnp.broadcast_to(result.jax(), target.shape).astype(target.jax().dtype)
+        hold(target, jnp.broadcast_to(result.jax(), target.shape).astype(target.jax().dtype))
         return target
 
     def _as_data(self, session: Session, value: Any, args: Any) -> Any:
@@ -115,11 +116,12 @@ class MixedEnvironment(Environment):
         dtype = next(x.jax().dtype for x in args if isinstance(x, Tensor | View))
         return Tensor(session.lift(np.asarray(value, dtype)), self)
 
-    def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
-        # What is traced has no other place to go to, and tables stay on the host until they are
-        # used.
-        traced = isinstance(the_tensor, Tensor | View) or "jax" in str(new_device)
-        return super()._to_copy(the_tensor, new_dtype, None if traced else new_device)
+    def cast_device(self, tensor: Any, device: Any) -> Any:
+        """Where a tensor goes that is moved or cast.
+
+        What is traced has no other place to go to, and tables stay on the host until they are used.
+        """
+        return None if isinstance(tensor, Tensor | View) or "jax" in str(device) else device
 
     def get_and_rotate_prng_key(self, generator: torch.Generator | None = None) -> Any:
         """A key for random numbers.
@@ -142,7 +144,7 @@ class MixedEnvironment(Environment):
         session = current()
         if session is not None and session.watches:
             return Tensor(session.lift(tensor), self)
-        with torch._C.DisableTorchFunction(), torch.utils._mode_utils.no_dispatch():
+        with on_host():
             return Tensor(jnp.asarray(to_array(tensor)), self)
 
 
@@ -157,9 +159,7 @@ def environment() -> MixedEnvironment:
     """The one environment of this process; torchax's own default is left alone."""
     env = MixedEnvironment()
     for torch_function, (implementation, takes_jax) in OPERATORS.items():
-        env._ops[torch_function] = Operator(
-            torch_function, implementation, takes_jax, True, False, not takes_jax
-        )
+        env.register(torch_function, implementation, takes_jax)
     return env
 
 

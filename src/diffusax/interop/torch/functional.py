@@ -11,8 +11,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import torch
-from torch.nn.utils.stateless import _reparametrize_module
 
+from diffusax.interop.torch.compat import all_hooks, forward_hooks
 from diffusax.interop.torch.environment import computing, environment, is_traced, unwrap, wrap
 from diffusax.interop.torch.explaining import KeepsTensor
 from diffusax.interop.torch.structures import build_output, flatten, rebuild
@@ -56,10 +56,10 @@ def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State
 
 def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     """Every place that holds a parameter or a buffer once; modules may stand in several."""
+    own: dict[str, bool] = {"recurse": False, "remove_duplicate": False}
     for prefix, part in module.named_modules():
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-            if tensor is not None:
-                yield f"{prefix}.{name}".lstrip("."), tensor
+        yield from part.named_parameters(prefix, **own)
+        yield from part.named_buffers(prefix, **own)
 
 
 def run_traced(
@@ -77,7 +77,7 @@ def run_traced(
     positional, keyword = args
     env = environment()
     plain = {n: x.weight() if isinstance(x, Kernel) else x for n, x in state.items()}
-    tensors = {name: wrap(array) for name, array in plain.items()}
+    tensors = {f"module.{name}": wrap(array) for name, array in plain.items()}
     with (
         _quiet_about_64_bits(),
         _kept_attributes(module),
@@ -88,9 +88,21 @@ def run_traced(
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),
         computing(),
-        _reparametrize_module(module, tensors),
     ):
-        return method(*positional, **keyword)
+        called = _Calling(module, method)
+        return torch.func.functional_call(called, tensors, positional, keyword, tie_weights=False)
+
+
+class _Calling(torch.nn.Module):
+    """A module whose forward is any method of another, for `functional_call`."""
+
+    def __init__(self, module: torch.nn.Module, method: Callable[..., Any]):
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The method's result."""
+        return self.method(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -100,7 +112,7 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
     The hooks that transformers' models set in their first call are kept inside an attribute; models
     that forgot having set them would set them twice and give each hidden state twice.
     """
-    before = [(part, dict(vars(part)), _hooks(part)) for part in module.modules()]
+    before = [(part, dict(vars(part)), _copied(all_hooks(part))) for part in module.modules()]
     caches = [
         function
         for part in module.modules()
@@ -123,8 +135,8 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
             cache.cache_clear()
 
 
-def _hooks(part: torch.nn.Module) -> dict[str, dict[Any, Any]]:
-    return {n: dict(x) for n, x in vars(part).items() if "_hooks" in n and isinstance(x, dict)}
+def _copied(tables: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
+    return {name: dict(table) for name, table in tables.items()}
 
 
 @contextlib.contextmanager
@@ -165,7 +177,8 @@ def _without_observers(module: torch.nn.Module) -> Iterator[None]:
 
         return call
 
-    hooked = [(n, part._forward_hooks) for n, part in module.named_modules() if part._forward_hooks]
+    found = ((name, forward_hooks(part)) for name, part in module.named_modules())
+    hooked = [(name, hooks) for name, hooks in found if hooks]
     before = [dict(hooks) for _, hooks in hooked]
     for name, hooks in hooked:
         hooks.update({k: noting(hook, name) for k, hook in hooks.items()})

@@ -42,7 +42,7 @@ def _dropped_overloads(torch: Any) -> Iterator[None]:
     if not _needs_dropped_overloads(torch.__version__, _installed("torchax")):
         yield
         return
-    packet = torch._ops.OpOverloadPacket
+    packet = type(torch.ops.aten.add)
     found = packet.__getattr__
 
     def answer(self: Any, name: str) -> Any:

@@ -9,11 +9,9 @@ import torch
 
 from diffusax.interop.torch.aliasing import contiguous
 from diffusax.interop.torch.assigning import get_item, index_put
-from diffusax.interop.torch.importing import torchax_module
+from diffusax.interop.torch.compat import UNSAFE_INDEX_PUT, torchax_convolution
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
-
-jaten: Any = torchax_module("ops.jaten")
 
 
 def scaled_dot_product_attention(
@@ -70,7 +68,7 @@ def convolution(
     """
     plain = x.ndim == 4 and weight.ndim == 4 and not transposed and groups == 1
     if not (plain and set(dilation) == {1} and len(set(stride)) == 1):
-        return jaten._aten_convolution(
+        return torchax_convolution(
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
         )
     pads = [(p, p) for p in (padding if len(padding) == 2 else [*padding] * 2)]
@@ -99,7 +97,7 @@ OPERATORS: dict[Any, tuple[Callable[..., Any], bool]] = {
     torch.ops.aten.scaled_dot_product_attention: (scaled_dot_product_attention, True),
     torch.ops.aten.convolution: (convolution, True),
     torch.ops.aten.index_put: (index_put, True),
-    torch.ops.aten._unsafe_index_put: (index_put, True),
+    UNSAFE_INDEX_PUT: (index_put, True),
     torch.Tensor.__getitem__: (get_item, False),
     torch.Tensor.contiguous: (contiguous, False),
     torch.Tensor.fill_diagonal_: (fill_diagonal_, False),

@@ -13,6 +13,12 @@ from jax.sharding import Mesh
 
 from diffusax.checkpoints.networks import network_of, placing
 from diffusax.checkpoints.tree import checkpoint_name, copied, fit_params, match_names, put_array
+from diffusax.interop.torch.compat import (
+    forward_hooks,
+    forward_pre_hooks,
+    has_accelerate_hook,
+    uncompiled,
+)
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.networks import (
     ALTERNATIVE,
@@ -60,7 +66,7 @@ def to_model(
     Raises:
         ValueError: its parameters are elsewhere or quantised, or diffusax has nothing like it.
     """
-    module = getattr(module, "_orig_mod", module)
+    module = uncompiled(module)
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise ValueError(
@@ -100,10 +106,10 @@ def _changed(module: torch.nn.Module) -> str | None:
         for method in ("forward", "encode", "decode"):
             patch = vars(part).get(method)
             # accelerate's hooks move tensors between devices.
-            harmless = isinstance(patch, CompiledMethod) or "_hf_hook" in vars(part)
+            harmless = isinstance(patch, CompiledMethod) or has_accelerate_hook(part)
             if patch is not None and not harmless:
                 return f"{kind.__name__}.{method} is replaced"
-        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        hooks = (*forward_hooks(part).values(), *forward_pre_hooks(part).values())
         if not all(_is_of_libraries(hook) for hook in hooks):
             return f"{kind.__name__} has a forward hook"
         processor = type(vars(part).get("processor"))

@@ -5,6 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from diffusax.interop.torch.compat import progress_bar_options
 from diffusax.interop.torch.models import to_model
 from diffusax.interop.torch.networks import ALTERNATIVE
 from diffusax.models.network import parse_dtype
@@ -42,7 +43,7 @@ def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> A
     options = {name: found[name] for name, _ in target.family.options}
     made = target(**components, **options)
     made.spread_over(devices if isinstance(devices, Mesh) else None)
-    made.progress_bar_options = dict(getattr(pipe, "_progress_bar_config", {}))
+    made.progress_bar_options = progress_bar_options(pipe)
     return made
 
 

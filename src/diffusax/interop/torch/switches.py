@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from diffusax.interop.torch.compat import MODULE_ATTRIBUTES
+
 _PLAIN = frozenset((bool, int, float, str, types.NoneType))
-_OF_TORCH = {*vars(torch.nn.Module())} - {"training", "_forward_hooks", "_forward_pre_hooks"}
 
 
 class Switches:
@@ -47,7 +48,7 @@ class Switches:
 
 def _names(attributes: dict[str, Any]) -> tuple[str, ...]:
     plain = (k for k, value in attributes.items() if _frozen(value) is not Ellipsis)
-    return tuple(sorted({*plain} - _OF_TORCH))
+    return tuple(sorted({*plain} - MODULE_ATTRIBUTES))
 
 
 def _frozen(value: Any) -> Any:

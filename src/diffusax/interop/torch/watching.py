@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from diffusax.interop.torch.compat import plain_tensors
 from diffusax.interop.torch.compiling import CompiledMethod
 from diffusax.interop.torch.passes import Pass, Run, stepped
 from diffusax.interop.torch.session import Iteration, NotUniform, columns, current
@@ -122,7 +123,7 @@ class Watching(Pass):
         iteration, number = leaf.mark
         if iteration != len(self.iterations):
             raise NotUniform("something is carried from one iteration to the next")
-        with torch._C.DisableTorchFunctionSubclass():
+        with plain_tensors():
             return number, leaf.shape, leaf.dtype
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
@@ -148,7 +149,7 @@ class Watching(Pass):
         self.now.operations.append((place, method.name, structure, tuple(marks)))
         outline = method, structure, tuple(mark[1:] for mark in marks)
         if outline not in self._outlines:
-            with torch._C.DisableTorchFunctionSubclass():
+            with plain_tensors():
                 arrays = [_plain(leaf) for leaf in leaves]
                 self._outlines[outline] = flatten(self.zeros(method, arrays, structure))
         zeros, around = self._outlines[outline]

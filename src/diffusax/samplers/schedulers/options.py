@@ -1,12 +1,19 @@
 """Reads, checks and shows a sampler's options."""
 
-import dataclasses
-import functools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
+
+from diffusax.typed.convert import (
+    Words,
+    alternatives,
+    choice,
+    convert_fields,
+    field_types,
+    reason,
+    shortened,
+)
 
 Prediction = Literal["epsilon", "v_prediction", "sample"]
 NoisePrediction = Literal["epsilon", "v_prediction"]
@@ -63,12 +70,9 @@ def check_options(scheduler: Any) -> dict[str, Any]:
     Raises:
         ValueError: a value is not of its field's type, or out of its range.
     """
-    cls: Any = type(scheduler)
-    hints = _hints(cls)
-    return {
-        name: _convert(type(scheduler).__name__, name, getattr(scheduler, name), hint)
-        for name, hint in hints.items()
-    }
+    hints = _hints(type(scheduler))
+    values = {name: getattr(scheduler, name) for name in hints}
+    return convert_fields(hints, values, _WORDS, owner=type(scheduler).__name__)
 
 
 def adopt(scheduler: Any, name: str, foreign: tuple[str, ...], own: str) -> None:
@@ -102,7 +106,7 @@ def fitting(
         if key in cls.fixed and value not in cls.fixed[key]:
             raise ValueError(
                 f"{key}={value!r} is not supported by diffusax's {cls.class_name}; use "
-                f"{_alternatives(cls.fixed[key])}"
+                f"{alternatives(cls.fixed[key])}"
             )
         known = key in cls.fixed or key in cls.ignored or key in others
         if not known and config.get("_class_name", cls.class_name) == cls.class_name:
@@ -114,42 +118,12 @@ def fitting(
     return values, kept
 
 
-@functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {
-        field.name: hints[field.name]
-        for field in dataclasses.fields(cls)
-        if field.name != "given_options"
-    }
+    return {name: hint for name, hint in field_types(cls).items() if name != "given_options"}
 
 
-def _convert(owner: str, name: str, value: Any, hint: Any) -> Any:
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    try:
-        return msgspec.convert(value, hint, strict=True)
-    except (msgspec.ValidationError, OverflowError) as error:
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
-        choices = _choices(hint)
-        if choices:
-            use = f"use {_alternatives(choices)}"
-        else:
-            message = str(error).split(" - at ")[0].replace("`", "")
-            use = message[:1].lower() + message[1:]
-        raise ValueError(f"{name}={shown} is not supported by diffusax's {owner}; {use}") from None
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a Literal, or of one that may also be None."""
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    literal, *none = get_args(hint) or (None,)
-    if none == [type(None)] and get_origin(literal) is Literal:
-        return (None, *get_args(literal))
-    return ()
-
-
-def _alternatives(values: tuple[Any, ...]) -> str:
-    *first, last = map(repr, values)
-    return f"{', '.join(first)} or {last}" if first else last
+_WORDS = Words(
+    "{name}={value} is not supported by diffusax's {owner}; {must}",
+    (choice("use {}", none_first=True), reason),
+    shortened,
+)

@@ -9,10 +9,10 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.extras import require_extra
-from diffusax.options import Options
 from diffusax.training.data.sources import Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
 from diffusax.training.signals import follow_parent
+from diffusax.typed.options import Options
 
 log = logging.getLogger(__name__)
 

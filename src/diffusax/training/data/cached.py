@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Params
-from diffusax.options import Count, Options, Seed
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import Broken, Element, Tally
@@ -27,6 +26,7 @@ from diffusax.training.data.rows import caption_example, edit_example
 from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.denoising import encode_captions, encode_pixels, is_text
 from diffusax.training.options import require_options
+from diffusax.typed.options import Count, Options, Seed
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"

@@ -28,7 +28,6 @@ from diffusax.models.network import (
     cast_shapes,
     initialize_params,
 )
-from diffusax.options import Weight
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
@@ -41,6 +40,7 @@ from diffusax.training.diffusion.losses import (
 from diffusax.training.options import ComputeDtype, require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.step import Batch
+from diffusax.typed.options import Weight
 
 _ENCODER = ("encoder", "quant_conv")
 

@@ -15,7 +15,6 @@ from diffusax.checkpoints import load_network, resolve, save_network
 from diffusax.images.pictures import load_image
 from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
-from diffusax.options import Share
 from diffusax.pipelines.control import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.cached import is_cache
@@ -23,6 +22,7 @@ from diffusax.training.data.examples import ControlDataConfig
 from diffusax.training.data.rows import control_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig, PicturesValidationConfig
+from diffusax.typed.options import Share
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import numpy as np
 from PIL import Image
 
 from diffusax.models.network import Params
-from diffusax.options import Share
 from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig
 from diffusax.training.data.rows import caption_example
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.typed.options import Share
 
 
 @dataclasses.dataclass(frozen=True)

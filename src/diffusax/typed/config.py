@@ -5,14 +5,19 @@ The annotations of a config's fields are its checks: types, ranges (`msgspec.Met
 """
 
 import dataclasses
-import functools
 import reprlib
-import typing
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
-import msgspec
-import numpy as np
 from msgspec import Meta
+
+from diffusax.typed.convert import (
+    Words,
+    alternatives,
+    choice,
+    convert_fields,
+    field_types,
+    message,
+)
 
 Channels = Annotated[int, Meta(ge=1, le=65536)]
 """A width, a size of an embedding or of a vector."""
@@ -71,7 +76,13 @@ def config_from_dict(cls: type[C], data: dict[str, Any], *, source: str = "confi
         elif key not in cls.fixed:
             raise ValueError(f"{source}: {cls.class_name} has no option {key!r} in diffusax")
         elif value not in (supported := _supported(cls.fixed[key])):
-            raise ValueError(f"{source}: {_refusal(cls, key, value, _only(supported))}")
+            refusal = _REFUSAL.format(
+                name=key,
+                value=reprlib.repr(value),
+                owner=cls.class_name,
+                must=_ONLY.format(alternatives(supported, " or ")),
+            )
+            raise ValueError(f"{source}: {refusal}")
     try:
         return cls(**values)
     except ValueError as error:
@@ -93,18 +104,11 @@ def check_types(config: Config) -> None:
     Raises:
         ValueError: an option has another type, is out of its range or not one of its choices.
     """
-    for name, hint in _hints(type(config)).items():
-        value = getattr(config, name)
-        if isinstance(value, np.generic):
-            value = value.item()
-        try:
-            converted = msgspec.convert(value, hint)
-        except msgspec.ValidationError as error:
-            reason = str(error)
-            if reason.startswith("Invalid enum value"):
-                reason = _only(_choices(hint))
-            raise ValueError(_refusal(type(config), name, value, reason)) from error
-        object.__setattr__(config, name, converted)
+    hints = field_types(type(config))
+    values = {name: getattr(config, name) for name in hints}
+    converted = convert_fields(hints, values, _WORDS, owner=config.class_name)
+    for name, value in converted.items():
+        object.__setattr__(config, name, value)
 
 
 def per_level(name: str, value: Any, count: int) -> tuple[Any, ...]:
@@ -127,28 +131,9 @@ def check_groups(widths: tuple[int, ...], groups: int, name: str = "block_out_ch
             raise ValueError(f"{name}={widths} must be divisible by norm_num_groups={groups}")
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """All values of the `Literal`s in a type."""
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return args
-    nested = [choice for arg in args for choice in _choices(arg)]
-    return (*nested, None) if type(None) in args else tuple(nested)
-
-
-def _refusal(cls: Any, name: str, value: Any, reason: str) -> str:
-    shown = reprlib.repr(value)
-    return f"{name}={shown} is not supported by diffusax's {cls.class_name} ({reason})"
-
-
-def _only(values: tuple[Any, ...]) -> str:
-    return f"only {' or '.join(map(repr, values))}"
+_REFUSAL = "{name}={value} is not supported by diffusax's {owner} ({must})"
+_ONLY = "only {}"
+_WORDS = Words(_REFUSAL, (choice(_ONLY, " or ", same_type=True), message), reprlib.repr)
 
 
 def _supported(value: Any) -> tuple[Any, ...]:

@@ -1,0 +1,109 @@
+"""Holds the private and undocumented names of JAX and tyro, each in a function.
+
+Each says why no public name does, and with which versions it was tried; "read in" are versions
+whose sources have the name, but that were not run. tests/runtime/test_compat.py tries them all, so
+that a new version that lacks one fails there. Those of PyTorch are in `interop.torch.compat`.
+"""
+
+import functools
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+"""What JAX calls its measurement of a compilation. No public name; jax 0.10.2, read in 0.11.1."""
+
+
+@functools.cache
+def pretend_cudnn() -> None:
+    """Lets JAX write calls of cuDNN on a machine that has no cuDNN.
+
+    JAX asks for cuDNN's version while it traces an attention, to choose among calls. This answers
+    9.8 where there is none, which JAX's CUDA plugins come with at least; a program that is compiled
+    for another platform holds no such call. No option says so; jax 0.10.2, read in 0.11.1.
+    """
+    try:
+        module: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    except ImportError:
+        return
+    if getattr(module, "cuda_versions", None) is None and hasattr(module, "check_cudnn_version"):
+        module.check_cudnn_version = lambda: 90800
+
+
+def joined_part() -> tuple[int, int]:
+    """Says which of how many processes this one has joined as, without making devices.
+
+    `jax.process_index` would make them; jax 0.10.2, read in 0.11.1.
+    """
+    state = _distributed_state()
+    return state.process_id, state.num_processes
+
+
+def forget_joining() -> None:
+    """Lets JAX make the devices of a process on its own, after `jax.distributed.shutdown`.
+
+    That leaves both numbers, and devices made as some of several processes' would look for the
+    others as soon as two of them exchange something; jax 0.10.2, read in 0.11.1.
+    """
+    state = _distributed_state()
+    state.process_id, state.num_processes = 0, 1
+
+
+def _distributed_state() -> Any:
+    return importlib.import_module("jax._src.distributed").global_state
+
+
+def use_argparse() -> None:
+    """Lets tyro parse with argparse, whose errors name the option that is wrong.
+
+    Also without boxes and colours. Otherwise only environment variables choose; tyro 1.0.17.
+    """
+    import tyro
+
+    tyro._experimental_options["backend"] = "argparse"
+    tyro._experimental_options["utf8_boxes"] = False
+    tyro._experimental_options["ansi_codes"] = False
+
+
+def forget_unrecognized() -> None:
+    """Lets tyro forget the arguments that it did not recognise in its last run.
+
+    By itself it forgets them only where `prog` is one word; tyro 1.0.17.
+    """
+    from tyro._backends import _argparse_formatter
+
+    _argparse_formatter.global_unrecognized_arg_and_prog.clear()
+
+
+def command_groups(parser: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Lists the groups of a command's options: title, description and options.
+
+    Each option is told by its name, flags, text (with its default), and whether it is positional
+    and required. The first group is the command's own, and has its description. argparse's parser
+    has other texts, and no groups within groups; tyro 1.0.17.
+
+    Args:
+        parser: what `tyro.extras.get_parser` makes of a command.
+    """
+    yield from _groups(parser._parser_specification)
+
+
+def _groups(specification: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    options = [_option(arg) for arg in specification.args if not arg.is_suppressed()]
+    yield specification.extern_prefix, specification.description, options
+    for child in specification.child_from_prefix.values():
+        yield from _groups(child)
+
+
+def _option(arg: Any) -> dict[str, Any]:
+    from tyro._arguments import generate_argument_helptext
+
+    _, flags = arg.get_invocation_text()
+    positional = bool(arg.is_positional())
+    return {
+        "name": arg.field.intern_name if positional else arg.lowered.name_or_flags[0],
+        "flags": flags.as_str_no_ansi(),
+        "text": generate_argument_helptext(arg, arg.lowered).as_str_no_ansi(),
+        "positional": positional,
+        "required": bool(arg.lowered.required),
+    }
