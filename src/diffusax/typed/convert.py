@@ -144,7 +144,7 @@ def limit(wrong: Mismatch) -> str | None:
 def number(wrong: Mismatch) -> str:
     """Says whether an integer or a number is asked for, or a list; for types of nothing else."""
     kind = "an integer" if "`int" in wrong.reason else "a number"
-    return f"{kind} or a list of them" if "array" in wrong.reason else kind
+    return f"{kind} or a list of them" if "array" in wrong.reason.partition(", got")[0] else kind
 
 
 def choice(text: str, *joints: str, none_first: bool = False, same_type: bool = False) -> Rule:
