@@ -258,8 +258,10 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
         Raises:
             ValueError: diffusax lacks the class or a component; says which.
-            ImportError: torch or torchax is missing.
+            ImportError: torch or torchax is missing, or diffusax.pipelines was imported alone.
         """
+        if "torch" not in CONVERTERS:
+            raise ImportError("from_torch needs the whole package: import diffusax.torch first")
         devices = devices_for(device, mesh)
         made: Self = CONVERTERS["torch"](cls, pipe, dtype=dtype, devices=devices)
         return made

@@ -153,8 +153,8 @@ class Family:
 
     def role(self, name: str) -> Role:
         """The role of a component, ControlNets and numbered ones (controlnet_1) among them."""
-        known = {c.name: c.role for c in self.components}
-        return known.get(name, CONTROLNET.role)
+        known = {c.name: c.role for c in (*self.components, CONTROLNET)}
+        return known[name] if name in known else known[name.rpartition("_")[0]]
 
     @functools.cached_property
     def text_encoders(self) -> tuple[Component, ...]:
