@@ -84,7 +84,7 @@ class ComponentAttribute:
 
 def _remove_model(parts: Any, name: str) -> None:
     if name in parts.models:
-        # Whoever holds it can put it back.
+        # A caller that still holds the model can assign it again.
         parts.models[name].keep_params()
     for held in (parts.models, parts.params):
         held.pop(name, None)
