@@ -37,8 +37,7 @@ class DiffusersMethods:
 
     @property
     def guidance_scale(self) -> float | None:
-        """The guidance scale of the last call; a callback may set `_guidance_scale` to change
-        it."""
+        """The last call's guidance scale; a callback may set `_guidance_scale` to change it."""
         return self._guidance_scale
 
     @property
