@@ -12,8 +12,7 @@ class Output:
     """A dataclass whose fields, except those that are None, are also read by position or by key."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns fields by position or key, as in diffusers: `output[:2]` or
-        `output["sample"]`."""
+        """Returns fields by position or key, as in diffusers: `output[0]`, `output["sample"]`."""
         return getattr(self, index) if isinstance(index, str) else self.to_tuple()[index]
 
     def __iter__(self) -> Any:
