@@ -60,9 +60,9 @@ class DiffusersMethods:
         self.progress_bar_options = options
 
     def enable_vae_tiling(self) -> None:
-        """Makes later calls decode large images in overlapping tiles.
+        """Makes later calls decode images that exceed the autoencoder's sample_size in tiles.
 
-        Images larger than the autoencoder's sample_size are large.
+        The tiles overlap, and their overlaps are blended.
         """
         self.parts.models[self.parts.autoencoder_name].enable_tiling()
 

@@ -25,7 +25,7 @@ class Switches:
         self._look()
 
     def read(self) -> tuple[int, int]:
-        """Numbers that stand for which parts there are, and for how all switches are."""
+        """Returns two numbers that identify the set of parts and the state of all switches."""
         if any(part.processor is not p for part, p in self._attentions) or any(
             len(attributes) != count for attributes, count, _ in self._holders
         ):
@@ -52,7 +52,7 @@ def _names(attributes: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _frozen(value: Any) -> Any:
-    """Plain values, lists and dictionaries of such, hashable; Ellipsis for anything else."""
+    """Makes plain values, lists and dictionaries hashable; returns Ellipsis for others."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
