@@ -119,11 +119,11 @@ def _keys(env: Any, key: Any) -> Any:
 
 @contextlib.contextmanager
 def assigning() -> Iterator[None]:
-    """Inside, tensors of torchax are written to as PyTorch writes.
+    """Makes tensors of torchax, inside the context, take assignments as PyTorch does.
 
-    Keeps XLA from merging what is written into a slice of a tensor with what reads it next, too:
-    XLA's CPU backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and
-    some of its results are wrong then, those of CogView4's rotary embedding.
+    It also keeps XLA from merging a write to a slice with the read that follows it: XLA's CPU
+    backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and some
+    results are wrong then, those of CogView4's rotary embedding.
     """
     guard = jax.lax.optimization_barrier
 

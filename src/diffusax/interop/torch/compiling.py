@@ -80,7 +80,7 @@ class Placement:
             place = param_sharding(self.mesh, name, array.shape, self.rules)
         # Parameters may be read while something is traced.
         with jax.ensure_compile_time_eval():
-            # What else has four axes is rare and small; its program turns it back.
+            # Other parameters with four axes are rare and small; their program transposes them.
             if array.ndim != len(Kernel.AXES):
                 return jax.device_put(array, place)
             turned = None if place is None else turned_sharding(place, Kernel.AXES)
@@ -111,7 +111,7 @@ class CompiledMethod:
 
     def __init__(self, component: "CompiledModule", name: str, original: Callable[..., Any]):
         self.component, self.name, self.original = component, name, original
-        # Pipelines look at the signature for what may be given, such as num_frames.
+        # Pipelines read from the signature which arguments exist, such as num_frames.
         self.__signature__ = inspect.signature(original)
         self.numbers = Numbers()
         self._results: dict[Any, Structure] = {}

@@ -16,9 +16,9 @@ _NEED_VALUES = (
 
 
 class NotTraceable(ValueError):
-    """A module does something that depends on the values of tensors, or that torchax lacks.
+    """A module depends on the values of tensors, or uses an operation that torchax lacks.
 
-    needs_values: whether it is the values.
+    needs_values: whether the values are the cause.
     """
 
     needs_values = False

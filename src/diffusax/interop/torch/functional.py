@@ -83,7 +83,7 @@ def run_traced(
         _kept_attributes(module),
         _without_stores(module),
         _without_observers(module),
-        # diffusers and transformers leave out caches and looks at values then.
+        # diffusers and transformers then skip caches and branches on values.
         mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),

@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         scores = jnp.where(attn_mask, scores, -jnp.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask.astype(jnp.float32)
-    # A query that may look at nothing gets zeros, as PyTorch has it.
+    # A query whose mask excludes every key gets zeros, as in PyTorch.
     empty = jnp.max(scores, axis=-1, keepdims=True) == -jnp.inf
     weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
     return jnp.matmul(weights.astype(value.dtype), value)

@@ -176,7 +176,7 @@ def _foreign_params(network: TorchNetwork, dtype: Any, device: Any) -> Params:
     made: dict[int, jax.Array] = {}
 
     def put(name: str, tensor: torch.Tensor) -> jax.Array:
-        # A tensor that has several names is there once.
+        # A tensor that has several names is stored once.
         if id(tensor) not in made:
             array = to_array(tensor)
             array = copied(array, dtype or jax.dtypes.canonicalize_dtype(array.dtype))

@@ -118,7 +118,7 @@ class TorchUNet(TorchNetwork):
         }
         more = _cast({name: x for name, x in more.items() if x is not None}, dtype)
         if added_cond is not None:
-            # Sizes stay in float32: above 256 bfloat16 has not every whole number.
+            # Sizes stay in float32: bfloat16 cannot represent every integer above 256.
             known = {"time_ids": added_cond["time_ids"]} if "time_ids" in added_cond else {}
             more["added_cond_kwargs"] = {**_cast(added_cond, dtype), **known}
 

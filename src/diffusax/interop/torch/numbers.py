@@ -11,11 +11,11 @@ Path = tuple[Any, ...]
 
 
 class Numbers:
-    """Learns from calls which numbers change.
+    """Finds the numbers that change from call to call.
 
     Programs are compiled for a number until it changes in a call that is otherwise the same. Then
-    it becomes data, unless the module cannot be traced so (a size, a switch) or would compute in
-    another dtype.
+    it becomes data, unless the module cannot be traced with it as data (a size, a switch) or would
+    compute in another dtype.
     """
 
     def __init__(self) -> None:

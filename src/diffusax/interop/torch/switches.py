@@ -1,4 +1,4 @@
-"""What a module's programs are compiled for, beside its arguments: its switches."""
+"""The switches of a module: attributes, besides its arguments, that its programs depend on."""
 
 import types
 from typing import Any
@@ -13,10 +13,9 @@ _PLAIN = frozenset((bool, int, float, str, types.NoneType))
 class Switches:
     """The plain attributes of a module's parts and of its attention processors.
 
-    `use_tiling`, FreeU's factors, GLIGEN's `enabled`, the scales of LoRAs and IP-Adapters:
-    pipelines and users set them between two calls, anywhere in a module. Looking at a few thousand
-    numbers takes about a millisecond; looking for where they are takes longer and is done when
-    parts change.
+    Pipelines and users set `use_tiling`, FreeU's factors, GLIGEN's `enabled` and the scales of
+    LoRAs and IP-Adapters between two calls, anywhere in a module. Reading a few thousand values
+    takes about a millisecond; finding their places takes longer and is done when parts change.
     """
 
     def __init__(self, module: torch.nn.Module):
