@@ -124,7 +124,8 @@ class Components:
 
     @functools.cached_property
     def latents(self) -> LatentFormat:
-        """The format of the latents: channels, scaling, and pixels per latent."""
+        """The format of the latents: their channels, pixels per latent, and how they are
+        decoded."""
         return self.family.latents(self.autoencoder.config)
 
     @functools.cached_property

@@ -165,7 +165,7 @@ def environment() -> MixedEnvironment:
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
-    """Inside, PyTorch's operations on traced tensors are JAX's."""
+    """Computes PyTorch's operations on traced tensors in JAX, inside the context."""
     with assigning(), environment():
         yield
 

@@ -107,10 +107,11 @@ class _Calling(torch.nn.Module):
 
 @contextlib.contextmanager
 def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Has modules forget what they keep for the next call, which is no array outside the trace.
+    """Restores, after the context, attributes and caches that modules set for their next call.
 
-    The hooks that transformers' models set in their first call are kept inside an attribute; models
-    that forgot having set them would set them twice and give each hidden state twice.
+    Their tensors are traced ones, which are not valid outside the trace. The tables of hooks are
+    restored, too: transformers' models set hooks in their first call, and models that forgot having
+    set them would set them twice and return each hidden state twice.
     """
     before = [(part, dict(vars(part)), _copied(all_hooks(part))) for part in module.modules()]
     caches = [

@@ -33,10 +33,10 @@ def _require_torchax() -> None:
 
 @contextlib.contextmanager
 def _dropped_overloads(torch: Any) -> Iterator[None]:
-    """Has torch answer for its named-tensor overloads while torchax is imported.
+    """Adds placeholders for torch's named-tensor overloads while torchax is imported.
 
     torch 2.13 dropped the overloads `dimname` and `names_*` of its operators. torchax up to 0.0.13
-    lists them in amp.py and decompositions.py, where they only serve as keys; commit d1a9349 of
+    lists them in amp.py and decompositions.py, where they are only keys; commit d1a9349 of
     google/torchax removed them, in the release after. Nothing is done for other versions.
     """
     if not _needs_dropped_overloads(torch.__version__, _installed("torchax")):
