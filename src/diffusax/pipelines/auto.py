@@ -41,8 +41,7 @@ class _Auto:
 
     @classmethod
     def _find(cls, origin: Any, steered: bool) -> Any:
-        """Returns the task's class for the family of `origin`, preferably as distilled as
-        `origin`."""
+        """Returns the task's class for the family of `origin`, distilled if `origin` is."""
         wanted = (cls.controlled,) if steered else (cls.task, cls.distilled)
         every = [getattr(classes, name) for name in classes.__all__]
         found = [c for c in every if c.family is origin.family and c.task in wanted]

@@ -124,8 +124,7 @@ class Components:
 
     @functools.cached_property
     def latents(self) -> LatentFormat:
-        """The format of the latents: their channels, pixels per latent, and how they are
-        decoded."""
+        """The format of the latents: channels, pixels per latent, and options of their decoding."""
         return self.family.latents(self.autoencoder.config)
 
     @functools.cached_property
