@@ -1,7 +1,7 @@
-"""Batches of pictures, each with a prompt, seed, sampler, steps and guidance of its own.
+"""Batches of images, each with a prompt, seed, sampler, steps and guidance of its own.
 
-What only one pipeline call can do for all its pictures, a batch does for each: the sampler's rows
-and the guidance are data, so that other ones compile nothing.
+A pipeline's call has one sampler and guidance for all its images. In a batch the sampler's rows and
+the guidance are data of each image, so that other ones compile nothing.
 """
 
 import dataclasses
@@ -28,10 +28,11 @@ from diffusax.samplers import Schedule, Table, stack_tables
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One picture to draw from a prompt, checked.
+    """A checked image to generate from a prompt.
 
-    call: of one prompt and one seed. schedule: of its sampler. kind: what the pictures of a batch
-    must have in common. number: picture i of a seed is the same as that of a pipeline's call.
+    call: a call with one prompt and one seed. schedule: the rows of its sampler. kind: the key that
+    all images of a batch have in common. number: the index of the image; image i of a seed is the
+    same as that of a pipeline's call.
     """
 
     call: Call
@@ -42,20 +43,17 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A plan for all pictures of a batch.
-
-    rows: of the longest run.
-    """
+    """A plan for all images of a batch. rows: the number of rows of the longest run."""
 
     plan: Plan
     rows: int
 
 
 def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
-    """A picture of the call with this sampler.
+    """Checks the arguments of a call for one image with this sampler, and makes its schedule.
 
     Raises:
-        ValueError: an argument that cannot be; says which, and what can.
+        ValueError: an argument is not valid; says which, and what is.
     """
     c = dataclasses.replace(c, scheduler=scheduler)
     size = image_size(c, call)
@@ -72,7 +70,7 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
 
 
 def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
-    """The plan of pictures of one kind."""
+    """Makes the plan of images of one kind."""
     first, calls = pictures[0], [picture.call for picture in pictures]
     schedules = tuple(picture.schedule for picture in pictures)
     height, width, _, zeros, _ = first.kind
@@ -97,13 +95,13 @@ def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
 
 
 def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
-    """The pictures, b H W 3 in [0, 1], and whether each is finite, b."""
+    """Generates the images, b H W 3 in [0, 1]; also returns whether each is finite, b."""
     who = Sampled(c.denoiser, c.denoiser_params, c.mesh)
     return decode(c, sample(who, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
 
 
 def _zeros(c: Components) -> bool:
-    """Whether zeros stand for a negative prompt that is not given."""
+    """Returns whether zeros replace a negative prompt that is not given."""
     return bool(c.options.get("force_zeros_for_empty_prompt"))
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: tasks over families of checkpoints, on three kinds of compiled program."""
+"""Pipelines: tasks for families of checkpoints, run by three kinds of compiled programs."""
 
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines import classes

@@ -1,4 +1,4 @@
-"""Which programs a call needs, with the shapes and places of their arguments."""
+"""Lists the programs that a call needs, with the shapes and places of their arguments."""
 
 import dataclasses
 import functools
@@ -30,16 +30,16 @@ _PICTURES = ("image", "mask_image", "control_image")
 
 
 def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[str, Any]) -> Call:
-    """A call of the pipeline for b images of a size, as its programs would see it.
+    """Returns a call of the pipeline for b images of a size, as its programs would see it.
 
     Args:
-        pipe: whose class says which arguments there are.
-        b: how many images.
+        pipe: the pipeline, whose class declares the arguments.
+        b: the number of images.
         size: height and width in pixels; the pipeline's own by default.
-        given: further arguments; pictures that are not given are blank.
+        given: further arguments; images that are required and not given are blank.
 
     Raises:
-        ValueError: an argument is unknown or cannot be.
+        ValueError: an argument is unknown or not valid.
     """
     signature = inspect.signature(type(pipe).__call__)
     height, width = size or pipe.parts.default_size
@@ -58,15 +58,15 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
 
 
 def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) -> list[Request]:
-    """The programs of a call with the shapes, and the places, of their arguments.
+    """Returns the programs of a call with the shapes, and the places, of their arguments.
 
     Nothing is computed, and parameters may be shapes.
 
     Args:
-        c: the pipeline's.
-        task: what the call does.
+        c: the components of the pipeline.
+        task: the task of the pipeline.
         call: its arguments.
-        mesh: to spread parameters and images over; by default the pipeline's.
+        mesh: the mesh to split parameters and images over; by default the pipeline's.
     """
     mesh = mesh or c.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
@@ -81,12 +81,12 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
 
 
 def image_axes(request: Request) -> tuple[Any, ...]:
-    """Which axis of each argument of a program counts images, NO_IMAGES where none does."""
+    """Returns the axis of each argument of a program that counts images; NO_IMAGES for none."""
 
     def axes(name: str, x: Any) -> Any:
         if isinstance(x, Plan):
             return placement.image_axes(x)
-        # Prompts and negative prompts follow each other; their number is another.
+        # Tokens count prompts and negative prompts one after the other, not images.
         without = name in ("params", "start", "stop", "tokens")
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
 
@@ -94,13 +94,13 @@ def image_axes(request: Request) -> tuple[Any, ...]:
 
 
 def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = None) -> Any:
-    """A checkpoint's pipeline whose parameters are shapes, to compile for machines not here.
+    """Returns a checkpoint's pipeline with shapes for parameters, to compile for absent devices.
 
     Args:
         cls: a class of pipelines, or DiffusionPipeline for the one that the checkpoint names.
         folder: a checkpoint; only its configs are read.
-        dtype: of the parameters.
-        vae_dtype: of the autoencoder's, where it differs.
+        dtype: the dtype of the parameters.
+        vae_dtype: that of the autoencoder's, where it differs.
 
     Raises:
         ValueError: a config cannot be read; says which file and why.
@@ -119,7 +119,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
 
 
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
-    """What a call computes, for its shapes."""
+    """Computes all of a call, from prompts to images; it is only traced for its shapes."""
     c = dataclasses.replace(c, params=params, mesh=None)
     run = task(c, call)
     plan, shown = run.plan, run.decoder_condition
@@ -135,7 +135,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
 
 
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
-    """The shapes of the arguments; with a mesh or a device not the first, also where each lies."""
+    """Returns the arguments' shapes, with their places on a mesh or on a device not the first."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
     if mesh is None:
         return shapes if device is None else tuple(_at(x, device) for x in shapes)
@@ -144,7 +144,7 @@ def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]
 
 
 def _single_device(c: Components) -> Any:
-    """Where the parameters lie, unless on the first device or nowhere."""
+    """Returns the device of the parameters, or None for the first device or for shapes."""
     sharding = getattr(jax.tree.leaves(c.params)[0], "sharding", None)
     if sharding is None or sharding.device_set == {jax.local_devices()[0]}:
         return None
@@ -152,7 +152,7 @@ def _single_device(c: Components) -> Any:
 
 
 def _tensor_rules(request: Request) -> Rules:
-    """Those of the network that the program runs."""
+    """Returns the rules that split the parameters of the program's network."""
     given = dict(request.static)
     if "denoiser" in given:
         rules: Rules = given["denoiser"].tensor_rules

@@ -1,4 +1,4 @@
-"""What a pipeline offers of `ahead`: programs compiled before the first call."""
+"""Methods of pipelines that compile programs before the first call."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from diffusax.runtime.saved import load_executables, save_executables
 
 
 class AheadOfTime:
-    """Methods of every pipeline."""
+    """The methods of every pipeline for compilation ahead of time."""
 
     parts: Components
     task: ClassVar[Any]
@@ -25,19 +25,20 @@ class AheadOfTime:
         sizes: Sequence[tuple[int, int]] | None = None,
         **arguments: Any,
     ) -> Self:
-        """The pipeline itself, whose programs for these shapes are compiled now.
+        """Compiles the programs for these shapes now, and returns the pipeline itself.
 
-        Tiled decoding, and numbers of PyTorch that a sampler draws row by row, take other programs.
+        Tiled decoding, and PyTorch's noise for samplers that draw noise in each row, use other
+        programs, which are compiled in the first call.
 
         Args:
-            batch_sizes: numbers of images.
-            sizes: heights and widths in pixels; by default the size that the denoiser was
-                trained at.
-            **arguments: of the calls to come, as far as they decide what is computed, such as
+            batch_sizes: the numbers of images.
+            sizes: heights and widths in pixels; by default the size that the denoiser was trained
+                at.
+            **arguments: arguments of the later calls that decide what is compiled, such as
                 `guidance_scale=1` for calls without guidance.
 
         Raises:
-            ValueError: an argument is unknown or cannot be, or there are several processes.
+            ValueError: an argument is unknown or not valid, or there are several processes.
         """
         _check_alone()
         found: list[Request] = []
@@ -49,7 +50,7 @@ class AheadOfTime:
         return self
 
     def save_compiled(self, folder: str | Path) -> list[Path]:
-        """Writes what `compile` has made, for processes on machines like this one.
+        """Writes the programs that `compile` has made, for processes on machines like this one.
 
         Raises:
             ValueError: nothing was compiled ahead of time.
@@ -61,17 +62,17 @@ class AheadOfTime:
         """Reads what `save_compiled` wrote; load only files that you trust.
 
         Returns:
-            How many programs can be used. Files of other versions or devices are left out, with a
-            warning.
+            The number of programs that can be used. Files of other versions or devices are left
+            out, with a warning.
         """
         _check_alone()
         return load_executables(folder)
 
     def memory(self) -> dict[str, dict[str, float]]:
-        """GB that parameters take, by component, and programs compiled ahead of time, by shape.
+        """Returns the memory of parameters by component and of compiled programs by shape, in GB.
 
-        On every device: its share of the parameters; a program's temporaries while it runs, and its
-        own code.
+        The figures are per device: its share of the parameters, and each program's temporary
+        buffers and code.
         """
         return memory_of(self.parts.params)
 

@@ -1,4 +1,4 @@
-"""The arguments of all calls, declared once with type and range, and checked at the door."""
+"""The arguments of all calls, each declared once with its type and range, and their checks."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ Times = list[Time] | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a call asked for, under the names of its arguments. Any means pictures or arrays."""
+    """The arguments of a call. The type Any stands for images or arrays."""
 
     prompt: Texts = None
     prompt_2: Texts = None
@@ -96,7 +96,7 @@ class Call:
 
 
 TENSORS = ["latents"]
-"""diffusers' default of callback_on_step_end_tensor_inputs."""
+"""The default of callback_on_step_end_tensor_inputs, as in diffusers."""
 
 DESCRIPTIONS = {
     "prompt": "What to draw, one text or a list; or `prompt_embeds`, n t d.",
@@ -161,14 +161,14 @@ _WORDS = Words(
 
 
 def check_call(given: Mapping[str, Any]) -> Call:
-    """The arguments of a call, typed.
+    """Checks the arguments of a call and converts them to their types.
 
     Args:
-        given: by name; `self` is left out.
+        given: the arguments by name; `self` is left out.
 
     Raises:
-        ValueError: one of them has a type or value that cannot be; names it, its value and what
-            it may be.
+        ValueError: one of them has a type or value that is not valid; names it, its value and what
+            is valid.
     """
     values = {name: value for name, value in given.items() if name != "self"}
     for name in _UNSUPPORTED:
@@ -194,10 +194,10 @@ def check_call(given: Mapping[str, Any]) -> Call:
 
 
 def documented(call: Any) -> Any:
-    """A pipeline's call of a signature; more than that and a sentence no method has to declare.
+    """Makes a pipeline's `__call__` from a declaration of its arguments with a summary sentence.
 
-    The docstring says what the arguments mean. The call also takes callback and callback_steps,
-    which diffusers' calls take without saying so in their signatures.
+    The descriptions of the arguments are added to the docstring. The call also takes callback and
+    callback_steps, which diffusers' calls take without declaring them.
     """
     signature = inspect.signature(call)
     names = [name for name in signature.parameters if name in DESCRIPTIONS]
@@ -223,7 +223,7 @@ def documented(call: Any) -> Any:
 def bound_arguments(
     signature: inspect.Signature, self: Any, args: tuple[Any, ...], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a method's call by name, defaults among them.
+    """Returns the arguments of a method's call by name, with the defaults.
 
     Raises:
         TypeError: they do not fit the signature; names the method.
@@ -237,7 +237,7 @@ def bound_arguments(
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value that may be a list, as one."""
+    """Returns a list as it is, and any other value as a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -250,7 +250,7 @@ def _check_attention_options(options: Any) -> None:
 
 
 def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A generator as diffusers takes it: PyTorch's numbers of its seed."""
+    """Returns the seed and noise of a diffusers `generator`: PyTorch's numbers of its seed."""
     if values.get("seed") is not None:
         raise ValueError("only one of generator and seed can be given")
     seeds = [_seed_of(g) for g in as_list(generator)]
@@ -268,7 +268,7 @@ def _seed_of(generator: Any) -> Any:
 
 
 def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> Any:
-    """diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
+    """Wraps diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
     if values.get("callback_on_step_end") is not None:
         raise ValueError("only one of callback and callback_on_step_end can be given")
     if not callable(callback):
@@ -287,7 +287,7 @@ def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> An
 
 
 def read_numbers(name: str, value: Any) -> np.ndarray:
-    """An array, or a tensor of PyTorch, as float32.
+    """Returns an array, or a tensor of PyTorch, as float32.
 
     Raises:
         ValueError: it does not hold real numbers.
@@ -299,10 +299,10 @@ def read_numbers(name: str, value: Any) -> np.ndarray:
 
 
 def match_length(name: str, values: Sequence[Any], n: int, of: str = "prompts") -> list[Any]:
-    """`values` for n of something: one value serves all.
+    """Returns `values` as n values, where a single one is repeated.
 
     Raises:
-        ValueError: neither one nor n.
+        ValueError: there is neither one nor n.
     """
     if len(values) not in (1, n):
         raise ValueError(f"{name} has {len(values)} entries for {n} {of}; give 1 or {n}")

@@ -12,14 +12,14 @@ _EXAMPLES = {"scheduler": "EulerDiscreteScheduler", "tokenizer": "CLIPTokenizer"
 
 
 class ComponentAttribute:
-    """A component of a pipeline: reading and assigning it goes to the pipeline's `parts`."""
+    """A component of a pipeline as an attribute; reads and writes go to the pipeline's `parts`."""
 
     def __init__(self, component: Component):
         self.component = component
         self.__doc__ = f"The {component.role.replace('_', ' ')}."
 
     def __get__(self, pipe: Any, owner: Any = None) -> Any:
-        """The component; None where the checkpoint lacks it."""
+        """Returns the component, or None where the checkpoint lacks it."""
         if pipe is None:
             return self
         parts, name = pipe.parts, self.component.name
@@ -34,10 +34,10 @@ class ComponentAttribute:
         return parts.models.get(name)
 
     def __set__(self, pipe: Any, value: Any) -> None:
-        """Takes another component from the next call on.
+        """Replaces the component from the next call on.
 
         Raises:
-            ValueError: it is of another kind, or None where one is needed.
+            ValueError: the value is of another kind, or None where the component is required.
         """
         parts, name = pipe.parts, self.component.name
         parts.forget()
@@ -84,7 +84,7 @@ class ComponentAttribute:
 
 def _remove_model(parts: Any, name: str) -> None:
     if name in parts.models:
-        # Whoever holds it can put it back.
+        # A caller that still holds the model can assign it again.
         parts.models[name].keep_params()
     for held in (parts.models, parts.params):
         held.pop(name, None)

@@ -1,4 +1,4 @@
-"""Pipelines by task: the class that draws it for a checkpoint's family."""
+"""Pipelines by task: classes that choose the pipeline for a checkpoint's family."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from diffusax.pipelines.pipeline import DiffusionPipeline
 
 
 class _Auto:
-    """What the three have in common. They have no instances: they give those of other classes."""
+    """The methods that the three classes share. Their results are instances of other classes."""
 
     task: ClassVar[Any]
     controlled: ClassVar[Any]
@@ -18,10 +18,12 @@ class _Auto:
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
-        """As `DiffusionPipeline.from_pretrained`, for this task; `controlnet=` steers it.
+        """Loads a checkpoint for this task, as `DiffusionPipeline.from_pretrained` does.
+
+        It takes the same options; with `controlnet=` the pipeline is the one with ControlNets.
 
         Raises:
-            ValueError: the checkpoint cannot be had, or diffusax has no such task for it.
+            ValueError: the checkpoint cannot be read, or diffusax has no such task for it.
         """
         names = ("revision", "token", "local_files_only", "cache_dir", "variant")
         folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
@@ -31,7 +33,7 @@ class _Auto:
 
     @classmethod
     def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
-        """This task on another pipeline's components; nothing is copied or compiled again."""
+        """Makes this task's pipeline of another's components; nothing is copied or compiled."""
         steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
         if "controlnet" in components and components["controlnet"] is None:
             del components["controlnet"]
@@ -39,7 +41,7 @@ class _Auto:
 
     @classmethod
     def _find(cls, origin: Any, steered: bool) -> Any:
-        """The class of the task for the family of `origin`; distilled if that is, too."""
+        """Returns the task's class for the family of `origin`, distilled if `origin` is."""
         wanted = (cls.controlled,) if steered else (cls.task, cls.distilled)
         every = [getattr(classes, name) for name in classes.__all__]
         found = [c for c in every if c.family is origin.family and c.task in wanted]
@@ -55,14 +57,14 @@ def _is_distilled(cls: type) -> bool:
 
 
 class AutoPipelineForText2Image(_Auto):
-    """Text to image, with ControlNets if they are given."""
+    """Generates images from prompts, with ControlNets if they are given."""
 
     task = staticmethod(tasks.text_to_image)
     controlled = staticmethod(control.control_text_to_image)
 
 
 class AutoPipelineForImage2Image(_Auto):
-    """Image to image, with ControlNets if they are given."""
+    """Generates images from images, with ControlNets if they are given."""
 
     task = staticmethod(tasks.image_to_image)
     controlled = staticmethod(control.control_image_to_image)
@@ -70,7 +72,7 @@ class AutoPipelineForImage2Image(_Auto):
 
 
 class AutoPipelineForInpainting(_Auto):
-    """Inpainting, with ControlNets if they are given."""
+    """Inpaints images, with ControlNets if they are given."""
 
     task = staticmethod(tasks.inpaint)
     controlled = staticmethod(control.control_inpaint)

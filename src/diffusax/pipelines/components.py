@@ -1,4 +1,4 @@
-"""What a pipeline is made of, as tasks and training see it."""
+"""The components of a pipeline, as tasks and training use them."""
 
 import dataclasses
 import functools
@@ -18,34 +18,35 @@ from diffusax.samplers.processes import Kind
 
 @dataclasses.dataclass
 class Components:
-    """Models, tokenizers and the sampler, by the names in the checkpoint.
+    """The models, tokenizers and scheduler of a pipeline, by their names in the checkpoint.
 
-    What follows from models and tokenizers is computed once; call `forget` after changing these.
+    Properties that are derived from models and tokenizers are cached; call `forget` after changing
+    one of these.
     """
 
     family: Family
     models: dict[str, Model]
     params: dict[str, Params]
-    """Where the models' parameters are kept."""
+    """The models' parameters by component."""
     tokenizers: dict[str, Any]
     scheduler: Any
     options: dict[str, Any]
     mesh: Mesh | None = None
-    """Of several devices, over which parameters and batches are spread."""
+    """The mesh of devices over which parameters and batches are split; None for a single device."""
     process: Kind | None = None
-    """What the networks were trained for, as the scheduler says that they came with; None where
-    nobody knows."""
+    """The process that the networks were trained with, from the scheduler that they came with; None
+    where it is not known."""
 
     @classmethod
     def of(
         cls, family: Family, networks: Mapping[str, Network], params: dict[str, Params], **rest: Any
     ) -> "Components":
-        """Components of networks whose parameters, or shapes of them, are given apart."""
+        """Returns components for networks whose parameters, or shapes, are given separately."""
         models = {name: Model(net, params.get(name)) for name, net in networks.items()}
         return cls(family, models, params, **rest)
 
     def forget(self) -> None:
-        """Clears what was computed of models and tokenizers, which have changed."""
+        """Clears the cached properties, after models or tokenizers have changed."""
         for name in [n for n in vars(self) if n not in self.__dataclass_fields__]:
             del vars(self)[name]
 
@@ -61,7 +62,7 @@ class Components:
 
     @functools.cached_property
     def denoiser(self) -> Denoiser:
-        """What the sampler asks for a prediction: the main network and its ControlNets."""
+        """The denoiser that the sampler calls: the main network and its ControlNets."""
         roles = ("denoiser", "controlnet")
         return self.family.denoiser(
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
@@ -74,22 +75,22 @@ class Components:
 
     @property
     def denoiser_params(self) -> dict[str, Params]:
-        """What `denoiser` reads."""
+        """The parameters that `denoiser` reads, by component."""
         return {name: self.params[name] for name in self.denoiser.components}
 
     @property
     def freeu(self) -> FreeU | None:
-        """The numbers that the denoiser runs with, if it does with FreeU."""
+        """The numbers of FreeU where the denoiser runs with it, else None."""
         return self.models[self.denoiser.components[0]].switches.freeu
 
     @property
     def dtype(self) -> Any:
-        """The denoiser's."""
+        """The dtype of the denoiser's parameters."""
         return jax.tree.leaves(self.params[self.denoiser.components[0]])[0].dtype
 
     @functools.cached_property
     def text(self) -> list[tuple[Any, Network, str]]:
-        """Tokenizer, text encoder and its name, as far as the checkpoint has them.
+        """The tokenizer, the text encoder and its name, for each text encoder of the checkpoint.
 
         Raises:
             ValueError: there is none; embeddings must be given then.
@@ -123,7 +124,7 @@ class Components:
 
     @functools.cached_property
     def latents(self) -> LatentFormat:
-        """What the latents are."""
+        """The format of the latents: channels, pixels per latent, and options of their decoding."""
         return self.family.latents(self.autoencoder.config)
 
     @functools.cached_property
@@ -133,7 +134,11 @@ class Components:
         return rows * self.latents.factor, columns * self.latents.factor
 
     def decoding(self, *, normalize: bool = True) -> Decoding:
-        """How the autoencoder decodes; without `normalize`, by the scaling factor alone."""
+        """Returns the options of the decoder.
+
+        normalize: whether to apply latents_mean and latents_std where the autoencoder has them,
+        besides the scaling factor.
+        """
         return Decoding(self.latents.upcast, normalize and self.latents.normalize)
 
 

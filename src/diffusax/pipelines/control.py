@@ -1,4 +1,4 @@
-"""ControlNet (Zhang et al. 2023) as a change to any task's plan."""
+"""ControlNet (Zhang et al. 2023) as a change to the plan of any task."""
 
 import dataclasses
 from typing import Any
@@ -16,11 +16,11 @@ from diffusax.pipelines.tasks import Task, crop_options, image_to_image, inpaint
 
 
 def controlled(task: Task) -> Task:
-    """The task with its plan steered by the pictures in `control_image`."""
+    """Returns the task with the images in `control_image` added to its plan."""
 
     def run(c: Components, call: Call) -> PreparedRun:
         if task is text_to_image:
-            # diffusers calls the ControlNet's picture `image` where there is no other.
+            # diffusers calls the ControlNet's image `image` where there is no other.
             call = dataclasses.replace(call, control_image=call.image, image=None)
         call = _with_size(task, c, call)
         pictures = control_pictures(c, call, cropped=task is inpaint)
@@ -34,9 +34,9 @@ def controlled(task: Task) -> Task:
         return dataclasses.replace(
             prepared,
             plan=plan._replace(conditions=conditions, step_inputs=inputs),
-            # As pipeline_controlnet_inpaint_sd_xl.py of diffusers, which knows only scaling_factor.
+            # pipeline_controlnet_inpaint_sd_xl.py of diffusers applies only the scaling_factor.
             decoding=c.decoding(normalize=task is not inpaint),
-            # Nor do its pipelines with a ControlNet show the image to the decoder.
+            # Its pipelines with a ControlNet do not pass the image to the decoder either.
             decoder_condition=None,
         )
 
@@ -50,10 +50,10 @@ control_inpaint = controlled(inpaint)
 
 
 def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, ...]:
-    """For each ControlNet its picture for each image, b 1 H W 3 in [0, 1].
+    """Returns the images of each ControlNet, one for each image of the call, b 1 H W 3 in [0, 1].
 
     Raises:
-        ValueError: there are not as many pictures as ControlNets, or as images.
+        ValueError: there are not as many as ControlNets, or as images.
     """
     nets = len(c.denoiser.controlnets)
     given = call.control_image
@@ -76,10 +76,11 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
 
 
 def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndarray:
-    """What each residual counts for, n m k r: see `StepInputs.control`.
+    """Returns the scale of each residual, n m k r: see `StepInputs.control`.
 
     Raises:
-        ValueError: a list of scales or fractions has another length than there are ControlNets.
+        ValueError: the scales or fractions are not as many as the ControlNets, or the start of an
+            interval is not below its end.
     """
     nets, k, n = denoiser.controlnets, len(run.weights) + 1, len(run.schedule)
     height = len(run.plan.step_inputs.rescale)
@@ -105,7 +106,7 @@ def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndar
 
 
 def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
-    """One picture for all, or one for each prompt and so for all of its images."""
+    """Repeats one image for all, or one for each prompt, for the images of that prompt."""
     copies = b if len(pictures) == 1 else per_prompt
     if len(pictures) * copies != b:
         raise ValueError(
@@ -116,7 +117,7 @@ def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
 
 
 def _with_size(task: Task, c: Components, call: Call) -> Call:
-    """With a picture to start from, its own size is the default, as in diffusers."""
+    """Returns the call with the size of the image to start from as the default, as in diffusers."""
     if task is text_to_image or call.image is None or (call.height and call.width):
         return call
     first = as_list(call.image)[0]

@@ -1,4 +1,4 @@
-"""What programs written for diffusers ask of a pipeline besides calls, loading and saving."""
+"""Properties and methods of diffusers' pipelines besides calls, loading and saving."""
 
 import logging
 from typing import Any
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class DiffusersMethods:
-    """Properties and methods of every pipeline, under diffusers' names."""
+    """The properties and methods of every pipeline under diffusers' names."""
 
     parts: Components
     progress_bar_options: dict[str, Any]
@@ -21,7 +21,7 @@ class DiffusersMethods:
 
     @property
     def dtype(self) -> Any:
-        """The denoiser's dtype."""
+        """The dtype of the denoiser's parameters."""
         return self.parts.dtype
 
     @property
@@ -32,22 +32,22 @@ class DiffusersMethods:
 
     @property
     def vae_scale_factor(self) -> int:
-        """Pixels per latent."""
+        """The number of pixels per latent, in each direction."""
         return self.parts.latents.factor
 
     @property
     def guidance_scale(self) -> float | None:
-        """Of the last call; a callback may set `_guidance_scale` for the steps that follow."""
+        """The last call's guidance scale; a callback may set `_guidance_scale` to change it."""
         return self._guidance_scale
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call was guided."""
+        """Whether the last call used guidance."""
         return (self._guidance_scale or 0) > 1
 
     @property
     def num_timesteps(self) -> int:
-        """Of the last call, how often the network was asked."""
+        """The number of network evaluations of the last call."""
         return self._num_timesteps
 
     @property
@@ -56,26 +56,29 @@ class DiffusersMethods:
         return self._interrupt
 
     def set_progress_bar_config(self, **options: Any) -> None:
-        """Options of the tqdm bar, such as `disable=True`."""
+        """Sets options of the tqdm bar, such as `disable=True`."""
         self.progress_bar_options = options
 
     def enable_vae_tiling(self) -> None:
-        """Decodes pictures larger than the autoencoder's sample_size in overlapping tiles."""
+        """Makes later calls decode images that exceed the autoencoder's sample_size in tiles.
+
+        The tiles overlap, and their overlaps are blended.
+        """
         self.parts.models[self.parts.autoencoder_name].enable_tiling()
 
     def disable_vae_tiling(self) -> None:
-        """Decodes every picture in one piece."""
+        """Makes later calls decode every image in one piece."""
         self.parts.models[self.parts.autoencoder_name].disable_tiling()
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
-        """Draws with FreeU (Si et al. 2023) from the next call on; other numbers compile nothing.
+        """Runs the UNet with FreeU (Si et al. 2023) from the next call on.
 
-        A zero among them is no FreeU, as in diffusers.
+        Other numbers compile nothing. If one of them is zero, FreeU is off, as in diffusers.
 
         Args:
-            s1: what the low frequencies of skip connections count for at the smallest maps.
+            s1: the scale of the skip connections' low frequencies at the smallest feature maps.
             s2: the same at the next larger ones.
-            b1: what half the channels of the backbone count for at the smallest maps.
+            b1: the scale of half the backbone's channels at the smallest feature maps.
             b2: the same at the next larger ones.
 
         Raises:
@@ -84,19 +87,18 @@ class DiffusersMethods:
         self.parts.models[self.parts.denoiser.components[0]].enable_freeu(s1, s2, b1, b2)
 
     def disable_freeu(self) -> None:
-        """Draws without FreeU."""
+        """Runs the UNet without FreeU."""
         self.parts.models[self.parts.denoiser.components[0]].disable_freeu()
 
     def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
-        """Accepted, as diffusers' method of this name; pictures are the same up to rounding there.
+        """Changes nothing; diffusers' method of this name fuses products, with equal images.
 
-        A network here is the same whether query, key and value are one product or three: XLA plans
-        products with one input.
+        In diffusax, XLA decides whether query, key and value are one product or three.
         """
         _log_qkv("fuse_qkv_projections")
 
     def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
-        """Accepted, as `fuse_qkv_projections`."""
+        """Changes nothing; see `fuse_qkv_projections`."""
         _log_qkv("unfuse_qkv_projections")
 
 

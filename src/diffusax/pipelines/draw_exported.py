@@ -30,7 +30,7 @@ def run(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Draws what the command line says."""
+    """Generates the images that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt")
     parser.add_argument("--negative-prompt", default="")

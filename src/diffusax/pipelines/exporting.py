@@ -1,4 +1,4 @@
-"""What an exported pipeline needs besides its programs to draw: parameters, inputs, a script."""
+"""Writes what an exported pipeline needs besides its programs: parameters, inputs, a script."""
 
 import dataclasses
 import shutil
@@ -22,7 +22,7 @@ from diffusax.runtime.program import Request
 
 
 def parameter_files(c: Components, request: Request) -> dict[str, str]:
-    """The files of a program's parameters, by what stands before their names in its arguments."""
+    """Returns the files of a program's parameters, by the prefix of their arguments' names."""
     static = dict(request.static)
     if "denoiser" in static:
         given = request.dynamic[request.program.dynamic.index("params")]
@@ -36,7 +36,7 @@ def parameter_files(c: Components, request: Request) -> dict[str, str]:
 def write_parameters(
     checkpoint: Path, components: Sequence[str], folder: Path, *, dtype: Any
 ) -> Iterator[Path]:
-    """Writes the parameters of a checkpoint's networks one by one, as programs take them.
+    """Writes the parameters of a checkpoint's networks one by one, and yields the paths.
 
     Kernels have the layout of the programs, not of the checkpoint.
 
@@ -54,14 +54,14 @@ def write_parameters(
 def write_example(
     c: Components, task: Task, call: Call, denoise: Request, folder: Path
 ) -> list[Path]:
-    """Writes draw.py, and what it reads besides programs and parameters.
+    """Writes draw.py, and the files that it reads besides programs and parameters.
 
     Args:
-        c: the pipeline's; its parameters may be shapes.
-        task: from text to pictures.
-        call: what draw.py repeats with any prompt; nothing of its prompts counts.
+        c: the components of the pipeline; the parameters may be shapes.
+        task: text to image.
+        call: the call that draw.py repeats with any prompt; its own prompts are not used.
         denoise: the request of the program of that name for a call like this.
-        folder: for the files.
+        folder: the folder for the files.
     """
     plan = denoise.dynamic[denoise.program.dynamic.index("plan")]
     run = task(c, _embedded(call, plan.conditions))
@@ -80,7 +80,7 @@ def write_example(
 
 
 def _embedded(call: Call, conditions: Any) -> Call:
-    """The call with zeros for embeddings, which need no text encoder."""
+    """Returns the call with zeros for embeddings, which need no text encoder."""
 
     def zeros(shape: Any) -> np.ndarray:
         return np.zeros((1, *shape.shape[2:]), np.float32)
@@ -94,7 +94,7 @@ def _embedded(call: Call, conditions: Any) -> Call:
 
 
 def _write_tokenizer(tokenizer: Any, path: Path) -> None:
-    """The tokenizer as one that cuts and pads texts by itself."""
+    """Writes the tokenizer with its padding and truncation as a tokenizer.json."""
     whole = Tokenizer.from_str(tokenizer.tokenizer.to_str())
     length = tokenizer.model_max_length
     whole.enable_truncation(length)

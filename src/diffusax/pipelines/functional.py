@@ -21,16 +21,16 @@ from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
 
 
 class Inputs(NamedTuple):
-    """What `generate_fn` reads besides parameters: arrays, but for `decoding`, which is static.
+    """The inputs of `generate_fn` besides parameters: arrays, and `decoding`, which is static.
 
-    ids: for each text encoder g n w t: the prompts' tokens and, if g is 2, the negative prompts';
-    embeddings stand for those of which there are some.
+    ids: for each text encoder g n w t, the tokens of the prompts and, where g is 2, of the negative
+    prompts; texts that are given as embeddings are left out.
     plan: the run. Its table has no padding, so that the number of rows is static and the loop
     differentiable in reverse; its context is computed from the ids and the embeddings.
     decoder_condition, decoding: see `PreparedRun`.
-    embeds: embeddings under the names of the call's arguments, as far as it brought some:
-    prompt_embeds n s d, pooled_prompt_embeds n p, and their negative_ forms.
-    lengths: g n, how many tokens count, where the family tells.
+    embeds: the call's embeddings, if any, under the names of its arguments: prompt_embeds n s d,
+    pooled_prompt_embeds n p, and their negative_ forms.
+    lengths: g n, the number of tokens that are not padding, where the family has it.
     """
 
     ids: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
-    """The inputs for a call.
+    """Returns the inputs of `generate_fn` for a call.
 
     Raises:
         ValueError: the call needs what a pure function of arrays cannot do.
@@ -51,7 +51,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
         raise ValueError("generate_fn takes no callback_on_step_end; change its inputs instead")
     if call.noise != "jax" or call.prompt_weighting or call.clip_skip:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
-    # Whoever jits generate_fn compiles next, out of our sight.
+    # A caller that jits generate_fn compiles next, where nothing here can make room.
     make_room()
     run = task(c, call)
     n, guided = len(run.schedule), bool(run.weights)
@@ -69,7 +69,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
-    """The function (params, inputs) -> pictures b H W 3 in [0, 1], float32."""
+    """Returns the function (params, inputs) -> images b H W 3 in [0, 1], float32."""
     names = (encoder.name for encoder in c.family.text_encoders if encoder.name in c.networks)
     encoders = tuple((name, c.networks[name]) for name in names)
     vae = c.autoencoder_name, c.autoencoder
@@ -77,7 +77,7 @@ def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
 
 
 def _run(*args: Any) -> jax.Array:
-    """As `_generate`, compiled unless whoever calls it traces."""
+    """Runs `_generate`, compiled unless the caller is being traced."""
     return _generate(*args) if is_traced(args) else _compiled(*args)
 
 
@@ -111,7 +111,7 @@ _compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])
 def _embed(
     family: Family, encoders: tuple[tuple[str, Network], ...], params: Params, inputs: Inputs
 ) -> dict[str, Prompt]:
-    """What the prompts ("") and the negative prompts ("negative_") became, as far as they count."""
+    """Returns the embeddings of prompts ("") and, where there are some, negative prompts."""
     embeds, found = inputs.embeds, {}
     for prefix in ("", "negative_"):
         if f"{prefix}prompt_embeds" in embeds:

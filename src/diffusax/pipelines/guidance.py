@@ -1,7 +1,7 @@
 """Guidance as weights over branches: predictions of one network under different conditions.
 
-Branch 0 has every condition. The guided prediction is y0 + sum_j w_j (y0 - y_j), so that k - 1
-weights serve k branches and all of them zero mean no guidance.
+Branch 0 has every condition. The guided prediction is y0 + sum_j w_j (y0 - y_j): k branches have k
+- 1 weights, and weights of zero mean no guidance.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,28 @@ import numpy as np
 
 
 def classifier_free(scale: float) -> tuple[float, ...]:
-    """Ho and Salimans 2022 in the form of Imagen, where a scale of 1 is no guidance."""
+    """Returns the weight of classifier-free guidance (Ho and Salimans 2022).
+
+    The scale is Imagen's, where 1 is no guidance.
+    """
     return (scale - 1.0,)
 
 
 def instruct(text_scale: float, image_scale: float) -> tuple[float, ...]:
-    """Brooks et al. 2023, equation 3. Branches: (text, image), (none, image), (none, none)."""
+    """Returns the weights of InstructPix2Pix's guidance (Brooks et al. 2023, equation 3).
+
+    The branches are (text, image), (none, image) and (none, none).
+    """
     return (text_scale - image_scale, image_scale - 1.0)
 
 
 def per_row(
     weights: Sequence[float], rows: int, height: int, interval: tuple[float, float] = (0.0, 1.0)
 ) -> np.ndarray:
-    """The weights of each row, height k-1; zero outside the interval, in fractions of the rows.
+    """Returns the weights of each row, height k-1, zero outside the interval and in padding rows.
 
-    Guidance in a limited interval is Kynkäänniemi et al. 2024.
+    rows: the rows of the run. height: the rows of the table with its padding. interval: the start
+    and end of guidance, in fractions of the rows (Kynkäänniemi et al. 2024).
     """
     table = np.zeros((height, len(weights)), np.float32)
     start, stop = (round(fraction * rows) for fraction in interval)
@@ -35,10 +42,10 @@ def per_row(
 
 
 def apply_guidance(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.Array:
-    """The guided prediction.
+    """Returns the guided prediction.
 
     Args:
-        y: b k ..., float32, branch 0 fully conditioned.
+        y: b k ..., float32, with every condition in branch 0.
         weights: k-1, or b k-1 where each image has its own.
         rescale: a scalar or b; phi of Lin et al. 2024, section 3.4, zero for none.
 

@@ -1,4 +1,4 @@
-"""A checkpoint's folder to the components of a pipeline, and back."""
+"""Reads the components of a pipeline from a checkpoint's folder, and writes them."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -17,19 +17,21 @@ from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import scheduler_from_config
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
-"""Components of diffusers' checkpoints that nothing here runs."""
+"""The components of diffusers' checkpoints that diffusax does not run."""
 WITHOUT_MEANING = frozenset(
     ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
 )
-"""Arguments of diffusers' from_pretrained that change nothing here."""
+"""The arguments of diffusers' from_pretrained that are accepted and change nothing."""
 
 
 CLASSES: dict[str, Any] = {}
-"""The classes of pipelines by name; each enters itself as it is defined."""
+"""The classes of pipelines by name; each is added when it is defined."""
 
 
 def class_for(cls: Any, folder: Path) -> Any:
-    """The class to load a folder with: `cls`, or for one without a family the one that it names.
+    """Returns the class to load a folder with: `cls`, or the one that the checkpoint names.
+
+    The checkpoint's is used where `cls` has no family, as DiffusionPipeline.
 
     Raises:
         ValueError: diffusax has no such pipeline, or `cls` is for another family.
@@ -45,7 +47,7 @@ def class_for(cls: Any, folder: Path) -> Any:
 
 
 def fitting_class(cls: Any, named: Any, source: str) -> Any:
-    """`cls`, or for a class without a family the one that the source names.
+    """Returns `cls`, or for a class without a family the one that the source names.
 
     Raises:
         ValueError: `cls` is for another family.
@@ -70,7 +72,7 @@ def load_components(
     variant: str | None = None,
     device: Any = None,
 ) -> dict[str, Any]:
-    """The options of a checkpoint for a class of pipelines, and those components not given.
+    """Reads a checkpoint's options for a class of pipelines, and the components not given.
 
     Raises:
         ValueError: a component is missing or cannot be read; says which file and why.

@@ -1,4 +1,4 @@
-"""Latents as what a call asked for: images of several kinds, or latents."""
+"""Converts latents to the kind of output that a call asked for: images, arrays or latents."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from diffusax.pipelines.sample import decode
 def output(
     c: Components, latents: jax.Array, run: PreparedRun, output_type: str, *, tiled: bool
 ) -> Any:
-    """Latents b h w c after a run as what the call asked for.
+    """Converts latents b h w c after a run to the output that the call asked for.
 
     Raises:
-        FloatingPointError: they, or the images, are not finite.
+        FloatingPointError: the latents or the images are not finite.
     """
     if output_type == "latent":
         if not np.isfinite(np.asarray(latents)).all():

@@ -39,28 +39,28 @@ from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_me
 
 @hinting(missing.PIPELINE)
 class DiffusionPipeline(DiffusersMethods, AheadOfTime):
-    """What all pipelines share; its `from_pretrained` gives the one that a checkpoint names.
+    """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
     takes effect at once and compiles nothing for networks of the same architecture. `params` holds
-    the parameters by component, `call_defaults` arguments that suit the checkpoint better than
-    diffusers' defaults; the command line uses them where an option is not given.
+    the parameters by component. `call_defaults` holds arguments that suit the checkpoint better
+    than diffusers' defaults; the command line uses them where an option is not given.
     """
 
     family: ClassVar[Family]
     task: ClassVar[Any]
-    """What the call does, a function of `diffusax.pipelines.tasks`."""
+    """The task of a call, a function of `diffusax.pipelines.tasks`."""
     __call__: Any
     extra_components: ClassVar[tuple[Component, ...]] = ()
-    """Those that this class has besides its family's."""
+    """The components that this class has besides its family's."""
     all_components: ClassVar[tuple[Component, ...]] = ()
     """The components of this class, in diffusers' order."""
     component_names: ClassVar[tuple[str, ...]] = ()
-    """Their names."""
+    """The names of the components of this class."""
     returns_flags: ClassVar[bool] = False
-    """Whether diffusers' tuple of a call has a second entry, what a safety checker found."""
+    """Whether a call with return_dict=False returns a second value, a safety checker's result."""
     scheduler_options: ClassVar[dict[str, Any]] = {}
-    """What diffusers sets in the config of an old checkpoint's scheduler."""
+    """The options that diffusers sets in the config of an old checkpoint's scheduler."""
     parts: Components
 
     if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             CLASSES[cls.__name__] = cls
 
     def __init__(self, **components: Any):
-        """The pipeline of these components, under the names in a checkpoint.
+        """Makes a pipeline of components, which are given under their names in a checkpoint.
 
         Raises:
             ValueError: one is missing, unknown, or of the wrong type.
@@ -99,7 +99,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             if not component.optional and components.get(component.name) is None:
                 raise ValueError(f"{type(self).__name__} needs {component.name}")
         self._check_tokenizers()
-        # The denoiser's first: that of the others may be only this process's part of it.
+        # The denoiser's mesh comes first: others may have only this process's part of it.
         first = self.family.names("denoiser")[0]
         known = sorted(self.parts.params, key=lambda name: name != first)
         meshes = (mesh_of(self.parts.params[name]) for name in known)
@@ -108,11 +108,11 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
             self.parts.scheduler = type(scheduler).from_config(scheduler.config, **old)
-        # Those that are assigned later may have lost it: `FlowMatchEulerDiscreteScheduler()`.
+        # A scheduler that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
         self.parts.process = self.parts.scheduler.process
 
     def spread_over(self, mesh: Mesh | str | None) -> Self:
-        """The pipeline itself, with its parameters over a mesh, as `from_pretrained(mesh=)` has it.
+        """Splits batches and parameters over a mesh, as `from_pretrained(mesh=)`, and returns self.
 
         Raises:
             ValueError: the mesh does not fit the devices.
@@ -127,12 +127,12 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that a batch is spread over; None for a single one."""
+        """The devices that a batch is split over; None for a single one."""
         return self.parts.mesh
 
     @property
     def params(self) -> dict[str, Params]:
-        """The parameters by component, the only place where they are kept."""
+        """The parameters by component; the pipeline keeps no other copy of them."""
         return self.parts.params
 
     @params.setter
@@ -163,7 +163,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     @classmethod
     def from_pipe(cls, pipe: "DiffusionPipeline", **components: Any) -> Self:
-        """This class on another pipeline's components; nothing is copied or compiled again.
+        """Makes a pipeline of this class from another's components; nothing is copied or compiled.
 
         Raises:
             ValueError: the pipeline is of another family, or lacks a component.
@@ -198,28 +198,28 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         mesh: Mesh | str | None = None,
         **components: Any,
     ) -> Self:
-        """Loads a checkpoint in diffusers' layout; any of the class's family will do.
+        """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
 
         Args:
             path_or_repo: a folder, a Hub repository id, or "emoji" for the model in the package.
             torch_dtype: diffusers' name for `dtype`; PyTorch's dtypes are understood.
-            dtype: of parameters and computation, a name or a JAX dtype; float32 by default, "auto"
-                keeps the files'.
-            vae_dtype: the autoencoder's, where it should differ.
-            variant: such as "fp16", where the checkpoint has one.
+            dtype: the dtype of parameters and computation, a name or a JAX dtype; float32 by
+                default, and "auto" keeps the files'.
+            vae_dtype: the autoencoder's dtype, where it should differ.
+            variant: the variant of the files, such as "fp16", where the checkpoint has one.
             revision: a branch, tag or commit of the repository.
-            token: for private and gated repositories; by default the stored login.
-            local_files_only: use the cache only.
-            cache_dir: instead of HF_HOME.
+            token: the token for private and gated repositories; by default the stored login.
+            local_files_only: whether to use only files that were downloaded before.
+            cache_dir: the folder of downloads, instead of the one in HF_HOME.
             device: a device to put the parameters on; only that one is used then.
-            mesh: the devices to spread batches and parameters over, such as "data=4,tensor=2", see
-                `diffusax.runtime.mesh.make_mesh`. By default every device of this process draws
+            mesh: the devices to split batches and parameters over, such as "data=4,tensor=2", see
+                `diffusax.runtime.mesh.make_mesh`. By default every device of this process generates
                 its share of the images, with a copy of the parameters.
-            **components: to use instead of the checkpoint's (`vae=`, `unet=`, `scheduler=`,
-                `controlnet=` a model or a list), or None for those that can be missing.
+            **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
+                `scheduler=`, `controlnet=` a model or a list), or None for optional ones.
 
         Raises:
-            ValueError: the checkpoint cannot be had or read; says which file and why.
+            ValueError: the checkpoint cannot be found or read; says which file and why.
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
@@ -244,15 +244,14 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     def from_torch(
         cls, pipe: Any, *, dtype: Any = None, device: Any = None, mesh: Mesh | str | None = None
     ) -> Self:
-        """The pipeline of the same class with the weights of a PyTorch diffusers pipeline.
+        """Converts a PyTorch pipeline of diffusers to the diffusax pipeline of the same class.
 
         Parameters are copied out of its modules. A denoiser, autoencoder or text encoder that
-        diffusax does not have is traced as the PyTorch module that it is, and runs in the same
-        programs.
+        diffusax does not have is traced from the PyTorch module, and runs in the same programs.
 
         Args:
             pipe: a pipeline of diffusers, or of a class that inherits from one.
-            dtype: of parameters and computation; None keeps the modules' own.
+            dtype: the dtype of parameters and computation; None keeps the modules' own.
             device: see `from_pretrained`.
             mesh: see `from_pretrained`.
 
@@ -282,7 +281,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         save_components(Path(save_directory), type(self), self.parts, **options)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The pipeline itself, cast where a floating-point dtype is given, by name or PyTorch's.
+        """Casts the parameters to a floating-point dtype, given by name or PyTorch's; returns self.
 
         Devices are accepted and change nothing: JAX has placed the parameters already.
         """
@@ -296,13 +295,13 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
-        `pipe.generate_fn(pipe.params, pipe.prepare_inputs("a prompt"))` are pictures b H W 3 in
+        `pipe.generate_fn(pipe.params, pipe.prepare_inputs("a prompt"))` returns images b H W 3 in
         [0, 1].
         """
         return generate_fn(self.parts)
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
-        """The inputs of `generate_fn` for the arguments of a call."""
+        """Returns the inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
         with in_mesh(self.parts.local_mesh):
@@ -313,12 +312,12 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
     def _generate(self, given: dict[str, Any]) -> Any:
-        """The result of a call with these arguments, by name."""
+        """Returns the result of a call with these arguments, by name."""
         call = check_call(given)
         mesh = self.parts.local_mesh
         with in_mesh(mesh):
             run = self.task(self.parts, call)
-        # What callbacks ask the pipeline for.
+        # Callbacks read these from the pipeline.
         vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
         vars(self)["_num_timesteps"] = len(run.schedule)
         latents = watch(
@@ -336,7 +335,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         return (images, None) if self.returns_flags else (images,)
 
     def _placed(self, name: str, params: Params) -> Params:
-        """A model's parameters where they belong."""
+        """Returns a model's parameters on the devices of its component."""
         if self.parts.mesh is None:
             return params
         network = self.parts.models[name].network
@@ -354,4 +353,4 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
 
 CONVERTERS: dict[str, Callable[..., Any]] = {}
-"""What makes pipelines of other libraries' ones, entered by the layers above."""
+"""The functions that convert other libraries' pipelines, added by the modules that import them."""

@@ -1,4 +1,4 @@
-"""A pipeline's parameters and plans on its devices."""
+"""Places a pipeline's parameters and plans on its devices."""
 
 import jax
 from jax.sharding import Mesh
@@ -11,34 +11,34 @@ from diffusax.runtime.mesh import tree_sharding
 
 
 def component_mesh(mesh: Mesh, role: Role) -> Mesh:
-    """The part of the mesh that a component of a role lies on.
+    """Returns the part of the mesh on which a component of this role lies.
 
-    Denoisers and ControlNets lie on the whole of it. The rest works for the images of its own
+    Denoisers and ControlNets use the whole mesh. Other components process the images of their own
     process, on the devices of that process.
     """
     return mesh if role in ("denoiser", "controlnet") else mesh.local_mesh
 
 
 def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:
-    """A component's parameters on the mesh; those that lie there already stay."""
+    """Puts a component's parameters on the mesh; those that lie there already are not copied."""
     shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
     return jax.device_put(params, shardings)
 
 
 def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:
-    """The plan on the devices, so that no later call moves it; padded, and split by images."""
+    """Puts the plan on the devices, padded and split by images, so that no later call moves it."""
     if mesh is None:
         return jax.device_put(plan)
     return jax.tree.map(lambda x, axis: put(mesh, x, axis), plan, image_axes(plan))
 
 
 def plan_sharding(mesh: Mesh, plan: Plan) -> Plan:
-    """Where `put_plan` puts each array of a plan."""
+    """Returns the sharding of each array of a plan, as used by `put_plan`."""
     return jax.tree.map(lambda axis: images_sharding(mesh, axis), image_axes(plan))
 
 
 def image_axes(plan: Plan) -> Plan:
-    """Which axis of each array of a plan counts images."""
+    """Returns the axis of each array of a plan that counts images."""
     table = 1 if plan.table.timestep.ndim == 2 else NO_IMAGES
     inputs = 1 if plan.step_inputs.rescale.ndim == 2 else NO_IMAGES
     axes = jax.tree.map(lambda _: 0, plan)

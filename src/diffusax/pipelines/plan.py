@@ -1,4 +1,8 @@
-"""A run as data: what a task makes of a call and the sampler, networks and decoder are given."""
+"""The data of one run: what a task prepares for the sampler, the networks and the decoder.
+
+Shapes in the docstrings: n texts or rows of a table, b images, k branches of guidance, s entries of
+the context, h w c a latent, H W an image in pixels.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,57 +18,61 @@ Images = list[Any]
 
 
 class Tokens(NamedTuple):
-    """Texts as a family's text encoders read them."""
+    """The tokens of n texts, as the text encoders of a family read them."""
 
     ids: tuple[Any, ...]
-    """For each text encoder n ..., int32."""
+    """The token ids for each text encoder, n ..., int32."""
     weights: Any = None
-    """n ..., of the first encoder's tokens; None where all count alike."""
+    """The weights of the first encoder's tokens, n ...; None where all tokens weigh the same."""
     lengths: Any = None
-    """n, how many tokens of the context count; None where all do."""
+    """The number of context tokens of each text that are not padding, n; None where none is
+    padding."""
 
 
 class Prompt(NamedTuple):
-    """What texts became: of n texts, or of b images with k branches each, b k ... ."""
+    """The embeddings of n texts, or those of b images with k branches each, b k ... ."""
 
     context: Any
-    """n s d."""
+    """The sequence of embeddings for cross-attention, n s d."""
     pooled: Any = None
-    """n p, where the family has one."""
+    """The pooled embeddings, n p; None where the family has none."""
     lengths: Any = None
-    """n, how many of the context's s entries count; None where all do."""
+    """The number of context entries that are not padding, n; None where none is padding."""
 
 
 class Conditions(NamedTuple):
-    """What the network is told besides the latents and the timestep.
+    """The inputs of the network besides the latents and the timestep.
 
-    Leaves have the axes b k, images and branches of guidance; b 1 where the branches agree. The
-    branches stand inside, so that a batch split over devices needs no messages.
+    The arrays begin with the axes b k, images and branches of guidance, or b 1 where the branches
+    agree. The branches are the inner axis, so that a batch split over devices by images needs no
+    communication.
     """
 
     context: Any
-    """b k s d, what attention looks at."""
+    """The sequence of embeddings for cross-attention, b k s d."""
     pooled: Any = None
-    """b k p, the prompt as one vector, where the family has one."""
+    """The pooled embeddings of the prompts, b k p; None where the family has none."""
     lengths: Any = None
-    """b k, how many of the context's s entries count; None where all do."""
+    """The number of context entries that are not padding, b k; None where none is padding."""
     channels: Any = None
-    """b k h w c, beside the latents in the network's input: masks, masked or edited images."""
+    """Further input channels beside the latents, b k h w c: masks, masked or edited images."""
     added: dict[str, Any] | None = None
-    """What else a family's network asks for, by name, b k d."""
+    """Further inputs of the family's network by name, b k d each."""
     control: tuple[Any, ...] = ()
-    """One for each ControlNet: images b 1 H W 3 in [0, 1], or b 1 h w c, what it makes of them.
+    """One array for each ControlNet: its images, b 1 H W 3 in [0, 1], or their embeddings, b 1 h w
+    c.
 
-    Programs are given the second, see the denoiser's `embed`.
+    The compiled programs take the embeddings, which the denoiser's `embed` computes.
     """
 
 
 class StepInputs(NamedTuple):
-    """What may change from row to row, besides the sampler. A row's values may be one per image.
+    """The inputs of a run, besides the sampler's table, that may change from row to row.
 
-    weights: n k-1, of guidance. rescale: n. control: n m k r, what each of the r residuals of each
-    of m ControlNets counts for in each branch; None without ControlNets. freeu: n 4, the numbers of
-    `FreeU`; None without it.
+    A row's values may be one per image. The arrays have an axis of n rows first. weights: n k-1,
+    the weights of guidance. rescale: n, the strength of guidance rescaling. control: n m k r, the
+    scale of each of the r residuals of each of m ControlNets in each branch; None without
+    ControlNets. freeu: n 4, the numbers of `FreeU`; None without it.
     """
 
     weights: Any
@@ -74,9 +82,10 @@ class StepInputs(NamedTuple):
 
 
 class Inpainting(NamedTuple):
-    """Latents that are given: what the mask leaves out is put back at each row.
+    """The known latents of an inpainting run, which replace the unmasked region after each row.
 
-    mask: b h w 1, one where to generate. latents, noise: b h w c.
+    mask: b h w 1, one where to generate and zero where to keep. latents, noise: b h w c, the clean
+    latents and the noise that is added to them.
     """
 
     mask: Any
@@ -85,7 +94,7 @@ class Inpainting(NamedTuple):
 
 
 class DecoderCondition(NamedTuple):
-    """What a decoder is shown that sees what inpainting keeps (AsymmetricAutoencoderKL).
+    """The image and the mask that an inpainting decoder reads (AsymmetricAutoencoderKL).
 
     image: b H W 3 in [-1, 1]. mask: b H W 1, zero where the image is kept.
     """
@@ -95,10 +104,10 @@ class DecoderCondition(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One run of the sampler, all of it data."""
+    """One run of the sampler as a tree of arrays."""
 
     latents: Any
-    """b h w c, what the run starts from."""
+    """The latents at the start of the run, b h w c."""
     conditions: Conditions
     table: Table
     step_inputs: StepInputs
@@ -110,17 +119,17 @@ class Plan(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """The static options of `programs.decode`, a part of what is compiled: no leaf of a tree."""
+    """The static options of `programs.decode`, which are compiled into the program."""
 
     upcast: bool
     """Whether float16 parameters are cast to float32."""
     normalize: bool
-    """Whether latents_mean and latents_std of the autoencoder count."""
+    """Whether the autoencoder's latents_mean and latents_std are applied."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedRun:
-    """A plan with what the host needs to run it and to decode what comes out."""
+    """A plan with what the host needs to run it and to decode its latents."""
 
     plan: Plan
     schedule: Schedule
@@ -129,18 +138,22 @@ class PreparedRun:
     """The weights of guidance, one fewer than there are branches."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None = None
-    """What the decoder is shown beside the latents, if it takes anything."""
+    """The image and the mask that the decoder reads beside the latents; None for most decoders."""
     finish: Callable[[Images], Images] | None = None
-    """Makes the call's images of the decoded ones, where they are not the same."""
+    """A function from the decoded images to the result of the call; None where they are the
+    same."""
     guidance_scale: float | None = None
-    """The scale of guidance that a callback has set instead of the call's."""
+    """The guidance scale that a callback has set; None where the call's own applies."""
 
 
 def control_names(count: int) -> tuple[str, ...]:
-    """The names of `count` ControlNets among the components, as diffusers saves several."""
+    """Returns the component names of `count` ControlNets: controlnet, controlnet_1, and so on."""
     return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))
 
 
 def repeat_branches(y: jax.Array, k: int) -> jax.Array:
-    """b (k or 1) ... -> (b k) ..., each image's branches together."""
+    """Merges the axis of the branches into the batch, b (k or 1) ... -> (b k) ....
+
+    The k branches of an image stay beside each other.
+    """
     return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])

@@ -1,8 +1,8 @@
 """The compiled programs: encode, denoise, decode.
 
-All that a user turns between calls is an argument. Compiled programs belong to the networks, which
-hold no parameters: a second checkpoint of the same architecture, and another task on the same
-shapes, compile nothing. What compiles is listed in the README under "Shapes and compilation".
+Every value that a user changes between calls is an argument of a program. Programs are cached by
+networks, which hold no parameters: a second checkpoint of the same architecture, or another task on
+the same shapes, compiles nothing. The README lists under "Shapes and compilation" what does.
 """
 
 import functools
@@ -25,9 +25,10 @@ from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
 def denoise(
     denoiser: Denoiser, params: Params, state: jax.Array, plan: Plan, start: Any, stop: Any
 ) -> jax.Array:
-    """Rows start..stop of the plan's table; the state is 6 b h w c, slot 0 the latents.
+    """Runs the rows start..stop of the plan's table, compiled; see `advance`.
 
-    The plan's control images are embedded, see `embed_control`.
+    state: 6 b h w c, the latents in slot 0. The plan's control images are embedded by
+    `embed_control`.
     """
     return advance(denoiser, params, state, plan, start, stop)
 
@@ -42,9 +43,12 @@ def advance(
     *,
     rematerialize: bool = False,
 ) -> jax.Array:
-    """As `denoise`, a pure function; static bounds let a gradient go back through the rows.
+    """Runs the rows start..stop of the plan's table and returns the sampler's state, 6 b h w c.
 
-    rematerialize: compute predictions again for a gradient instead of keeping what led to them.
+    This is the pure function that `denoise` compiles. Static bounds allow gradients in reverse.
+
+    rematerialize: whether to compute predictions again for a gradient, instead of keeping their
+    activations in memory.
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     b, k = state.shape[1], plan.step_inputs.weights.shape[-1] + 1
@@ -75,15 +79,15 @@ def advance(
 def embed_control(
     denoiser: Denoiser, params: Params, images: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    """The images of `Conditions.control` as `denoise` wants them; see `Denoiser.embed`."""
+    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`."""
     return denoiser.embed(params, images)
 
 
 @jax.jit
 def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) -> jax.Array:
-    """The latents that a run starts from: signal clean + scale noise, b h w c.
+    """Returns the latents at the start of a run, signal * clean + scale * noise, b h w c.
 
-    clean: latents b h w c (or fewer, which are repeated); None for pure noise.
+    clean: latents b h w c, or fewer, which are repeated; None for pure noise.
     """
     x = noise.astype(jnp.float32) * scale
     return x if clean is None else x + signal * repeat_to(clean, x.shape[0])
@@ -91,13 +95,13 @@ def begin(noise: jax.Array, scale: Any, clean: jax.Array | None, signal: Any) ->
 
 @jax.jit
 def final_latents(state: jax.Array) -> jax.Array:
-    """The latents in the sampler's state, b h w c."""
+    """Returns the latents in the sampler's state, b h w c."""
     return state[0]
 
 
 @jax.jit
 def first_state(latents: jax.Array) -> jax.Array:
-    """The sampler's state before the first row, 6 b h w c."""
+    """Returns the sampler's state before the first row, 6 b h w c."""
     return init_state(latents)
 
 
@@ -112,10 +116,11 @@ def encode_image(
     scale: bool = True,
     normalize: bool = False,
 ) -> jax.Array:
-    """Pictures b H W 3 in [-1, 1] to latents b h w z, float32.
+    """Encodes images b H W 3 in [-1, 1] to latents b h w z, float32.
 
-    noise: b h w z, which latents of the autoencoder's distribution to take (more rows than pictures
-    repeat these); None takes the most likely ones. scale, normalize: see `latents.scale_latents`.
+    noise: b h w z, the standard normal noise that samples the autoencoder's distribution; where it
+    has more rows than there are images, these are repeated. None takes the mode of the
+    distribution. scale, normalize: see `latents.scale_latents`.
     """
     params = _upcast(params) if upcast else params
     encoded = vae.apply(params, split_images(pixels), method="encode")
@@ -139,7 +144,10 @@ def decode(
     upcast: bool,
     normalize: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Latents b h w z to pictures b H W 3 in [0, 1], float32, and whether each is finite, b."""
+    """Decodes latents b h w z to images b H W 3 in [0, 1], float32.
+
+    Also returns whether each image and its latents are finite, b.
+    """
     images = decode_pixels(vae, params, latents, condition, upcast=upcast, normalize=normalize)
     finite = jnp.isfinite(images).all((1, 2, 3)) & jnp.isfinite(latents).all((1, 2, 3))
     return to_unit(images), finite
@@ -155,7 +163,7 @@ def decode_pixels(
     upcast: bool,
     normalize: bool,
 ) -> jax.Array:
-    """Latents b h w z to pictures b H W 3 around [-1, 1], float32."""
+    """Decodes latents b h w z to images b H W 3, about [-1, 1] and not clipped, float32."""
     params = _upcast(params) if upcast else params
     z = unscale_latents(vae.config, latents, normalize=normalize)
     shown = {} if condition is None else condition._asdict()
@@ -166,10 +174,11 @@ def decode_pixels(
 def stack_branches(
     branches: tuple[Any, ...], *, order: tuple[int | None, ...], repeats: int
 ) -> tuple[jax.Array, ...]:
-    """What some prompts became, as leaves of `Conditions`: (n repeats) k ....
+    """Stacks the embeddings of prompts into leaves of `Conditions`, (n repeats) k ....
 
-    branches: per branch a tuple of arrays n ... (context, pooled). order: which of them each of the
-    k branches takes; None stands for zeros. Each prompt's copies stand together.
+    branches: for each kind of prompt a tuple of arrays n ... (context, pooled). order: the index
+    into `branches` for each of the k branches; None stands for zeros. repeats: the number of copies
+    of each prompt, which stay beside each other.
     """
 
     def one(*leaves: jax.Array) -> jax.Array:
@@ -180,9 +189,9 @@ def stack_branches(
 
 
 def batch_plans(plans: list[Plan]) -> Plan:
-    """Plans of one shape as one plan, in which every image keeps its own sampler and inputs.
+    """Joins plans of one shape into one, in which every image keeps its own sampler and inputs.
 
-    Keys, not handed-in noise, must be their randomness.
+    The noise of the plans must be random keys, not arrays of noise.
     """
 
     def join(axis: int, trees: list[Any]) -> Any:
@@ -206,7 +215,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
 
 @functools.lru_cache(64)
 def device_table(schedule: Schedule) -> Table:
-    """The schedule's table, on the device once for all calls."""
+    """Returns the schedule's table on the device, where all calls share one copy."""
     # Also where a call is only traced: the cache must hold arrays.
     with jax.ensure_compile_time_eval():
         return jax.device_put(schedule.table())
@@ -214,22 +223,22 @@ def device_table(schedule: Schedule) -> Table:
 
 @functools.partial(jax.jit, static_argnums=1)
 def tile(x: jax.Array, b: int) -> jax.Array:
-    """x repeated along its first axis, as a whole, until there are b. Float32."""
+    """Repeats x along its first axis, as a whole, to length b, and casts it to float32."""
     return repeat_to(x.astype(jnp.float32), b)
 
 
 @jax.jit
 def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
-    """An inpainting network's further input, b 1 h w c+1: the mask, then the masked latents."""
+    """Joins the mask and the masked latents, further input channels to inpaint: b 1 h w c+1."""
     return jnp.concatenate([mask, latents], axis=-1)[:, None]
 
 
 def repeat_to(x: jax.Array, b: int) -> jax.Array:
-    """x repeated along its first axis, as a whole, until there are b."""
+    """Repeats x along its first axis, as a whole, to length b."""
     return x if x.shape[0] == b else jnp.tile(x, (b // x.shape[0], *(1,) * (x.ndim - 1)))
 
 
 def _upcast(params: Params) -> Params:
-    """Float16 parameters in float32, others as they are."""
+    """Casts float16 parameters to float32 and leaves others as they are."""
     half = jax.tree.leaves(params)[0].dtype == jnp.float16
     return cast_params(params, jnp.float32) if half else params

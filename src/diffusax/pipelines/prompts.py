@@ -1,4 +1,4 @@
-"""From what the user said to the embeddings of each branch of guidance."""
+"""Turns the texts of a call into the embeddings of each branch of guidance."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.program import Program
 
 Found = Mapping[str, Prompt]
-"""Of the prompts ("") and, as far as they count, of the negative prompts ("negative_")."""
+"""Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
 
 
 @functools.partial(Program, static=("family", "encoders", "groups", "clip_skip"), shape_of="tokens")
@@ -31,10 +31,10 @@ def encode_texts(
     groups: int = 1,
     clip_skip: int | None = None,
 ) -> tuple[Prompt, ...]:
-    """Texts to embeddings, for each of `groups` equal parts of the texts.
+    """Encodes texts to embeddings, for each of `groups` equal parts of the texts.
 
-    tokens: see the families' `encode`. clip_skip is for the first part, the prompts, alone, as in
-    diffusers.
+    tokens: see the families' `encode`. clip_skip: the number of the encoder's last layers to leave
+    out; it applies to the first part alone, the prompts, as in diffusers.
     """
     if not clip_skip:
         return split_groups(family.encode(encoders, params, tokens), groups)
@@ -45,12 +45,12 @@ def encode_texts(
 
 
 def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
-    """A tree of arrays (g n) ... as a tuple of g trees of arrays n ...."""
+    """Splits a tree of arrays (g n) ... into a tuple of g trees of arrays n ... ."""
     return tuple(jax.tree.map(lambda x, g=g: jnp.split(x, groups)[g], tree) for g in range(groups))
 
 
 def count_prompts(call: Call) -> int:
-    """How many prompts the call has.
+    """Returns the number of prompts of a call.
 
     Raises:
         ValueError: there is none, or prompts and embeddings are both given.
@@ -70,10 +70,10 @@ def count_prompts(call: Call) -> int:
 
 
 def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
-    """The call's prompts as embeddings b k ... of k branches.
+    """Returns the embeddings of the call's prompts, b k ... with k branches.
 
-    The first branch has the prompts, the others the negative prompts, or zeros where these stand
-    for a missing one (`force_zeros_for_empty_prompt`).
+    The first branch has the prompts, and the others have the negative prompts, or zeros where a
+    checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
@@ -97,9 +97,9 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
-    """What the prompts became for each branch, b k ...: see `embed_prompts`.
+    """Stacks the embeddings of the branches, b k ...; see `embed_prompts`.
 
-    found: zeros stand for negative prompts that are not among it. repeats: images of a prompt.
+    found: the embeddings; zeros replace missing negative prompts. repeats: the images per prompt.
     """
     other = 1 if "negative_" in found else None
     stacked: Prompt = programs.stack_branches(
@@ -111,12 +111,10 @@ def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
 
 
 def encodes_prompts(method: Any) -> Any:
-    """A pipeline's `encode_prompt` of a signature, which is all that the method has to declare.
+    """Makes the `encode_prompt` method of a pipeline from a declaration of its arguments.
 
-    It gives prompts and negative prompts, then their pooled outputs.
-
-    Raises:
-        ValueError: an argument that cannot be.
+    The method returns the embeddings of the prompts and of the negative prompts, then their pooled
+    outputs. It raises ValueError for an argument that is not valid.
     """
     signature = inspect.signature(method)
 
@@ -142,10 +140,10 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
 def tokenize(
     c: Components, call: Call, prefixes: Sequence[str], length: int | None = None
 ) -> Tokens:
-    """The tokens of the call's texts, (g n) ....
+    """Returns the tokens of the call's texts, (g n) ... .
 
-    prefixes: "" for the prompts and "negative_"; the texts of these g groups follow each other.
-    length: of the context of embeddings that they stand beside.
+    prefixes: "" for the prompts and "negative_" for the negative prompts, g groups of n texts that
+    follow each other. length: the number of tokens of embeddings in the same batch, if any.
     """
     n, encoders = count_prompts(call), [name for _, _, name in c.text]
     groups = [_texts(c, call, prefix, n) for prefix in prefixes]
@@ -154,9 +152,9 @@ def tokenize(
 
 
 def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
-    """The tokens g n ... of the prompts and, guided, of the negative ones.
+    """Returns the tokens g n ... of the prompts and, where guided, of the negative prompts.
 
-    Embeddings that the call brings stand for their prompts; without any texts there is no array.
+    Prompts that the call gives as embeddings are left out; without any texts there is no array.
     """
     found = given_embeds(c, call, guided=guided)
     prefixes = _texts_to_encode(c, call, found, guided=guided)
@@ -168,14 +166,14 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
 
 
 def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt]:
-    """The embeddings that the call brings, of the prompts ("") and, guided, "negative_" ones."""
+    """Returns the call's own embeddings, under "" and, where guided, under "negative_"."""
     prefixes = ("", "negative_") if guided else ("",)
     given = (p for p in prefixes if getattr(call, f"{p}prompt_embeds") is not None)
     return {prefix: _given(c, call, prefix) for prefix in given}
 
 
 def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) -> Any:
-    """The embeddings, NumPy or JAX.
+    """Checks and returns embeddings, as a NumPy or JAX array.
 
     Raises:
         ValueError: they have another shape, or are not numbers.
@@ -190,19 +188,19 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
 
 
 def _given(c: Components, call: Call, prefix: str) -> Prompt:
-    """The embeddings that the call brings, in the denoiser's dtype; prefix: "" or "negative_"."""
+    """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
     first, *others = (f"{prefix}{name}" for name in c.family.embeds)
     embeds = [check_embeds(first, getattr(call, first), 3, c.denoiser.context_dim)]
     for name in others:
         if getattr(call, name) is None:
             raise ValueError(f"{name} must be given with {first}; see encode_prompt")
         embeds.append(check_embeds(name, getattr(call, name), 2))
-    # Another dtype would be another program.
+    # Another dtype would compile another program.
     return Prompt(*(leaf.astype(c.dtype) for leaf in embeds))
 
 
 def _texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
-    """The texts for each text encoder by name; the first one's serve where none are given."""
+    """Returns the texts for each text encoder by name; the first encoder's are the default."""
     first, texts = getattr(call, f"{prefix}prompt") or "", {}
     for i, encoder in enumerate(c.family.text_encoders):
         name = f"{prefix}prompt" + (f"_{i + 1}" if i else "")
@@ -211,9 +209,10 @@ def _texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str
 
 
 def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -> list[str]:
-    """Which texts count: "", the prompts; "negative_" in guidance; without embeddings `found`.
+    """Returns the prefixes of the texts to encode: "" and, where guided, "negative_".
 
-    Zeros may stand for a negative prompt that is not given, as SDXL checkpoints ask.
+    Those whose embeddings are in `found` are left out. So is a missing negative prompt where the
+    checkpoint asks for zeros, as SDXL's do.
     """
     zeros = call.negative_prompt is None and c.options.get("force_zeros_for_empty_prompt")
     wanted = ("", "negative_") if guided and not zeros else ("",)
@@ -221,5 +220,5 @@ def _texts_to_encode(c: Components, call: Call, found: Found, *, guided: bool) -
 
 
 def _length(found: Found) -> int | None:
-    """Of how many tokens negative prompts are, beside embeddings; None: of as many as they need."""
+    """Returns the number of tokens of given embeddings, which other texts must have, or None."""
     return found[""].context.shape[1] if "" in found else None

@@ -1,7 +1,7 @@
-"""The one order of execution: a plan to latents, and latents to images.
+"""Runs a plan to latents, and decodes latents to images.
 
-`sample` is what every caller runs, compiled ahead of time, differentiated, traced or watched; how
-the rows between the first state and the last are gone through is its argument.
+Every caller runs `sample`: calls, compilation ahead of time, gradients, tracing and callbacks. They
+differ in its argument `advance`, which goes through the rows from the first state to the last.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _SECONDS_PER_PIECE = 0.1
 
 
 class Sampled(NamedTuple):
-    """Who predicts: a denoiser with its parameters, and the devices that they lie on."""
+    """A denoiser with its parameters, and the devices that these lie on."""
 
     denoiser: Denoiser
     params: Params
@@ -42,18 +42,19 @@ class Sampled(NamedTuple):
 
 
 Advance = Callable[[Sampled, jax.Array, Plan], jax.Array]
-"""(who predicts, the sampler's state, a plan on the devices) -> the state after the rows."""
+"""A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
 OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
-"""(row, this process's state, run) -> (state, run, whether to stop), called after each row."""
+"""A function (row, this process's state, run) -> (state, run, stop) that is called after each
+row."""
 
 
 def sample(who: Sampled, plan: Plan, advance: Advance) -> jax.Array:
-    """The latents after a run, b h w c: of this process's images where the mesh has several.
+    """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
 
     Args:
-        who: who predicts.
-        plan: the run, on the host or anywhere.
-        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as `watch` does.
+        who: the denoiser with its parameters and devices.
+        plan: the run, with arrays on the host or on any device.
+        advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `watch`.
     """
     images, placed = len(plan.latents), place(who, plan)
     state = advance(who, programs.first_state(placed.latents), placed)
@@ -61,14 +62,14 @@ def sample(who: Sampled, plan: Plan, advance: Advance) -> jax.Array:
 
 
 def at_once(rows: int) -> Advance:
-    """Goes through the rows in one dispatch of the compiled program."""
+    """Returns a function that runs all rows in one dispatch of the compiled program."""
     return lambda who, state, plan: _rows(who, state, plan, 0, rows)
 
 
 def differentiably(rows: int) -> Advance:
-    """Goes through the rows with static bounds, so that a gradient can go back through them.
+    """Returns a function that runs all rows with static bounds, so that reverse gradients exist.
 
-    Predictions are computed again for a gradient instead of keeping what led to them.
+    For a gradient, activations are computed again instead of being kept in memory.
     """
 
     def advance(who: Sampled, state: jax.Array, plan: Plan) -> jax.Array:
@@ -78,7 +79,11 @@ def differentiably(rows: int) -> Advance:
 
 
 def place(who: Sampled, plan: Plan, before: Plan | None = None) -> Plan:
-    """The plan on the devices, control images embedded, or as they are in a plan `before` it."""
+    """Returns the plan on the devices, with its control images embedded.
+
+    before: an earlier plan of the same run on the devices, whose embedded control images are
+    reused; None embeds them.
+    """
     if not plan.conditions.control:
         return put_plan(who.mesh, plan)
     if before is not None:
@@ -99,14 +104,20 @@ def watch(
     interrupted: Callable[[], bool] = lambda: False,
     bar: Mapping[str, Any],
 ) -> jax.Array:
-    """As `sample`, in pieces where somebody watches: the only place that cuts a run.
+    """Runs a plan in pieces, for a progress bar, a callback after each row, or noise per row.
+
+    Where nothing watches the run, it is one dispatch, as in `sample` with `at_once`. No other
+    function cuts a run.
 
     Args:
         c: the components.
-        run: what to run.
-        on_row: is called after every row; the plan it gives back holds from the next row on.
-        interrupted: is asked before every piece; true ends the run.
+        run: the run.
+        on_row: called after every row; the plan that it returns applies from the next row on.
+        interrupted: called before every piece; true ends the run.
         bar: options of the tqdm bar.
+
+    Returns:
+        The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule), c.mesh
     who = Sampled(c.denoiser, c.denoiser_params, mesh)
@@ -151,13 +162,13 @@ def decode(
     *,
     tiled: bool = False,
 ) -> tuple[Any, Any]:
-    """Latents b h w c to images b H W 3 in [0, 1], and whether each is finite, b.
+    """Decodes latents b h w c to images b H W 3 in [0, 1]; also returns whether each is finite, b.
 
     Args:
         c: the components.
-        latents: on the host or anywhere.
-        decoding: how.
-        condition: what the decoder is shown beside them, if it takes anything.
+        latents: arrays on the host or on any device.
+        decoding: the static options of the decoder.
+        condition: the image and the mask that an inpainting decoder reads; None for other decoders.
         tiled: whether to decode large images in overlapping tiles.
     """
     options = dataclasses.asdict(decoding)
@@ -172,7 +183,7 @@ def decode(
 
 
 def _rows(who: Sampled, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
-    """Rows start..stop of a plan that lies on the devices, by the compiled program."""
+    """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
     rows = np.int32(start), np.int32(stop)
     with in_mesh(who.mesh):
         return programs.denoise(who.denoiser, who.params, state, plan, *rows)
@@ -190,7 +201,7 @@ def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | Non
 
 
 def _row_noise(run: PreparedRun) -> Callable[[int], Any] | None:
-    """PyTorch's numbers for each row, b h w c, where the call asks for them and rows draw any."""
+    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed."""
     motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
     if not isinstance(noise, TorchNoise) or not draws.any():
         return None
@@ -203,7 +214,7 @@ def _row_noise(run: PreparedRun) -> Callable[[int], Any] | None:
 def _decode_tiles(
     c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
 ) -> tuple[Any, Any]:
-    """As `programs.decode`, in overlapping tiles where the images are large."""
+    """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
     side = getattr(c.autoencoder.config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.latents.factor
 

@@ -1,4 +1,4 @@
-"""Which rows of the sampler a call runs."""
+"""Chooses the rows of the sampler that a call runs."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ def make_schedule(
     from_image: bool = False,
     strength: float = 1.0,
 ) -> Schedule:
-    """The rows of the run, cut at what strength, denoising_start and denoising_end say.
+    """Returns the rows of a call's run, cut by strength, denoising_start and denoising_end.
 
     Args:
         c: the components.
         call: the call.
-        size: height and width of the image in pixels, which some families' levels depend on.
-        from_image: whether the run starts from an image, and so where the strength says.
-        strength: the sampler's own, as consistency models have it.
+        size: height and width of the image in pixels, on which some families' noise levels depend.
+        from_image: whether the run starts from an image, and so at the row that the strength gives.
+        strength: the scheduler's own strength, which consistency models use.
 
     Raises:
-        ValueError: nothing is left of the run, or the sampler is for other networks.
+        ValueError: no rows are left, or the sampler is for networks of another kind.
     """
     # CosXL is trained as EDM is, and its checkpoints may come with any scheduler.
     if c.process is not None and not c.options.get("is_cosxl_edit"):
@@ -63,7 +63,7 @@ def make_schedule(
 
 
 def begin_row(c: Components, call: Call, whole: Schedule) -> int:
-    """The row at which a run that starts from a picture begins.
+    """Returns the row at which a run that starts from an image begins.
 
     Upstream: get_timesteps of diffusers' image-to-image pipelines.
     """

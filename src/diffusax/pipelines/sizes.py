@@ -1,4 +1,4 @@
-"""How many pictures a call draws, of which size, and what the networks make of that."""
+"""Checks the number and size of a call's images, and whether the networks fit them."""
 
 import jax
 import numpy as np
@@ -10,12 +10,12 @@ from diffusax.runtime.memory import host_memory
 
 
 def count_images(call: Call) -> int:
-    """How many pictures the call draws."""
+    """Returns the number of images that the call generates."""
     return count_prompts(call) * (call.num_images_per_prompt or 1)
 
 
 def image_size(c: Components, call: Call) -> tuple[int, int]:
-    """Height and width in pixels, by default those that the denoiser was trained at.
+    """Returns height and width in pixels, by default those that the denoiser was trained at.
 
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor.
@@ -33,7 +33,7 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
 
 
 def _check_memory(c: Components, b: int, height: int, width: int) -> None:
-    """Refuses what no machine of this kind could hold, before it is killed for it."""
+    """Raises ValueError for images that exceed the memory of a CPU, before any program runs."""
     if jax.default_backend() != "cpu" or (total := host_memory()) is None:
         return
     # The decoder's last level, its input and output in float32: a lower bound.
@@ -47,14 +47,14 @@ def _check_memory(c: Components, b: int, height: int, width: int) -> None:
 
 
 def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
-    """Height and width in pixels of pictures, or of the pictures that latents stand for."""
+    """Returns height and width in pixels of images, or of the images that latents represent."""
     _, height, width, _ = pixels.shape
     factor = c.latents.factor if are_latents(pixels) else 1
     return height * factor, width * factor
 
 
 def are_latents(pixels: np.ndarray) -> bool:
-    """Whether what `to_pixels` gave is latents, and no pictures."""
+    """Returns whether the result of `to_pixels` is latents instead of images."""
     return pixels.shape[-1] != 3
 
 

@@ -1,4 +1,4 @@
-"""callback_on_step_end: what callbacks are handed of a run, and what they may change of it."""
+"""callback_on_step_end: passes the values of a run to callbacks, and takes their changes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ _NEGATIVES = {
     "negative_pooled_prompt_embeds": "pooled",
     "negative_add_time_ids": "time_ids",
 }
-"""What callbacks may read of the branch without the prompt, by diffusers' names."""
+"""The negative prompts' conditions that callbacks may read, by diffusers' names."""
 _PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
 def on_step_end(pipe: Any, call: Call) -> OnRow:
-    """What `watch` calls after each row for the call's callback_on_step_end.
+    """Returns the function for `watch` that calls the call's callback_on_step_end after each row.
 
-    pipe: handed to the callback, which may set its `_guidance_scale`.
+    pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
     """
     return lambda row, state, run: _call_back(pipe, call, row, state, run)
 
@@ -35,7 +35,7 @@ def on_step_end(pipe: Any, call: Call) -> OnRow:
 def _call_back(
     pipe: Any, call: Call, row: int, state: jax.Array, run: PreparedRun
 ) -> tuple[jax.Array, PreparedRun, bool]:
-    """Calls the callback and takes what it changed; whether it wants to stop.
+    """Calls the callback, applies its changes, and returns whether it asked to stop.
 
     Raises:
         ValueError: it asks for or returns a tensor that is not there, or of another shape.
@@ -69,7 +69,7 @@ def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
 
 
 def _tensor(name: str, readable: Mapping[str, str], run: PreparedRun, state: jax.Array) -> Any:
-    """What callbacks are handed under diffusers' name; None where the run has no such thing."""
+    """Returns the tensor of diffusers' name for callbacks; None where the run has none."""
     conditions, inpainting = run.plan.conditions, run.plan.inpainting
     if field := {**readable, **_NEGATIVES}.get(name):
         leaf = _leaves(run).get(field)
@@ -96,10 +96,10 @@ def _tensor(name: str, readable: Mapping[str, str], run: PreparedRun, state: jax
 
 
 class Embeddings(np.ndarray):
-    """Embeddings as callbacks are handed them: read-only, with what diffusers' own examples use."""
+    """Embeddings for callbacks: read-only arrays with the method that diffusers' examples use."""
 
     def chunk(self, chunks: int, dim: int = 0) -> list[np.ndarray]:
-        """Parts of one size along an axis, the last one smaller if need be, as torch.chunk."""
+        """Splits along an axis into parts of one size, the last maybe smaller, as torch.chunk."""
         size = -(-self.shape[dim] // chunks)
         return np.split(self, range(size, self.shape[dim], size), axis=dim)
 
@@ -111,7 +111,7 @@ def _embeddings(leaf: Any) -> Embeddings:
 def _take(
     name: str, value: Any, readable: Mapping[str, str], run: PreparedRun, state: jax.Array
 ) -> tuple[jax.Array, PreparedRun]:
-    """The state and the run with what a callback changed."""
+    """Returns the state and the run with a value that a callback changed."""
     if name == "latents":
         return state.at[0].set(check_latents(value, *state.shape[1:])), run
     if name not in readable:
@@ -130,20 +130,20 @@ def _take(
 
 
 def _leaves(run: PreparedRun) -> dict[str, Any]:
-    """What the denoiser is told of the prompts, by the names of fields, b k ...."""
+    """Returns the denoiser's conditions of the prompts by the names of fields, b k ... ."""
     conditions = run.plan.conditions
     own = {"context": conditions.context, "pooled": conditions.pooled}
     return {**own, **(conditions.added or {})}
 
 
 def _negative_first(leaf: Any) -> jax.Array:
-    """b k ... -> (k b) ... in diffusers' order: the negative prompts, then the prompts."""
+    """Reorders b k ... to (k b) ..., diffusers' order: the negative prompts, then the prompts."""
     leaf = jnp.asarray(leaf)
     return jnp.concatenate([leaf[:, j] for j in reversed(range(leaf.shape[1]))])
 
 
 def _branches(name: str, value: Any, like: Any) -> Any:
-    """The inverse of `_negative_first`; prompts without negative ones leave these as they are."""
+    """Inverts `_negative_first`; where only prompts are given, the negative ones are unchanged."""
     b, k = like.shape[:2]
     value = jnp.asarray(np.asarray(value, np.float32), like.dtype)
     if value.shape[1:] != like.shape[2:] or value.shape[0] not in (b, k * b):
@@ -157,7 +157,7 @@ def _branches(name: str, value: Any, like: Any) -> Any:
 
 
 def _reweigh(run: PreparedRun, call: Call, scale: float) -> PreparedRun:
-    """The run at a guidance scale that the callback set; 1 and less is no guidance from here on."""
+    """Returns the run at a guidance scale that the callback set; 1 or less turns guidance off."""
     change = max(scale, 1.0) - (call.guidance_scale or 1.0)
     weights = (run.weights[0] + change, *run.weights[1:]) if scale > 1 else [0.0] * len(run.weights)
     rows = len(run.plan.step_inputs.rescale)

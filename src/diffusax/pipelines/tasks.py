@@ -1,4 +1,7 @@
-"""Tasks: what a call asks for becomes a plan. They know families only through `Components`."""
+"""Tasks, which turn the arguments of a call into a plan.
+
+They use the families of checkpoints only through `Components`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,13 +36,13 @@ from diffusax.runtime.noise import Noise, TorchNoise, noise_source
 from diffusax.samplers import Schedule
 
 _NOT_SAMPLED = ("AutoencoderTiny",)
-"""Autoencoders that give latents, and no distribution of them."""
+"""The autoencoders that encode to latents directly, instead of to a distribution of them."""
 
 Task = Callable[[Components, Call], PreparedRun]
 
 
 def text_to_image(c: Components, call: Call) -> PreparedRun:
-    """Prompts to pictures."""
+    """Prepares a run that generates images from prompts."""
     b, height, width = count_images(call), *image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
@@ -50,17 +53,23 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
 
 
 def image_to_image(c: Components, call: Call) -> PreparedRun:
-    """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
+    """Prepares a run that starts from given images, noised to the level that the strength gives.
+
+    Source: Meng et al. 2022, SDEdit.
+    """
     return _draw_over(c, call, from_image=True)
 
 
 def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
-    """As `image_to_image` for consistency models: all steps are taken, below the strength."""
+    """Prepares an image-to-image run of a consistency model.
+
+    All steps are made, at noise levels below the one that the strength gives.
+    """
     return _draw_over(c, call, strength=call.strength)
 
 
 def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
-    """start: see `make_schedule`."""
+    """Prepares a run that starts from images. start: options of `make_schedule`."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
     pixels = _pixels(c, call, call.height, call.width)
@@ -78,14 +87,14 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
 
 
 def inpaint(c: Components, call: Call) -> PreparedRun:
-    """Pictures drawn anew where the mask is white.
+    """Prepares a run that generates images anew where the mask is white.
 
-    A network with as many channels as the latents keeps the rest by putting it back after each row;
-    one with more is given the mask and the masked picture beside the latents.
+    A network with as many input channels as the latents keeps the rest of the image by replacing it
+    after each row; one with more is given the mask and the masked image beside the latents.
     """
     b, height, width = count_images(call), *image_size(c, call)
     noise = noise_source(call.noise, call.seed, b)
-    # diffusers puts the picture back without noise after the last row, also where denoising_end or
+    # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
     schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
     crop = crop_options(call, height, width)
@@ -116,7 +125,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
         if encodes and isinstance(noise, TorchNoise):
-            # diffusers encodes the masked picture in any case, which takes its numbers.
+            # diffusers encodes the masked image in any case, which takes random numbers.
             noise.draw("masked", shape, max(len(pixels), len(mask)))
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
@@ -128,7 +137,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
 
 
 def instruct(c: Components, call: Call) -> PreparedRun:
-    """Pictures edited as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
+    """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     b = count_images(call)
     noise = noise_source(call.noise, call.seed, b)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
@@ -162,18 +171,19 @@ def prepare_run(
     weights: tuple[float, ...] | None = None,
     scales: np.ndarray | None = None,
 ) -> PreparedRun:
-    """The last part of every task: prompts to conditions, scales to the inputs of each step.
+    """Completes a run: encodes the prompts, and computes the inputs of each step.
 
     Args:
         c: the components.
         call: the call.
-        schedule: the run.
+        schedule: the rows of the run.
         noise: the source of random numbers.
-        latents: what the run starts from, b h w c.
+        latents: the latents at the start of the run, b h w c.
         size: height and width in pixels.
         channels: see `Conditions`.
         inpainting: see `Plan`.
-        weights: of guidance; by default classifier-free guidance's, where the call asks for it.
+        weights: the weights of guidance; by default those of classifier-free guidance, where the
+            call asks for it.
         scales: b, the guidance scale of each image; by default the call's.
     """
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
@@ -196,7 +206,7 @@ def prepare_run(
 
 
 def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
-    """Those of classifier-free guidance; none where the denoiser is told the scale instead."""
+    """Returns the weights of classifier-free guidance; none where the denoiser embeds the scale."""
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
     return () if scale <= 1 or c.denoiser.embeds_guidance else guidance.classifier_free(scale)
 
@@ -212,10 +222,11 @@ def encode(
     purpose: Any = "image",
     per_seed: bool = False,
 ) -> Any:
-    """Pictures as latents of b images, b h w z; latents in their place stay as they are.
+    """Encodes images to latents of b images, b h w z; latents in their place are only repeated.
 
-    noise: what to sample the autoencoder's distribution with; None takes its mode. per_seed: with
-    a seed for each image, whether fewer pictures are repeated before they are sampled.
+    noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
+    purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
+    than b are repeated before they are sampled.
     """
     _check_count(pixels, b, "image")
     channels = c.latents.channels
@@ -234,7 +245,7 @@ def encode(
 def _masked_latents(
     c: Components, call: Call, noise: Noise, pixels: np.ndarray, mask: np.ndarray, b: int
 ) -> Any:
-    """The picture without what is masked, as latents."""
+    """Returns the latents of the image with the masked region blanked, b h w z."""
     if call.masked_image_latents is not None:
         given, name = call.masked_image_latents, "masked_image_latents"
         shape = len(given) if hasattr(given, "shape") else b, *c.latents.shape(*mask.shape[1:3])
@@ -252,7 +263,7 @@ def _masked_latents(
 def _decoder_condition(
     c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
 ) -> DecoderCondition | None:
-    """What an AsymmetricAutoencoderKL is shown when it decodes; others see latents alone."""
+    """Returns the inputs of an AsymmetricAutoencoderKL's decoder; None for other autoencoders."""
     shown = c.family.shows_kept and call.output_type != "latent"
     if not shown or c.autoencoder.class_name != "AsymmetricAutoencoderKL":
         return None
@@ -265,14 +276,14 @@ def _decoder_condition(
 
 
 def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:
-    """Puts what was generated of a part of the image back into the whole."""
+    """Returns a function that pastes generated crops back into the original image."""
     return lambda images: [
         apply_overlay(call.mask_image, call.image, image, coords) for image in images
     ]
 
 
 def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
-    """How pictures and masks are resized: whole, or the part around what is masked."""
+    """Returns how images and masks are resized: as a whole, or cropped around the masked region."""
     if call.padding_mask_crop is None:
         return {"resize_mode": "default", "crops_coords": None}
     for name in ("image", "mask_image"):
@@ -289,14 +300,14 @@ def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
 def _pure_noise(
     call: Call, noise: Noise, schedule: Schedule, b: int, shape: tuple[int, int, int]
 ) -> Any:
-    """What a whole run starts from: the call's latents or drawn ones, b h w c."""
+    """Returns the latents at the start of a run from pure noise, given or drawn, b h w c."""
     given = call.latents
     x = noise.draw("start", shape) if given is None else check_latents(given, b, *shape)
     return programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
 
 
 def _noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
-    """What a run that starts from a picture's latents starts from."""
+    """Returns the latents at the start of a run that begins with noised latents of an image."""
     signal, level = schedule.levels[0].astype(np.float32)
     return programs.begin(noise, level, clean, signal)
 
@@ -304,7 +315,7 @@ def _noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
 def check_latents(
     latents: Any, b: int, h: int, w: int, c: int, *, name: str = "latents"
 ) -> np.ndarray:
-    """Latents b c h w as float32, b h w c.
+    """Returns latents b c h w as float32, b h w c.
 
     Raises:
         ValueError: they have another shape, or are not numbers.
@@ -319,7 +330,7 @@ def check_latents(
 
 
 def _pixels(c: Components, call: Call, height: int | None, width: int | None, **crop: Any) -> Any:
-    """The call's pictures, or latents in their place, see `to_pixels`."""
+    """Returns the call's images, or latents in their place, see `to_pixels`."""
     channels = c.latents.channels
     options: dict[str, Any] = {"factor": c.latents.factor, "latent_channels": channels, **crop}
     return to_pixels(_required(call, "image"), height, width, **options)

@@ -25,31 +25,32 @@ from diffusax.training.denoising import LENGTHS, ids_name
 
 @dataclasses.dataclass(frozen=True)
 class BaseModel:
-    """A checkpoint in diffusers' layout without its parameters, which `load` reads."""
+    """The networks, tokenizers and scheduler of a checkpoint; `load` reads the parameters."""
 
     folder: Path
     family: Family
     networks: dict[str, Network]
-    """By the names in the checkpoint; the denoiser as it is trained."""
+    """The networks by their names in the checkpoint; the denoiser has the config it is trained
+    with."""
     tokenizers: dict[str, Any]
     scheduler: Scheduler
     options: dict[str, Any]
-    """Those in model_index.json that the family reads."""
+    """The options in model_index.json that the family reads."""
 
     @classmethod
     def open(
         cls, path_or_repo: str, *, prediction_type: str | None = None, edits: bool = False
     ) -> "BaseModel":
-        """The checkpoint in a folder or of a Hub repository.
+        """Opens the checkpoint in a folder or of a Hub repository.
 
         Args:
-            path_or_repo: which.
-            prediction_type: instead of the scheduler's own.
-            edits: whether the denoiser is to take the latents of another picture besides, as
-                InstructPix2Pix's does; one that does not is widened.
+            path_or_repo: a folder in diffusers' layout, or a Hub repository id.
+            prediction_type: the prediction type, instead of the scheduler's own.
+            edits: whether the denoiser takes the latents of another image as further input
+                channels, as InstructPix2Pix's does; a denoiser that does not is widened.
 
         Raises:
-            ValueError: it cannot be had or read, or is of another kind; says why.
+            ValueError: it cannot be found or read, or is of another kind; says why.
         """
         folder = resolve(path_or_repo)
         family = class_for(DiffusionPipeline, folder).family
@@ -76,11 +77,13 @@ class BaseModel:
         )
 
     def with_controlnet(self, path_or_repo: str) -> "BaseModel":
-        """With a ControlNet among the networks: that of a folder or repository, or, of an empty
-        name, one like the denoiser's encoder.
+        """Returns the checkpoint with a ControlNet among its networks.
+
+        path_or_repo: a folder or repository with a ControlNet; an empty string makes a ControlNet
+        with the config of the denoiser's encoder.
 
         Raises:
-            ValueError: it cannot be had or read, or does not suit the checkpoint; says why.
+            ValueError: it cannot be found or read, or does not suit the checkpoint; says why.
         """
         network = controlnet_of(self.networks[self.denoiser])
         if path_or_repo:
@@ -95,7 +98,7 @@ class BaseModel:
         return dataclasses.replace(self, networks={**self.networks, "controlnet": network})
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Model:
-        """A network with its parameters, on a device or spread over a mesh."""
+        """Loads a network with its parameters, on a device or split over a mesh."""
         stored = load_network(self.folder / name, dtype=dtype, device=device)
         network = self.networks[name]
         if stored.network == network:
@@ -103,7 +106,7 @@ class BaseModel:
         return Model(network, widen_params(stored.params, network.config.in_channels))
 
     def tokenize(self, caption: str) -> dict[str, np.ndarray]:
-        """A caption's tokens by their names in a batch: ids for each text encoder, t int32."""
+        """Returns a caption's tokens by their names in a batch: ids per text encoder, t int32."""
         names = [encoder.tokenizer for encoder in self.family.text_encoders]
         tokenizers = [self.tokenizers[name] for name in names]
         tokens = self.family.tokenize_caption(tokenizers, clean_caption(caption))
@@ -111,9 +114,9 @@ class BaseModel:
         return found if tokens.lengths is None else {**found, LENGTHS: tokens.lengths}
 
     def components(self, params: dict[str, Params], **options: Any) -> Components:
-        """What the tasks of `diffusax.pipelines` draw with.
+        """Returns the components for the tasks of `diffusax.pipelines`, with these parameters.
 
-        options: in the place of those in model_index.json.
+        options: replacements for those in model_index.json.
         """
         return Components.of(
             self.family,
@@ -126,7 +129,7 @@ class BaseModel:
 
     @property
     def denoiser(self) -> str:
-        """The name of the network that predicts."""
+        """The name of the denoiser's network."""
         return self.family.names("denoiser")[0]
 
     @property
@@ -141,12 +144,12 @@ class BaseModel:
 
     @property
     def micro_conditioned(self) -> bool:
-        """Whether the denoiser is told the sizes of images."""
+        """Whether the sizes of images are inputs of the denoiser."""
         return self.family.micro_conditioned
 
     @property
     def factor(self) -> int:
-        """Pixels per latent, in each direction."""
+        """The pixels per latent, in each direction."""
         return self.family.latents(self.networks[self.autoencoder].config).factor
 
     @property

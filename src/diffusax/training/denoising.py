@@ -20,73 +20,74 @@ from diffusax.training.diffusion.losses import squared_error
 from diffusax.training.step import Batch
 
 LENGTHS = "lengths"
-"""What a batch calls how many tokens of a text count, where the family tells."""
+"""The name in a batch of the number of tokens that are not padding, where the family has it."""
 
 
 class Draws(NamedTuple):
-    """The random numbers of a batch: one row per example."""
+    """The random numbers of a batch, with one row per example."""
 
     latent_noise: jax.Array
-    """b h w z: which latents the autoencoder's distribution gives."""
+    """The noise that samples the autoencoder's distribution, b h w z."""
     noise: jax.Array
-    """b h w z, with its offset."""
+    """The noise that is added to the latents, with the noise offset, b h w z."""
     timesteps: jax.Array
-    """b, the training times of the process."""
+    """The training times of the process, b."""
     dropped: Dropped
-    """b: the empty caption instead, zeros instead of the picture."""
+    """Whether the caption is replaced by the empty one, and the image by zeros, b each."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisingLoss:
-    """The loss of pictures with captions, and with pictures that they were made from.
+    """The denoising loss of images with captions, and optionally with images as conditions.
 
-    A batch has, by name:
-        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The pictures to learn.
+    The entries of a batch are:
+        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
             and a pooled output: b p, cached under the family's `embedding_columns`.
         time_ids: b 6, where the family has micro-conditioning.
-        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. Of
-            InstructPix2Pix alone: the pictures before the edit.
-        conditioning_pixel_values: b H W 3 uint8. Of ControlNet alone: the pictures that steer.
+        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
+            InstructPix2Pix alone: the images before the edit.
+        conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
 
-    Frozen parameters have under "empty" what stands for a caption that is dropped, under the names
-    of the caption's entries in a batch, without the axis b.
+    The frozen parameters hold under "empty" the replacement for a dropped caption: the names of the
+    caption's entries in a batch, with arrays that lack the axis b.
     """
 
     family: Family
     networks: Mapping[str, Network]
-    """By the names in the checkpoint: the denoiser, the autoencoder, and the text encoders unless
-    all is cached; the controlnet that is trained."""
+    """The networks by their names in the checkpoint: the denoiser, the autoencoder and the text
+    encoders unless their outputs are cached, and the ControlNet that is trained."""
     process: Process
-    """How clean latents become noise."""
+    """The process that turns clean latents into noise."""
     prediction_type: str
     snr_gamma: float | None = None
     noise_offset: float = 0.0
     caption_dropout: float = 0.0
-    """The share of examples without their text."""
+    """The share of examples whose text is dropped."""
     conditioning_dropout: float = 0.0
-    """The shares without text, without both and without picture, see `drop_conditions`."""
+    """The shares of examples without text, without both and without image, see
+    `drop_conditions`."""
     keep_pooled: bool = False
-    """Whether the pooled embedding stays where the text is dropped."""
+    """Whether the pooled embedding is kept where the text is dropped."""
     gradient_checkpointing: str = "none"
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
-    """One for each timestep; None where all are alike."""
+    """The probability of each timestep; None where all are equally likely."""
 
     def __post_init__(self) -> None:
         def ask(key: jax.Array) -> jax.Array:
             t = self.process.sample_time(key, self.timestep_probabilities)
             return self.process.weight(t, self.prediction_type, self.snr_gamma)
 
-        # The process refuses what it has no meaning for, before anything is loaded.
+        # The process rejects options that it does not have, before anything is loaded.
         jax.eval_shape(ask, jax.eval_shape(lambda: jax.random.key(0)))
 
     def __call__(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """The loss of each example, b, float32."""
+        """Returns the loss of each example, b, float32."""
         return self.with_draws(trained, frozen, batch, self.draw(batch, keys))
 
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
-        """Every example's random numbers from its key alone."""
+        """Draws the random numbers of each example from its key alone."""
         shape = self._latent_shape(batch)
 
         def draw_one(key: jax.Array) -> Draws:
@@ -104,7 +105,7 @@ class DenoisingLoss:
         return jax.vmap(draw_one)(keys)
 
     def with_draws(self, trained: Params, frozen: Params, batch: Batch, draws: Draws) -> jax.Array:
-        """As a call, from these random numbers."""
+        """Returns the loss of each example, b, float32, for these random numbers."""
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
         process, t = self.process, draws.timesteps
@@ -130,7 +131,7 @@ class DenoisingLoss:
         return self.family.names("autoencoder")[0]
 
     def _control_weights(self) -> jax.Array | None:
-        """1 for each residual of the ControlNet, m k r; None without one."""
+        """Returns 1 for each residual of the ControlNet, m k r; None without one."""
         nets = self._denoiser.controlnets
         if not nets:
             return None
@@ -154,7 +155,7 @@ class DenoisingLoss:
         return scale_latents(vae.config, latents, normalize=normalize)
 
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
-        """Without the axis of the branches: training has one."""
+        """Returns the conditions without the axis of the branches, as training has one branch."""
         prompt = self._text(weights, batch, dropped.text)
         added = None
         if self.family.micro_conditioned:
@@ -183,7 +184,7 @@ class DenoisingLoss:
         return encode_captions(self.family, self.networks, weights, text)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
-        """The latents before the edit, as a denoiser takes them: the likeliest, not scaled."""
+        """Returns the modes of the latents before the edit, unscaled, as a denoiser takes them."""
         if "original_latents" in batch:
             latents = batch["original_latents"].astype(jnp.float32)
         elif "original_pixel_values" in batch:
@@ -195,7 +196,7 @@ class DenoisingLoss:
 
 
 def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Pictures b H W 3 uint8 to mean and log variance of their latents, b h w z float32."""
+    """Encodes images b H W 3 uint8 to mean and log variance of their latents, b h w z float32."""
     mean, logvar = vae.apply(params, from_bytes(pixels), method="encode")
     return mean.astype(jnp.float32), logvar.astype(jnp.float32)
 
@@ -203,7 +204,7 @@ def encode_pixels(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.
 def encode_captions(
     family: Family, networks: Mapping[str, Network], params: Params, ids: Mapping[str, jax.Array]
 ) -> Prompt:
-    """Tokens b t, by their names in a batch, to embeddings."""
+    """Encodes tokens b t, which have their names in a batch, to embeddings."""
     encoders = family.text_encoders
     return family.encode(
         tuple(networks[encoder.name] for encoder in encoders),
@@ -213,15 +214,15 @@ def encode_captions(
 
 
 def is_text(name: str) -> bool:
-    """Whether an entry of a batch is a text's tokens."""
+    """Returns whether an entry of a batch holds a text's tokens."""
     return name == LENGTHS or name.startswith(ids_name("tokenizer"))
 
 
 def ids_name(tokenizer: str) -> str:
-    """What a batch calls the ids of a tokenizer: input_ids, input_ids_2."""
+    """Returns the name in a batch of the ids of a tokenizer: input_ids or input_ids_2."""
     return tokenizer.replace("tokenizer", "input_ids")
 
 
 def _replace(dropped: jax.Array, value: jax.Array, given: jax.Array) -> jax.Array:
-    """b ...: the value where an example's condition is dropped, otherwise what is given."""
+    """Returns the value, b ..., where an example's condition is dropped, else what is given."""
     return jnp.where(dropped.reshape(-1, *(1,) * (given.ndim - 1)), value, given)

@@ -1,4 +1,4 @@
-"""A Flax pipeline's call as diffusax's programs: encode the prompts, run the rows, decode."""
+"""Runs the call of a Flax pipeline: encodes the prompts, runs the sampler's rows, and decodes."""
 
 import dataclasses
 import functools
@@ -23,9 +23,9 @@ Params = Mapping[str, Any]
 def encode_prompts(
     pipe: Any, params: Params, ids: jax.Array, negative_ids: jax.Array, branches: tuple[Any, ...]
 ) -> jax.Array:
-    """The context of Stable Diffusion, b k s d, for prompts b t.
+    """Returns the context of Stable Diffusion, b k s d, for prompts b t.
 
-    branches: for each of k whether it has the prompt (0) or the negative prompt (1).
+    branches: for each of the k branches 0 for the prompt or 1 for the negative prompt.
     """
     encoder, b = pipe.text_encoder, ids.shape[0]
     both = jnp.concatenate([jnp.asarray(ids), jnp.asarray(negative_ids)])
@@ -39,7 +39,7 @@ def encode_prompts(
 
 
 def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> Prompt:
-    """The context b s d and pooled output b p of SDXL, for prompts b 2 t."""
+    """Returns the context b s d and the pooled output b p of SDXL, for prompts b 2 t."""
     names = ("text_encoder", "text_encoder_2")
     encoders = tuple(getattr(pipe, name) for name in names)
     return STABLE_DIFFUSION_XL.encode(
@@ -52,12 +52,12 @@ def encode_xl(pipe: Any, params: Params, ids: jax.Array) -> Prompt:
 def initial_noise(
     pipe: Any, key: jax.Array, size: tuple[int, int, int], given: Any, dtype: Any = jnp.float32
 ) -> jax.Array:
-    """Noise b h w c: what was given, b c h w, or drawn from the key in that shape.
+    """Returns noise b h w c: the given array, b c h w, or normal numbers of the key in that shape.
 
-    size: pictures, and their height and width in pixels.
+    size: the number of images, and their height and width in pixels.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: the given array has another shape.
     """
     b, height, width = size
     factor = pipe.vae_scale_factor
@@ -72,9 +72,9 @@ def initial_noise(
 def encode_pictures(
     pipe: Any, params: Params, pictures: jax.Array, key: jax.Array | None, *, scale: bool = True
 ) -> jax.Array:
-    """Pictures b 3 H W in [-1, 1] to latents b h w z.
+    """Encodes images b 3 H W in [-1, 1] to latents b h w z.
 
-    key: of a draw from their distribution; None takes the most likely ones.
+    key: the random key to sample the autoencoder's distribution with; None takes its mode.
     """
     network, weights = pipe.vae.network, pipe.vae.narrowed(params["vae"])
     height, width = (side // pipe.vae_scale_factor for side in pictures.shape[-2:])
@@ -95,17 +95,17 @@ def denoise(
     key: jax.Array,
     control: Any = None,
 ) -> jax.Array:
-    """All rows of the schedule, b h w c.
+    """Runs all rows of the schedule and returns the latents, b h w c.
 
     Args:
-        pipe: with its networks.
-        params: by component.
-        schedule: the run.
-        latents: b h w c, what it starts from.
+        pipe: the pipeline with its networks.
+        params: the parameters by component.
+        schedule: the rows of the run.
+        latents: the latents at the start of the run, b h w c.
         conditions: see `Conditions`.
-        weights: b k-1, of guidance.
-        key: of the noise that rows draw.
-        control: b, what a ControlNet's residuals count for; None without one.
+        weights: the weights of guidance, b k-1.
+        key: the random key of the noise that rows draw.
+        control: the scales of a ControlNet's residuals, b; None without a ControlNet.
     """
     controlnets = () if control is None else (pipe.controlnet,)
     names = ("unet", "controlnet")[: 1 + len(controlnets)]
@@ -123,7 +123,7 @@ def denoise(
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:
-    """Latents b h w c to pictures b H W 3 in [0, 1], float32."""
+    """Decodes latents b h w c to images b H W 3 in [0, 1], float32."""
     weights = pipe.vae.narrowed(params["vae"])
     pixels = programs.decode_pixels(
         pipe.vae.network, weights, latents, upcast=False, normalize=False
@@ -132,10 +132,10 @@ def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:
 
 
 def per_image(value: Any, b: int, name: str) -> Any:
-    """A number, or one for each image, as b.
+    """Returns a number, or one for each image, as an array b.
 
     Raises:
-        ValueError: it has another number of entries.
+        ValueError: there are not as many numbers as images.
     """
     value = jnp.asarray(value, jnp.float32).reshape(-1)
     if value.size not in (1, b):
@@ -144,9 +144,10 @@ def per_image(value: Any, b: int, name: str) -> Any:
 
 
 def call(pipe: Any, jit: bool, arrays: dict[str, Any], static: dict[str, Any]) -> jax.Array:
-    """The pipeline's `_generate`, on all devices where `jit` says so, else on one.
+    """Runs the pipeline's `_generate` on all devices where `jit` is set, else on one.
 
-    arrays: leaves have the axis of the devices first where `jit` is set; numbers are for all.
+    arrays: the leaves have the axis of the devices first where `jit` is set; single numbers are
+    copied to all devices.
     """
     devices = arrays["prompt_ids"].shape[0]
     for name in ("guidance_scale", "image_guidance_scale", "controlnet_conditioning_scale"):
@@ -158,7 +159,7 @@ def call(pipe: Any, jit: bool, arrays: dict[str, Any], static: dict[str, Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """What is compiled: pipelines of equal networks and samplers share it."""
+    """The hashable key of a compiled program; pipelines of equal networks and samplers share it."""
 
     key: tuple[Any, ...]
     static: tuple[tuple[str, Any], ...]
@@ -185,7 +186,7 @@ def _key(pipe: Any) -> tuple[Any, ...]:
 
 
 def check_size(height: int, width: int, multiple: int) -> None:
-    """Raises a ValueError unless the sides of a picture are whole blocks of pixels."""
+    """Raises ValueError unless the sides of an image are multiples of a number of pixels."""
     if height % multiple or width % multiple:
         raise ValueError(
             f"`height` and `width` have to be divisible by {multiple} but are {height} and {width}."

@@ -1,4 +1,4 @@
-"""Pictures as the Flax pipelines take them: n c h w arrays, cut to whole blocks of pixels."""
+"""Images as the Flax pipelines take them: n c h w, with sides that are multiples of pixels."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def pictures(images: Any, multiple: int) -> jax.Array:
-    """PIL images of one size as n 3 h w in [0, 1], each side cut to a multiple by resizing.
+    """Converts PIL images of one size to n 3 h w in [0, 1], resized to sides that are multiples.
 
     Raises:
         ValueError: they are neither a PIL image nor a list of them.
@@ -21,7 +21,10 @@ def pictures(images: Any, multiple: int) -> jax.Array:
 
 
 def masks(images: Any, multiple: int) -> jax.Array:
-    """As `pictures`, n 1 h w of zeros and ones: one where the mask is lighter than grey."""
+    """Converts PIL images to masks n 1 h w, one where an image is lighter than grey, else zero.
+
+    They are resized as by `pictures`, and raise the same errors.
+    """
     resized = [
         _resized(image, multiple, Image.Resampling.BICUBIC).convert("L")
         for image in listed(images, "mask")
@@ -31,7 +34,7 @@ def masks(images: Any, multiple: int) -> jax.Array:
 
 
 def listed(images: Any, name: str) -> list[Image.Image]:
-    """One PIL image or a list of them as a list.
+    """Returns one PIL image or a list of them as a list.
 
     Raises:
         ValueError: it is neither.

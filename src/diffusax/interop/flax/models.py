@@ -39,16 +39,16 @@ LOADING = frozenset(
         "resume_download",
     )
 )
-"""Arguments of from_pretrained that are for the Hub; the last five have no effect."""
+"""The arguments of from_pretrained that are for the Hub; the last five have no effect."""
 
 
 class FlaxModelMixin:
-    """A network without parameters: they are given to `apply` and come from `from_pretrained`.
+    """A network without parameters, which `from_pretrained` returns and `apply` takes.
 
     Attributes:
         network: diffusax's network.
         config: the options, by key and by attribute.
-        dtype: of the computation: parameters that are wider are cast to it.
+        dtype: the dtype of the computation; parameters that are wider are cast to it.
     """
 
     network_class: ClassVar[Any]
@@ -57,10 +57,10 @@ class FlaxModelMixin:
     flax_only: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, dtype: Any = jnp.float32, **options: Any):
-        """Options as diffusers' Flax class of the same name has them.
+        """Makes the network of the options that diffusers' Flax class of the same name has.
 
         Raises:
-            ValueError: an option that is unknown, or that has a value that is not supported.
+            ValueError: an option is unknown, or its value is not supported.
         """
         extra = {k: options.pop(k, v) for k, v in self.flax_only.items()}
         known = self.network_class.config_class
@@ -72,7 +72,7 @@ class FlaxModelMixin:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **overrides: Any) -> Self:
-        """The network of a parsed config.json, diffusers' or Flax's, or of a model's `config`."""
+        """Makes the network of a parsed config.json, diffusers' or Flax's, or of a `config`."""
         dtype = overrides.pop("dtype", jnp.float32)
         options = {k: v for k, v in config.items() if k[0] != "_" and k != "dtype"}
         return cls(dtype=dtype, **{**options, **overrides})
@@ -87,18 +87,18 @@ class FlaxModelMixin:
         from_pt: bool = False,
         **kwargs: Any,
     ) -> tuple[Self, Params]:
-        """The network of a folder or Hub repository, and its parameters in the file's dtypes.
+        """Loads the network of a folder or Hub repository, and its parameters in the files' dtypes.
 
         Args:
             pretrained_model_name_or_path: a folder or a Hub repository id.
-            dtype: of the computation.
-            subfolder: where in it, such as "unet" for a pipeline's checkpoint.
-            from_pt: whether to read PyTorch's safetensors also where there are Flax's weights.
+            dtype: the dtype of the computation.
+            subfolder: the folder in it, such as "unet" for a pipeline's checkpoint.
+            from_pt: whether to read PyTorch's safetensors even if there are Flax's weights.
             **kwargs: revision, token, local_files_only, cache_dir, and options that replace the
                 config's.
 
         Raises:
-            ValueError: it cannot be had or read; says why.
+            ValueError: it cannot be found or read; says why.
         """
         hub = {name: kwargs.pop(name) for name in LOADING & kwargs.keys()}
         folder = fetch(pretrained_model_name_or_path, from_pt=from_pt, subfolder=subfolder, **hub)
@@ -115,17 +115,17 @@ class FlaxModelMixin:
             save_network(Model(self.network, params), save_directory)
 
     def init_weights(self, rng: jax.Array) -> Params:
-        """Freshly drawn parameters, float32."""
+        """Returns random initial parameters, float32."""
         if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
             rng = jax.random.key_data(rng)
         return jax.pure_callback(self._draw, self._drawn_shapes(), rng)
 
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Params]:
-        """{"params": freshly drawn ones}, as Linen's `init`; inputs are not needed."""
+        """Returns {"params": random parameters}, as Linen's `init`; inputs are not needed."""
         return {"params": self.init_weights(rngs["params"] if isinstance(rngs, dict) else rngs)}
 
     def bind(self, variables: Mapping[str, Params]) -> Self:
-        """The network with its parameters, {"params": ...}, so that its methods can be called."""
+        """Returns the network bound to its parameters, {"params": ...}, to call its methods."""
         bound = copy.copy(self)
         bound._params = self.narrowed(variables["params"])
         return bound
@@ -139,15 +139,16 @@ class FlaxModelMixin:
         mutable: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A method's result, by default that of the call, with these parameters.
+        """Returns the result of a method, by default of the call, with these parameters.
 
         Args:
             variables: {"params": ...}.
-            args: of the method.
-            rngs: accepted; networks here draw nothing besides what a method's own keys say.
+            args: arguments of the method.
+            rngs: accepted without effect; networks here use only the random keys in a method's
+                arguments.
             method: one of the model's methods, its name, or a function of a bound model.
-            mutable: accepted; networks here have no state.
-            kwargs: of the method.
+            mutable: accepted without effect; networks here have no state.
+            kwargs: arguments of the method.
         """
         bound = self.bind(variables)
         if method is None or isinstance(method, str):
@@ -155,7 +156,7 @@ class FlaxModelMixin:
         return getattr(method, "__func__", method)(bound, *args, **kwargs)
 
     def narrowed(self, params: Params) -> Params:
-        """The parameters in the dtype of computation: the narrower of theirs and the model's.
+        """Casts the parameters to the model's dtype where theirs is wider.
 
         Raises:
             ValueError: there are none.
@@ -170,15 +171,15 @@ class FlaxModelMixin:
         return cast_params(params, self.dtype) if widest > self.dtype.itemsize else params
 
     def to_bf16(self, params: Params, mask: Any = None) -> Params:
-        """The parameters in bfloat16; with a mask, a tree of bools, those that it has True for."""
+        """Casts the parameters to bfloat16; with a mask, a tree of bools, only those it marks."""
         return _cast(params, jnp.bfloat16, mask)
 
     def to_fp16(self, params: Params, mask: Any = None) -> Params:
-        """As `to_bf16`, in float16."""
+        """Casts the parameters to float16; see `to_bf16`."""
         return _cast(params, jnp.float16, mask)
 
     def to_fp32(self, params: Params, mask: Any = None) -> Params:
-        """As `to_bf16`, in float32."""
+        """Casts the parameters to float32; see `to_bf16`."""
         return _cast(params, jnp.float32, mask)
 
     def _run(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +222,7 @@ class FlaxUNet2DConditionModel(FlaxModelMixin):
         return_dict: bool = True,
         train: bool = False,
     ) -> Any:
-        """The prediction, b c h w.
+        """Predicts from noisy latents, b c h w.
 
         Args:
             sample: b c h w.
@@ -231,7 +232,7 @@ class FlaxUNet2DConditionModel(FlaxModelMixin):
             down_block_additional_residuals: a ControlNet's, each b h w c.
             mid_block_additional_residual: a ControlNet's, b h w c.
             return_dict: whether to return FlaxUNet2DConditionOutput instead of a tuple.
-            train: has no effect: there is no dropout.
+            train: accepted without effect; there is no dropout.
         """
         y = self._run(
             "__call__",
@@ -262,7 +263,7 @@ class FlaxControlNetModel(FlaxModelMixin):
         return_dict: bool = True,
         train: bool = False,
     ) -> Any:
-        """The residuals, scaled, each b h w c as the UNet takes them.
+        """Returns the scaled residuals, each b h w c as the UNet takes them.
 
         Args:
             sample: b c h w.
@@ -271,7 +272,7 @@ class FlaxControlNetModel(FlaxModelMixin):
             controlnet_cond: b 3 H W in [0, 1].
             conditioning_scale: a number, or b.
             return_dict: whether to return FlaxControlNetOutput instead of a tuple.
-            train: has no effect: there is no dropout.
+            train: accepted without effect; there is no dropout.
         """
         picture = self._run("embed_condition", channels_last(controlnet_cond))
         residuals = self._run(
@@ -304,7 +305,7 @@ class FlaxAutoencoderKL(FlaxModelMixin):
     def encode(
         self, sample: jax.Array, deterministic: bool = True, return_dict: bool = True
     ) -> Any:
-        """Pictures b 3 H W in [-1, 1] to the distribution of their latents, b h w z."""
+        """Encodes images b 3 H W in [-1, 1] to the distribution of their latents, b h w z."""
         mean, logvar = self._run("encode", channels_last(sample))
         output = FlaxAutoencoderKLOutput(
             latent_dist=FlaxDiagonalGaussianDistribution(mean=mean, logvar=logvar)
@@ -314,7 +315,7 @@ class FlaxAutoencoderKL(FlaxModelMixin):
     def decode(
         self, latents: jax.Array, deterministic: bool = True, return_dict: bool = True
     ) -> Any:
-        """Latents, b z h w or b h w z, to pictures b 3 H W."""
+        """Decodes latents, b z h w or b h w z, to images b 3 H W."""
         if latents.shape[-1] != self.config.latent_channels:
             latents = channels_last(latents)
         output = FlaxDecoderOutput(sample=channels_first(self._run("decode", latents)))
@@ -328,7 +329,10 @@ class FlaxAutoencoderKL(FlaxModelMixin):
         return_dict: bool = True,
         key: jax.Array | None = None,
     ) -> Any:
-        """Pictures b 3 H W, encoded and decoded; sample_posterior draws the latents with `key`."""
+        """Encodes and decodes images b 3 H W.
+
+        sample_posterior: whether to sample the latents with `key` instead of taking their mode.
+        """
         if sample_posterior and key is None:
             raise ValueError("sample_posterior=True needs key=..., a JAX random key")
         posterior = self.encode(sample).latent_dist
@@ -338,19 +342,22 @@ class FlaxAutoencoderKL(FlaxModelMixin):
     def apply(
         self, variables: Mapping[str, Params], *args: Any, rngs: Any = None, **kwargs: Any
     ) -> Any:
-        """As `FlaxModelMixin.apply`; rngs={"gaussian": key} is the key of sample_posterior."""
+        """Returns the result of a method, see `FlaxModelMixin.apply`.
+
+        rngs: {"gaussian": key} gives the random key for sample_posterior.
+        """
         if kwargs.get("sample_posterior") and rngs is not None:
             kwargs = {**kwargs, "key": rngs["gaussian"]}
         return super().apply(variables, *args, **kwargs)
 
 
 def channels_last(x: jax.Array) -> jax.Array:
-    """b c h w -> b h w c."""
+    """Transposes b c h w to b h w c."""
     return jnp.moveaxis(jnp.asarray(x), 1, -1)
 
 
 def channels_first(x: jax.Array) -> jax.Array:
-    """b h w c -> b c h w."""
+    """Transposes b h w c to b c h w."""
     return jnp.moveaxis(jnp.asarray(x), -1, 1)
 
 

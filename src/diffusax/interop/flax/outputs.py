@@ -1,4 +1,4 @@
-"""What the Flax classes return: dataclasses that are also read by position and by key."""
+"""The results of the Flax classes: dataclasses that are also read by position and by key."""
 
 import dataclasses
 from typing import Any
@@ -9,29 +9,32 @@ import jax.numpy as jnp
 
 
 class Output:
-    """A dataclass's fields, also by position or by key among those that are not None."""
+    """A dataclass whose fields, except those that are None, are also read by position or by key."""
 
     def __getitem__(self, index: Any) -> Any:
-        """As in diffusers: `output[0]`, `output[:2]` or `output["sample"]`."""
+        """Returns fields by position or key, as in diffusers: `output[0]`, `output["sample"]`."""
         return getattr(self, index) if isinstance(index, str) else self.to_tuple()[index]
 
     def __iter__(self) -> Any:
-        """The names of the fields that are there, as those of a dict."""
+        """Yields the names of the fields that are not None, as a dict does."""
         return iter(self.keys())
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the fields that are there."""
+        """Returns the names of the fields that are not None."""
         names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
         return tuple(name for name in names if getattr(self, name) is not None)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The fields that are there."""
+        """Returns the values of the fields that are not None."""
         return tuple(getattr(self, name) for name in self.keys())
 
 
 @dataclasses.dataclass
 class FlaxStableDiffusionPipelineOutput(Output):
-    """images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1]. nsfw_content_detected: False."""
+    """The result of a Stable Diffusion pipeline.
+
+    images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1]. nsfw_content_detected: False.
+    """
 
     images: Any
     nsfw_content_detected: Any = False
@@ -39,21 +42,24 @@ class FlaxStableDiffusionPipelineOutput(Output):
 
 @dataclasses.dataclass
 class FlaxStableDiffusionXLPipelineOutput(Output):
-    """images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1], or latents (..., n, c, h, w)."""
+    """The result of a Stable Diffusion XL pipeline.
+
+    images: (devices, n, h, w, 3) or (n, h, w, 3) in [0, 1], or latents (..., n, c, h, w).
+    """
 
     images: Any
 
 
 @flax.struct.dataclass
 class FlaxUNet2DConditionOutput(Output):
-    """sample: b c h w, the prediction."""
+    """The result of a UNet. sample: b c h w, the prediction."""
 
     sample: Any
 
 
 @flax.struct.dataclass
 class FlaxControlNetOutput(Output):
-    """The scaled residuals, each b h w c: channels last, as the Flax UNet takes them."""
+    """The result of a ControlNet: scaled residuals, each b h w c as the Flax UNet takes them."""
 
     down_block_res_samples: Any
     mid_block_res_sample: Any
@@ -61,23 +67,23 @@ class FlaxControlNetOutput(Output):
 
 @flax.struct.dataclass
 class FlaxDecoderOutput(Output):
-    """sample: b 3 H W, around [-1, 1]."""
+    """The result of the autoencoder's `decode`. sample: b 3 H W, about [-1, 1]."""
 
     sample: Any
 
 
 @flax.struct.dataclass
 class FlaxAutoencoderKLOutput(Output):
-    """latent_dist: what the autoencoder says of the latents."""
+    """The result of the autoencoder's `encode`. latent_dist: the distribution of the latents."""
 
     latent_dist: Any
 
 
 @flax.struct.dataclass
 class FlaxCLIPTextOutput(Output):
-    """As transformers' FlaxCLIPTextModel gives them.
+    """The result of a text encoder, with the fields of transformers' FlaxCLIPTextModel.
 
-    text_embeds: b p, of the model with a projection alone, which gives no pooler_output.
+    text_embeds: b p, only of the model with a projection, which returns no pooler_output.
     """
 
     text_embeds: Any = None
@@ -88,7 +94,7 @@ class FlaxCLIPTextOutput(Output):
 
 @flax.struct.dataclass
 class FlaxSchedulerOutput(Output):
-    """prev_sample: the sample after the step. state: the scheduler's after it."""
+    """The result of a step. prev_sample: the sample after it. state: the scheduler's after it."""
 
     prev_sample: Any
     state: Any
@@ -96,7 +102,10 @@ class FlaxSchedulerOutput(Output):
 
 @flax.struct.dataclass
 class FlaxKarrasVeOutput(Output):
-    """prev_sample and derivative: of the sample's shape. state: the scheduler's."""
+    """The result of a KarrasVe step.
+
+    prev_sample, derivative: arrays of the sample's shape. state: the scheduler's state.
+    """
 
     prev_sample: Any
     derivative: Any
@@ -105,7 +114,11 @@ class FlaxKarrasVeOutput(Output):
 
 @flax.struct.dataclass
 class FlaxSdeVeOutput(Output):
-    """prev_sample, and prev_sample_mean before its noise. state: the scheduler's."""
+    """The result of a ScoreSdeVe step.
+
+    prev_sample: the sample after the step. prev_sample_mean: the same before noise is added. state:
+    the scheduler's state.
+    """
 
     state: Any
     prev_sample: Any
@@ -122,24 +135,24 @@ class FlaxDiagonalGaussianDistribution:
 
     @property
     def std(self) -> Any:
-        """The standard deviation, zero where deterministic."""
+        """The standard deviation, zero where `deterministic` is set."""
         return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(0.5 * self.logvar)
 
     @property
     def var(self) -> Any:
-        """The variance, zero where deterministic."""
+        """The variance, zero where `deterministic` is set."""
         return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(self.logvar)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """A draw, b h w z."""
+        """Samples latents with the key, b h w z."""
         return self.mean + self.std * jax.random.normal(key, self.mean.shape)
 
     def mode(self) -> jax.Array:
-        """The most likely latents, b h w z."""
+        """Returns the most likely latents, b h w z."""
         return self.mean
 
     def kl(self, other: "FlaxDiagonalGaussianDistribution | None" = None) -> jax.Array:
-        """The Kullback-Leibler divergence from `other`, by default from the unit normal: b."""
+        """Returns the Kullback-Leibler divergence from `other`, by default the unit normal, b."""
         if self.deterministic:
             return jnp.zeros(1)
         mean, logvar = (0.0, 0.0) if other is None else (other.mean, other.logvar)
@@ -148,7 +161,7 @@ class FlaxDiagonalGaussianDistribution:
         return 0.5 * terms.sum((1, 2, 3))
 
     def nll(self, sample: jax.Array, axis: Any = (1, 2, 3)) -> jax.Array:
-        """The negative log-likelihood of a sample, summed over `axis`."""
+        """Returns the negative log-likelihood of a sample, summed over `axis`."""
         if self.deterministic:
             return jnp.zeros(1)
         terms = jnp.log(2 * jnp.pi) + self.logvar + jnp.square(sample - self.mean) / self.var

@@ -1,4 +1,4 @@
-"""What diffusers' Flax pipelines have in common: components, loading, saving, pictures."""
+"""The base of diffusers' Flax pipelines: components, loading, saving, and conversion to PIL."""
 
 import inspect
 import logging
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 
 class FlaxDiffusionPipeline(Constructed):
-    """Components without parameters; these go into every call.
+    """A pipeline of components without parameters, which every call takes as an argument.
 
     Attributes:
-        dtype: of the computation, or None.
-        vae_scale_factor: pixels per latent, in each direction.
+        dtype: the dtype of the computation, or None.
+        vae_scale_factor: the pixels per latent, in each direction.
     """
 
     vae: Any
@@ -57,14 +57,14 @@ class FlaxDiffusionPipeline(Constructed):
     dtype: Any
 
     def _configure(self, given: Mapping[str, Any]) -> None:
-        """The components, without parameters; safety_checker must be None."""
+        """Sets the components, without parameters; safety_checker must be None."""
         components = {**given}
         self.dtype = components.pop("dtype")
         # The autoencoder comes first in what is saved.
         self.register_modules(vae=components.pop("vae"), **components)
 
     def register_modules(self, **modules: Any) -> None:
-        """Makes the components attributes.
+        """Sets the components as attributes.
 
         Raises:
             ValueError: a safety checker is among them, which diffusax does not have.
@@ -85,20 +85,20 @@ class FlaxDiffusionPipeline(Constructed):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The pipeline of a checkpoint, and its parameters by component.
+        """Loads the pipeline of a checkpoint, and its parameters by component.
 
-        params["scheduler"] is the scheduler's state, in float32. Of FlaxDiffusionPipeline itself
-        the class that the checkpoint names is made.
+        params["scheduler"] is the scheduler's state, in float32. FlaxDiffusionPipeline itself loads
+        the class that the checkpoint names.
 
         Args:
             pretrained_model_name_or_path: a folder or a Hub repository, diffusers' or Flax's.
-            **kwargs: dtype, of the computation; from_pt, to read PyTorch's safetensors also where
+            **kwargs: dtype, of the computation; from_pt, to read PyTorch's safetensors even if
                 there are Flax's weights; revision, token, local_files_only, cache_dir; and
                 components to use instead of the checkpoint's, whose parameters the caller adds.
                 split_head_dim and use_memory_efficient_attention change nothing.
 
         Raises:
-            ValueError: it cannot be had or read, or an argument is unknown; says which.
+            ValueError: it cannot be found or read, or an argument is unknown; says which.
         """
         hub = {name: kwargs.pop(name) for name in LOADING & kwargs.keys()}
         from_pt, dtype = kwargs.pop("from_pt", False), kwargs.pop("dtype", None)
@@ -130,9 +130,9 @@ class FlaxDiffusionPipeline(Constructed):
         return made(**parts, dtype=dtype), params
 
     def save_pretrained(self, save_directory: str | Path, params: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that diffusers, PyTorch's too, opens, with safetensors.
+        """Writes a checkpoint with safetensors, which diffusers for PyTorch opens, too.
 
-        params: by component, of one device.
+        params: the parameters by component, of one device.
         """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,21 +154,21 @@ class FlaxDiffusionPipeline(Constructed):
 
     @staticmethod
     def numpy_to_pil(images: Any) -> list[Image.Image]:
-        """Pictures n h w 3 (or one, h w 3) in [0, 1] as PIL images."""
+        """Converts images n h w 3 (or one, h w 3) in [0, 1] to PIL images."""
         images = np.asarray(images)
         return to_pil(images[None] if images.ndim == 3 else images)
 
     def set_progress_bar_config(self, **kwargs: Any) -> None:
-        """Accepted; there is no progress bar: a call is one compiled program."""
+        """Changes nothing: there is no progress bar, since a call is one compiled program."""
 
 
 def of_components(*names: str) -> dict[str, Any]:
-    """The arguments of a pipeline's constructor."""
+    """Returns the arguments of a pipeline's constructor."""
     return {**dict.fromkeys(names, REQUIRED), "dtype": jnp.float32}
 
 
 def _load(folder: Path, class_name: str, from_pt: bool, dtype: Any) -> tuple[Any, Any]:
-    """A component, and its parameters or state, if it has any."""
+    """Returns a component, and its parameters or state, if it has any."""
     class_name = class_name.removeprefix("Flax")
     if folder.name.startswith("tokenizer"):
         return PromptTokenizer(CLIPTokenizer.from_folder(folder)), None

@@ -1,8 +1,8 @@
 """diffusers' Flax schedulers: a state that the caller carries, over diffusax's samplers.
 
 A sampler here is a table of coefficients with a row for each evaluation (`diffusax.samplers`); a
-step is one row of it. What the old classes computed otherwise than PyTorch's of the same name is
-kept where it was a choice, see the classes' `constants`.
+step runs one row. Where the old classes deliberately differed from PyTorch's of the same name, the
+difference is kept, see the classes' `constants`.
 """
 
 import functools
@@ -47,12 +47,12 @@ class CommonSchedulerState(flax.struct.PyTreeNode):
 
 
 class SchedulerState(flax.struct.PyTreeNode):
-    """What a scheduler's user carries from step to step.
+    """The state that the caller passes from step to step.
 
     common: the noise levels of training. init_noise_sigma: the deviation of the initial sample.
-    timesteps: those of the run. sigmas: the noise levels of the samplers on sigma, n+1. memory: 5
-    ..., earlier predictions, and counter and first, the steps taken and the row of the first, of
-    samplers that use these.
+    timesteps: those of the run. sigmas: the noise levels of samplers on sigma, n+1. memory: 5 ...,
+    earlier predictions. counter, first: the number of steps taken and the row of the first one, for
+    samplers that use them.
     """
 
     common: CommonSchedulerState
@@ -66,11 +66,11 @@ class SchedulerState(flax.struct.PyTreeNode):
 
 
 class FlaxSchedulerMixin(Constructed):
-    """A scheduler without state, and the door through which one is loaded and saved.
+    """A scheduler without state, with methods to load and save its config.
 
     Attributes:
         config: the options, by key and by attribute.
-        dtype: of the state's arrays.
+        dtype: the dtype of the state's arrays.
     """
 
     def __init_subclass__(cls) -> None:
@@ -90,12 +90,12 @@ class FlaxSchedulerMixin(Constructed):
 
     @property
     def has_state(self) -> bool:
-        """True: every Flax scheduler's state is carried by its user."""
+        """Returns True: the caller carries the state of every Flax scheduler."""
         return True
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **overrides: Any) -> Self:
-        """The scheduler with those options of a config that it has, whosever config it is."""
+        """Makes the scheduler of any class's config; options that it does not have are ignored."""
         known = {name: value for name, value in config.items() if name in cls._defaults}
         return cls(**{**known, **overrides})
 
@@ -107,12 +107,12 @@ class FlaxSchedulerMixin(Constructed):
         return_unused_kwargs: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The scheduler of a folder or Hub repository, and its state.
+        """Loads the scheduler of a folder or Hub repository, and its state.
 
         Args:
             pretrained_model_name_or_path: a folder, an embedded checkpoint or a Hub repository.
             subfolder: usually "scheduler".
-            return_unused_kwargs: whether to return those, too; there never are any.
+            return_unused_kwargs: whether to return unused arguments, too; there never are any.
             **kwargs: revision, token, local_files_only, cache_dir, and options that replace the
                 config's.
 
@@ -125,7 +125,7 @@ class FlaxSchedulerMixin(Constructed):
         return (scheduler, state, {}) if return_unused_kwargs else (scheduler, state)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Writes scheduler_config.json, as of PyTorch's class that computes the same."""
+        """Writes a scheduler_config.json for PyTorch's class that computes the same."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _FILE, self._saved())
@@ -137,9 +137,9 @@ class FlaxSchedulerMixin(Constructed):
 class FlaxTableScheduler(FlaxSchedulerMixin):
     """A scheduler whose steps are the rows of a diffusax sampler."""
 
-    # Rows after which a run that begins late is as one that began early: a sampler's memory.
+    # The rows after which the sampler's memory no longer depends on the row a run began at.
     depth: ClassVar[int] = 0
-    # Whether x is the sample plus sigma times noise; else noise replaces some of the sample.
+    # Whether x is the sample plus sigma times noise; otherwise noise replaces part of the sample.
     on_sigmas: ClassVar[bool] = False
     # diffusax's sampler, which takes the scheduler's arguments but those that are unused, and
     # options that the scheduler has no arguments for.
@@ -162,7 +162,7 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         return self.sampler.to_config()
 
     def _levels(self) -> dict[str, Any]:
-        """The options that say what the model was trained at."""
+        """Returns the options that give the noise levels and the prediction type of training."""
         betas = self.config.trained_betas
         given = {name: self.config[name] for name in (*LEVELS, "prediction_type")}
         return {**given, "trained_betas": None if betas is None else np.asarray(betas).tolist()}
@@ -171,7 +171,10 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         return self.config.num_train_timesteps
 
     def create_state(self, common: CommonSchedulerState | None = None) -> SchedulerState:
-        """The state before `set_timesteps`; `common` instead of the options' noise levels."""
+        """Returns the state before `set_timesteps`.
+
+        common: the noise levels of training, by default those of the options.
+        """
         if common is None:
             cumprod = self.sampler.alphas_cumprod
             alphas = cumprod / np.concatenate([[1.0], cumprod[:-1]])
@@ -185,10 +188,10 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
     def set_timesteps(
         self, state: SchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> SchedulerState:
-        """The state at the start of a run of samples of this shape.
+        """Returns the state at the start of a run of samples of this shape.
 
         Raises:
-            ValueError: too few or too many steps, or options that allow no such run.
+            ValueError: there are too few or too many steps, or the options allow no such run.
         """
         schedule = self.schedule(num_inference_steps)
         timesteps = jnp.asarray(schedule.timesteps)
@@ -207,13 +210,13 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
     def schedule(
         self, num_inference_steps: int, begin: int = 0, end: int | None = None
     ) -> Schedule:
-        """diffusax's run of so many steps, or its rows from begin to end."""
+        """Returns diffusax's schedule for this number of steps, or its rows from begin to end."""
         return self.sampler.schedule(num_inference_steps, begin=begin, end=end)
 
     def scale_model_input(
         self, state: SchedulerState, sample: jax.Array, timestep: Any = None
     ) -> jax.Array:
-        """The sample as the model is to see it."""
+        """Returns the sample scaled for the model's input."""
         if not self.on_sigmas:
             return sample
         scales = jnp.asarray([row.in_scale for row in self.schedule(_steps(state)).rows])
@@ -227,11 +230,11 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         sample: jax.Array,
         return_dict: bool = True,
     ) -> Any:
-        """The sample at the next timestep of the run.
+        """Returns the sample at the next timestep of the run, and the state.
 
         Args:
             state: from `set_timesteps` or the step before.
-            model_output: of the sample's shape.
+            model_output: the model's prediction, of the sample's shape.
             timestep: the sample's, one of `state.timesteps`; a run may begin at any of them.
             sample: of any shape.
             return_dict: whether to return FlaxSchedulerOutput instead of a tuple.
@@ -244,14 +247,14 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
     def add_noise(
         self, state: SchedulerState, original_samples: jax.Array, noise: jax.Array, timesteps: Any
     ) -> jax.Array:
-        """Samples as noisy as training's are at these timesteps, one for each sample."""
+        """Adds noise to samples as in training, at these timesteps, one for each sample."""
         signal, level = self._level(state, timesteps, original_samples.ndim)
         return signal * original_samples + level * noise
 
     def get_velocity(
         self, state: SchedulerState, sample: jax.Array, noise: jax.Array, timesteps: Any
     ) -> jax.Array:
-        """What a model with v-prediction is trained on (Salimans and Ho 2022)."""
+        """Returns the training target of v-prediction (Salimans and Ho 2022)."""
         signal, level = _variance_preserving(state, timesteps, sample.ndim)
         return signal * noise - level * sample
 
@@ -273,7 +276,7 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         slots = jnp.zeros((SLOTS - 1, *sample.shape), jnp.float32)
         index = nearest
         if self.depth:
-            # The first step of a run says where it begins; timesteps may repeat later.
+            # The first step of a run shows the row it begins at; timesteps may repeat later.
             first = jnp.where(state.counter == 0, nearest, state.first)
             late = jnp.minimum(state.counter, self.depth)
             row = jnp.minimum(first + state.counter, len(state.timesteps) - 1)
@@ -291,7 +294,7 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
         return jnp.asarray(np.sqrt((1 - cumprod) / cumprod), self.dtype)
 
     def _training_sigma(self) -> float:
-        """The deviation of the initial sample, as far as it is known without a run."""
+        """Returns the deviation of the initial sample, as far as it is known without a run."""
         if not self.on_sigmas:
             return 1.0
         highest = float(self._training_sigmas()[-1])
@@ -303,14 +306,14 @@ class FlaxTableScheduler(FlaxSchedulerMixin):
 def _take(
     sampler: Scheduler, n: int, depth: int, before: Any, output: Any, noise: Any, index: Any
 ) -> jax.Array:
-    """The sampler's state, 6 ..., after one of the rows of `_rows`."""
+    """Returns the sampler's state, 6 ..., after one of the rows of `_rows`."""
     table = _rows(sampler, n, depth)
     return run(lambda x, t, i: output, before, table, index, index + 1, lambda i: noise)
 
 
 @functools.lru_cache(64)
 def _rows(sampler: Scheduler, n: int, depth: int) -> Table:
-    """The rows of a run; for each as many as there are ways to have come there.
+    """Returns the rows of a run, with depth + 1 variants for each, by the row it began at.
 
     Row i (depth + 1) + j is row i of a run that began at row i - j, or earlier if j is depth.
     """

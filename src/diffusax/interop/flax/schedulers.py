@@ -1,6 +1,6 @@
 """diffusers' Flax schedulers by name, with the arguments that they had in 0.35.2.
 
-Each says which of diffusax's samplers computes what the old class did.
+Each names the sampler of diffusax that computes what the old class did.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from diffusax.interop.flax.scheduler import LEVELS, FlaxTableScheduler, Schedule
 
 
 def _arguments(**own: Any) -> dict[str, Any]:
-    """All arguments of a scheduler with these of its own, in their order."""
+    """Returns all arguments of a scheduler with these of its own, in their order."""
     return {**LEVELS, **own, "prediction_type": "epsilon", "dtype": jnp.float32}
 
 
 class FlaxDDIMScheduler(FlaxTableScheduler):
-    """Song et al. 2021, without noise."""
+    """DDIM without noise (Song et al. 2021)."""
 
     arguments = _arguments(
         clip_sample=True, clip_sample_range=1.0, set_alpha_to_one=True, steps_offset=0
@@ -35,7 +35,7 @@ class FlaxDDIMScheduler(FlaxTableScheduler):
         eta: float = 0.0,
         return_dict: bool = True,
     ) -> Any:
-        """See `FlaxTableScheduler.step`.
+        """Returns the sample at the next timestep, see `FlaxTableScheduler.step`.
 
         Raises:
             ValueError: eta is not 0: the Flax class left its noise out, so that samples came out
@@ -49,10 +49,10 @@ class FlaxDDIMScheduler(FlaxTableScheduler):
 
 
 class FlaxDDPMScheduler(FlaxTableScheduler):
-    """Ho et al. 2020.
+    """DDPM, ancestral sampling (Ho et al. 2020).
 
-    A run of fewer steps than training's takes them with their strides, as PyTorch's class does; the
-    Flax class took each as one training step, which left most of the noise in.
+    A run of fewer steps than training's makes larger steps, as PyTorch's class does; the Flax class
+    made each as one training step, which left most of the noise in.
     """
 
     arguments = _arguments(variance_type="fixed_small", clip_sample=True)
@@ -67,10 +67,10 @@ class FlaxDDPMScheduler(FlaxTableScheduler):
         key: jax.Array | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """See `FlaxTableScheduler.step`.
+        """Returns the sample at the next timestep, see `FlaxTableScheduler.step`.
 
-        key: of the step's noise; without one, as in diffusers, that of jax.random.key(0), the same
-        in every step. Without `set_timesteps` the run is training's.
+        key: the random key of the step's noise; without one, as in diffusers, it is
+        jax.random.key(0) in every step. Without `set_timesteps` the run is that of training.
         """
         key = jax.random.key(0) if key is None else key
         noise = jax.random.normal(jax.random.split(key, 1)[0], sample.shape, self.dtype)
@@ -83,7 +83,7 @@ class FlaxDDPMScheduler(FlaxTableScheduler):
 
 
 class FlaxPNDMScheduler(FlaxTableScheduler):
-    """Liu et al. 2022."""
+    """PNDM, pseudo linear multistep (Liu et al. 2022)."""
 
     arguments = _arguments(skip_prk_steps=False, set_alpha_to_one=False, steps_offset=0)
     sampler_class = samplers.PNDMScheduler
@@ -93,7 +93,10 @@ class FlaxPNDMScheduler(FlaxTableScheduler):
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """Four evaluations of the multistep phase, after twelve of the Runge-Kutta phase."""
+        """The number of evaluations after which the sampler's memory is filled.
+
+        These are four in the multistep phase, after twelve in the Runge-Kutta phase.
+        """
         return 4 if self.config.skip_prk_steps else 16
 
 
@@ -119,10 +122,10 @@ class FlaxDPMSolverMultistepScheduler(FlaxTableScheduler):
 
 
 class FlaxEulerDiscreteScheduler(FlaxTableScheduler):
-    """Karras et al. 2022, algorithm 2 with Euler steps.
+    """Euler steps on sigma (Karras et al. 2022, algorithm 2).
 
-    With "linspace" the model is asked at fractional timesteps, as PyTorch's class does; the Flax
-    pipelines cut them, and the class then took the first noise level for every step.
+    With "linspace" the model is evaluated at fractional timesteps, as in PyTorch's class. The Flax
+    pipelines truncated them, and the class then used the first noise level for every step.
     """
 
     arguments = _arguments(prediction_type="epsilon", timestep_spacing="linspace")
@@ -149,7 +152,7 @@ class FlaxLMSDiscreteScheduler(FlaxTableScheduler):
         order: int = 4,
         return_dict: bool = True,
     ) -> Any:
-        """See `FlaxTableScheduler.step`.
+        """Returns the sample at the next timestep, see `FlaxTableScheduler.step`.
 
         Raises:
             ValueError: order is not 4.

@@ -1,19 +1,19 @@
-"""Constructors made from tables of their arguments."""
+"""Makes constructors from tables of their arguments."""
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 REQUIRED = Parameter.empty
-"""In the place of a default."""
+"""Marks an argument without a default."""
 
 
 class Constructed:
-    """A class that names its constructor's arguments in a table, and gets the constructor made.
+    """A base class whose subclasses list their constructor's arguments in a table.
 
     Attributes:
         arguments: the arguments in their order, each with its default or REQUIRED. A subclass
-            without a table of its own inherits its parent's constructor or writes one out.
+            without a table of its own inherits its parent's constructor or defines one.
     """
 
     arguments: ClassVar[Mapping[str, Any]] = {}
@@ -28,12 +28,12 @@ class Constructed:
             cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
 
     def _configure(self, given: Mapping[str, Any]) -> None:
-        # Its docstring is the constructor's, too.
+        # The constructor takes this method's docstring.
         raise NotImplementedError
 
 
 def _constructor(cls: type[Constructed]) -> Callable[..., None]:
-    """An `__init__` that passes all arguments, by name, on to `_configure`."""
+    """Returns an `__init__` that passes all arguments, by name, to `_configure`."""
     kind, name = Parameter.POSITIONAL_OR_KEYWORD, f"{cls.__qualname__}.__init__"
     parameters = [
         Parameter(argument, kind, default=default, annotation=_annotation(default))

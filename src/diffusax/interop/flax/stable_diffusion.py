@@ -1,16 +1,19 @@
 """Stable Diffusion as diffusers' Flax pipelines: the arguments and their order are theirs.
 
-As there, every call is guided, whatever the scale; the initial noise is normal numbers of the key,
-b c h w; and num_inference_steps evaluations are made, also of a sampler that has more.
+As in diffusers, every call is guided, whatever the scale; the initial noise is normal numbers of
+the key, b c h w; and num_inference_steps evaluations are made, also of a sampler that has more.
 
-In all calls:
+The arguments of all calls:
 
-    prompt_ids: b t, from `prepare_inputs`. params: by component. prng_seed: a random key.
-    guidance_scale: a number, or one per picture. neg_prompt_ids: b t; None for empty texts.
+    prompt_ids: b t, from `prepare_inputs`.
+    params: the parameters by component.
+    prng_seed: a random key.
+    guidance_scale: a number, or one per image.
+    neg_prompt_ids: b t; None for empty texts.
     latents, noise: b c h w, instead of numbers drawn from the key.
     jit: whether to run on all devices by `jax.pmap`. All arrays then have an axis of the devices
         first (`flax.training.common_utils.shard`, `flax.jax_utils.replicate`), and so have the
-        pictures. Without it the call is one compiled program of one device.
+        images. Without it the call is one compiled program of one device.
 """
 
 import inspect
@@ -34,14 +37,14 @@ _LAST = ("scheduler", "safety_checker", "feature_extractor")
 
 
 class StableDiffusion(FlaxDiffusionPipeline):
-    """What the tasks of Stable Diffusion share."""
+    """The methods that the tasks of Stable Diffusion share."""
 
     arguments = of_components("vae", "text_encoder", "tokenizer", "unet", *_LAST)
 
     _generate: Any
 
     def _size(self, height: int | None, width: int | None) -> dict[str, int]:
-        """The height and width of pictures, by default those that the UNet was trained at."""
+        """Returns height and width of the images, by default those that the UNet was trained at."""
         side = self.unet.config.sample_size
         rows, columns = side if isinstance(side, list | tuple) else (side, side)
         factor = self.vae_scale_factor
@@ -55,9 +58,9 @@ class StableDiffusion(FlaxDiffusionPipeline):
         return generation.encode_prompts(self, params, ids, negative_ids, branches)
 
     def _called(self, given: dict[str, Any], **static: Any) -> Any:
-        """The result of a call: `given` holds its arguments, as `locals()` has them.
+        """Returns the result of a call, whose arguments are in `given` as `locals()` has them.
 
-        static: those arguments of `_generate` that are compiled into the program.
+        static: the arguments of `_generate` that are compiled into the program.
         """
         if given["neg_prompt_ids"] is None:
             given["neg_prompt_ids"] = empty_ids(self.tokenizer, given["prompt_ids"])
@@ -79,7 +82,7 @@ class StableDiffusion(FlaxDiffusionPipeline):
         weights: jax.Array,
         control: Any = None,
     ) -> jax.Array:
-        """Pictures b h w 3 of n evaluations from noise b h w c."""
+        """Generates images b h w 3 in n evaluations from noise b h w c."""
         x = generation.denoise(
             self,
             params,
@@ -94,10 +97,10 @@ class StableDiffusion(FlaxDiffusionPipeline):
 
 
 class FlaxStableDiffusionPipeline(StableDiffusion):
-    """Pictures for prompts."""
+    """Generates images from prompts."""
 
     def prepare_inputs(self, prompt: str | list[str]) -> Any:
-        """The prompts' token ids, b t."""
+        """Returns the prompts' token ids, b t."""
         return prompt_ids(self.tokenizer, prompt)
 
     def __call__(
@@ -114,7 +117,7 @@ class FlaxStableDiffusionPipeline(StableDiffusion):
         return_dict: bool = True,
         jit: bool = False,
     ) -> Any:
-        """Pictures b h w 3 in [0, 1]; see the top of the module."""
+        """Generates images b h w 3 in [0, 1]; the module's docstring describes the arguments."""
         size = self._size(height, width)
         return self._called(locals(), num_inference_steps=num_inference_steps, **size)
 
@@ -139,16 +142,16 @@ class FlaxStableDiffusionPipeline(StableDiffusion):
 
 
 class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
-    """Pictures for prompts, steered by a picture through a ControlNet."""
+    """Generates images from prompts, steered by an image through a ControlNet."""
 
     arguments = of_components("vae", "text_encoder", "tokenizer", "unet", "controlnet", *_LAST)
 
     def prepare_text_inputs(self, prompt: str | list[str]) -> Any:
-        """The prompts' token ids, b t."""
+        """Returns the prompts' token ids, b t."""
         return prompt_ids(self.tokenizer, prompt)
 
     def prepare_image_inputs(self, image: Any) -> jax.Array:
-        """PIL images as b 3 h w in [0, 1], each side cut to a multiple of 64 by resizing."""
+        """Converts PIL images to b 3 h w in [0, 1], resized to sides that are multiples of 64."""
         return pictures(image, 64)
 
     def __call__(
@@ -165,10 +168,11 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
         return_dict: bool = True,
         jit: bool = False,
     ) -> Any:
-        """Pictures b h w 3 in [0, 1]; see the top of the module.
+        """Generates images b h w 3 in [0, 1]; the module's docstring describes most arguments.
 
-        image: b 3 h w in [0, 1], from `prepare_image_inputs`; the pictures have its size.
-        controlnet_conditioning_scale: what the ControlNet counts for, a number or one per picture.
+        image: b 3 h w in [0, 1], from `prepare_image_inputs`; the results have its size.
+        controlnet_conditioning_scale: the scale of the ControlNet's residuals, one or one per
+        image.
         """
         return self._called(locals(), num_inference_steps=num_inference_steps)
 
@@ -204,6 +208,6 @@ class FlaxStableDiffusionControlNetPipeline(StableDiffusion):
 
 
 def guided(scale: Any, b: int) -> jax.Array:
-    """The weights of classifier-free guidance, b 1, from a scale or one for each picture."""
+    """Returns the weights of classifier-free guidance, b 1, from a scale or one for each image."""
     scale = generation.per_image(scale, b, "guidance_scale")
     return jnp.stack(guidance.classifier_free(scale), -1)

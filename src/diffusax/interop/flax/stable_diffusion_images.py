@@ -1,4 +1,4 @@
-"""Stable Diffusion's Flax pipelines that start from a picture; see `stable_diffusion`."""
+"""Stable Diffusion's Flax pipelines that start from an image; see `stable_diffusion`."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
-    """Pictures drawn over, from a noise level that the strength says (Meng et al. 2022)."""
+    """Generates images from images, noised to the level of the strength (Meng et al. 2022)."""
 
     def prepare_inputs(self, prompt: str | list[str], image: Any) -> tuple[Any, jax.Array]:
-        """The prompts' token ids b t, and PIL images as b 3 h w in [-1, 1], sides times 32."""
+        """Returns token ids b t, and images b 3 h w in [-1, 1] with sides multiples of 32."""
         return prompt_ids(self.tokenizer, prompt), 2 * pictures(image, 32) - 1
 
     def get_timestep_start(self, num_inference_steps: int, strength: float) -> int:
-        """The first row of the run."""
+        """Returns the first row of the run."""
         kept = min(int(num_inference_steps * strength), num_inference_steps)
         return max(num_inference_steps - kept, 0)
 
@@ -42,9 +42,9 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
         return_dict: bool = True,
         jit: bool = False,
     ) -> Any:
-        """Pictures b h w 3 in [0, 1].
+        """Generates images b h w 3 in [0, 1]; `stable_diffusion` describes most arguments.
 
-        image: b 3 height width in [-1, 1]. strength: the share of the run that is made.
+        image: b 3 height width in [-1, 1]. strength: the share of the rows that is run.
         """
         return self._called(
             locals(),
@@ -94,14 +94,14 @@ class FlaxStableDiffusionImg2ImgPipeline(StableDiffusion):
 
 
 class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
-    """Pictures drawn anew where a mask is white, by a UNet that is given mask and picture."""
+    """Inpaints images where a mask is white, with a UNet that takes the mask and masked image."""
 
     def prepare_inputs(
         self, prompt: str | list[str], image: Any, mask: Any
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """The prompts' token ids b t, masked pictures b 3 h w in [-1, 1] and masks b 1 h w.
+        """Returns token ids b t, masked images b 3 h w in [-1, 1] and masks b 1 h w.
 
-        Pictures and masks are PIL images. The call wants the masks before the masked pictures.
+        image, mask: PIL images. The call takes the masks before the masked images.
         """
         drawn, mask = 2 * pictures(image, 32) - 1, masks(mask, 32)
         return prompt_ids(self.tokenizer, prompt), drawn * (mask < 0.5), mask
@@ -122,9 +122,9 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
         return_dict: bool = True,
         jit: bool = False,
     ) -> Any:
-        """Pictures b height width 3 in [0, 1].
+        """Generates images b height width 3 in [0, 1]; `stable_diffusion` describes most arguments.
 
-        mask, masked_image: from `prepare_inputs`; brought to the size by resizing.
+        mask, masked_image: from `prepare_inputs`; they are resized to height and width.
         """
         size = self._size(height, width)
         mask = _resized(mask, size, "nearest")
@@ -169,9 +169,9 @@ class FlaxStableDiffusionInpaintPipeline(StableDiffusion):
 
 
 class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
-    """Pictures edited as the prompt says (Brooks et al. 2023, InstructPix2Pix).
+    """Edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix).
 
-    diffusers never had this class; its arguments are in the manner of its others.
+    diffusers never had this class; its arguments follow those of the others.
     """
 
     prepare_inputs = FlaxStableDiffusionImg2ImgPipeline.prepare_inputs
@@ -190,10 +190,10 @@ class FlaxStableDiffusionInstructPix2PixPipeline(StableDiffusion):
         return_dict: bool = True,
         jit: bool = False,
     ) -> Any:
-        """Pictures b h w 3 in [0, 1].
+        """Generates images b h w 3 in [0, 1]; `stable_diffusion` describes most arguments.
 
-        image: b 3 h w in [-1, 1]; the pictures have its size. image_guidance_scale: how closely
-        they keep to it, a number or one per picture.
+        image: b 3 h w in [-1, 1]; the results have its size. image_guidance_scale: the guidance
+        towards the image, a number or one per image.
         """
         return self._called(locals(), num_inference_steps=num_inference_steps)
 

@@ -19,18 +19,18 @@ from diffusax.pipelines.plan import Conditions
 
 
 class FlaxStableDiffusionXLPipeline(StableDiffusion):
-    """Pictures for prompts, with SDXL."""
+    """Generates images from prompts with Stable Diffusion XL."""
 
     arguments = of_components(
         "text_encoder", "text_encoder_2", "vae", "tokenizer", "tokenizer_2", "unet", "scheduler"
     )
 
     def _configure(self, given: Mapping[str, Any]) -> None:
-        """The components, without parameters."""
+        """Sets the components, without parameters."""
         super()._configure(given)
 
     def prepare_inputs(self, prompt: str | list[str]) -> jax.Array:
-        """The prompts' token ids for both text encoders, b 2 t."""
+        """Returns the prompts' token ids for both text encoders, b 2 t."""
         both = (self.tokenizer, self.tokenizer_2)  # type: ignore[attr-defined]
         return jnp.stack([prompt_ids(tokenizer, prompt) for tokenizer in both], axis=1)
 
@@ -49,9 +49,10 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         output_type: str | None = None,
         jit: bool = False,
     ) -> Any:
-        """Pictures b h w 3 in [0, 1]; with output_type="latent", latents b c h w.
+        """Generates images b h w 3 in [0, 1], or latents b c h w with output_type="latent".
 
-        prompt_ids, neg_prompt_ids: b 2 t. Without the latter, zeros stand for the embeddings.
+        prompt_ids, neg_prompt_ids: b 2 t. Without the latter, the embeddings are zeros.
+        `stable_diffusion` describes the other arguments.
         """
         static = {
             "num_inference_steps": num_inference_steps,
@@ -63,7 +64,7 @@ class FlaxStableDiffusionXLPipeline(StableDiffusion):
         return output if return_dict else output.to_tuple()
 
     def get_embeddings(self, prompt_ids: Any, params: Params) -> tuple[jax.Array, jax.Array]:
-        """The context b t d and the pooled output b p of prompts, b 2 t."""
+        """Returns the context b t d and the pooled output b p of prompts, b 2 t."""
         prompt = generation.encode_xl(self, params, prompt_ids)
         return prompt.context, prompt.pooled
 

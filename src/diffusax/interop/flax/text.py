@@ -1,4 +1,4 @@
-"""CLIP as the Flax pipelines hold it: transformers' Flax classes over diffusax's text encoder."""
+"""CLIP for the Flax pipelines: transformers' Flax classes over diffusax's text encoder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ class FlaxCLIPTextModel(FlaxModelMixin):
     """CLIP's text encoder, called with its parameters: `text_encoder(ids, params=params)`.
 
     Attributes:
-        params: those that were loaded by this class's own `from_pretrained`, else None.
+        params: the parameters that this class's own `from_pretrained` loaded, else None.
     """
 
     network_class = CLIPTextModel
@@ -40,9 +40,10 @@ class FlaxCLIPTextModel(FlaxModelMixin):
         _do_init: bool = True,
         **kwargs: Any,
     ) -> "Self | tuple[Self, Params]":
-        """As `FlaxModelMixin.from_pretrained`, but as transformers has it the model alone.
+        """Loads the text encoder alone with its parameters in `model.params`, as transformers does.
 
-        Its parameters are then `model.params`; with _do_init=False it is (model, params).
+        With _do_init=False it returns (model, params). The other arguments are those of
+        `FlaxModelMixin.from_pretrained`.
         """
         model, params = super().from_pretrained(pretrained_model_name_or_path, dtype, **kwargs)
         if not _do_init:
@@ -62,7 +63,7 @@ class FlaxCLIPTextModel(FlaxModelMixin):
         output_hidden_states: bool = False,
         return_dict: bool = True,
     ) -> Any:
-        """What the encoder gives for token ids, b t.
+        """Encodes token ids, b t.
 
         attention_mask, position_ids, dropout_rng, train and output_attentions change nothing:
         Stable Diffusion's encoders attend to all 77 tokens in order, and have no dropout.
@@ -91,24 +92,27 @@ class FlaxCLIPTextModel(FlaxModelMixin):
 
 
 class FlaxCLIPTextModelWithProjection(FlaxCLIPTextModel):
-    """The text encoder with CLIP's projection, as SDXL's second one."""
+    """CLIP's text encoder with its projection, as the second one of SDXL."""
 
     network_class = CLIPTextModelWithProjection
 
 
 class PromptTokenizer:
-    """A tokenizer as pipelines hold it, called as transformers' is: texts to `.input_ids`."""
+    """A tokenizer that is called as transformers' is: texts to `.input_ids`."""
 
     def __init__(self, tokenizer: CLIPTokenizer):
         self.tokenizer = tokenizer
 
     @property
     def model_max_length(self) -> int:
-        """The tokens of a window, 77."""
+        """The number of tokens of a window, 77."""
         return self.tokenizer.model_max_length
 
     def __call__(self, text: Any, **options: Any) -> Options:
-        """{"input_ids": n t, int32}: padded and cut to model_max_length, whatever the options."""
+        """Returns {"input_ids": n t, int32}, padded and cut to model_max_length.
+
+        options: accepted without effect.
+        """
         return Options({"input_ids": tokenize_prompts(self.tokenizer, text).input_ids[:, 0]})
 
     def save_pretrained(self, save_directory: str | Path) -> None:
@@ -117,7 +121,7 @@ class PromptTokenizer:
 
 
 def prompt_ids(tokenizer: Any, prompt: Any) -> np.ndarray:
-    """The ids of prompts by this tokenizer, ours or one of transformers': n t.
+    """Returns the ids of prompts by this tokenizer, diffusax's or one of transformers': n t.
 
     Raises:
         ValueError: `prompt` is neither a string nor a list.
@@ -130,5 +134,5 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> np.ndarray:
 
 
 def empty_ids(tokenizer: Any, ids: jax.Array) -> np.ndarray:
-    """The ids of the empty text, as many as there are prompts: n t."""
+    """Returns the ids of the empty text, as many rows as there are prompts: n t."""
     return np.broadcast_to(prompt_ids(tokenizer, "")[:, : ids.shape[-1]], ids.shape)

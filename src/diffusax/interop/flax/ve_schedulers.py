@@ -1,6 +1,6 @@
-"""diffusers' Flax schedulers for models that are told the noise level and not a timestep.
+"""diffusers' Flax schedulers for models whose input is the noise level instead of a timestep.
 
-No pipeline uses them. Both are written out as in their papers; a run's loop belongs to the caller.
+No pipeline uses them. Both follow their papers; the loop of a run belongs to the caller.
 """
 
 from typing import Any
@@ -14,7 +14,10 @@ from diffusax.interop.flax.scheduler import FlaxSchedulerMixin
 
 
 class KarrasVeSchedulerState(flax.struct.PyTreeNode):
-    """timesteps: n-1 ... 0. schedule: the squared sigmas that belong to them."""
+    """The state of FlaxKarrasVeScheduler.
+
+    timesteps: n-1 ... 0. schedule: the squared sigmas that belong to them.
+    """
 
     num_inference_steps: int | None = flax.struct.field(pytree_node=False, default=None)
     timesteps: Any = None
@@ -22,7 +25,7 @@ class KarrasVeSchedulerState(flax.struct.PyTreeNode):
 
 
 class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
-    """Karras et al. 2022, algorithm 2, with churn."""
+    """Stochastic sampling with churn (Karras et al. 2022, algorithm 2)."""
 
     def __init__(
         self,
@@ -36,13 +39,13 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
         self._configure(locals())
 
     def create_state(self) -> KarrasVeSchedulerState:
-        """The state before `set_timesteps`."""
+        """Returns the state before `set_timesteps`."""
         return KarrasVeSchedulerState()
 
     def set_timesteps(
         self, state: KarrasVeSchedulerState, num_inference_steps: int, shape: tuple[int, ...] = ()
     ) -> KarrasVeSchedulerState:
-        """The state with the noise levels of a run of at least two steps."""
+        """Returns the state with the noise levels of a run of at least two steps."""
         timesteps = jnp.arange(num_inference_steps)[::-1]
         low, high = self.config.sigma_min**2, self.config.sigma_max**2
         schedule = high * (low / high) ** (timesteps / (num_inference_steps - 1))
@@ -53,7 +56,7 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
     def add_noise_to_input(
         self, state: KarrasVeSchedulerState, sample: jax.Array, sigma: Any, key: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """The sample with its noise raised from sigma, and the sigma that it has then."""
+        """Raises the noise of a sample from sigma; returns the sample and its new sigma."""
         c, steps = self.config, state.num_inference_steps
         if steps is None:
             raise ValueError("the state has no run yet; call set_timesteps(state, ...)")
@@ -72,7 +75,7 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
         sample_hat: jax.Array,
         return_dict: bool = True,
     ) -> Any:
-        """The Euler step from sigma_hat to sigma_prev, and its derivative."""
+        """Returns the Euler step from sigma_hat to sigma_prev, and its derivative."""
         derivative = -model_output
         output = FlaxKarrasVeOutput(
             prev_sample=sample_hat + (sigma_prev - sigma_hat) * derivative,
@@ -92,7 +95,7 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
         derivative: jax.Array,
         return_dict: bool = True,
     ) -> Any:
-        """The second-order correction, from the model's output at sigma_prev."""
+        """Returns the second-order correction, from the model's output at sigma_prev."""
         mean = (derivative - model_output) / 2
         output = FlaxKarrasVeOutput(
             prev_sample=sample_hat + (sigma_prev - sigma_hat) * mean,
@@ -103,7 +106,11 @@ class FlaxKarrasVeScheduler(FlaxSchedulerMixin):
 
 
 class ScoreSdeVeSchedulerState(flax.struct.PyTreeNode):
-    """timesteps: from 1 down to sampling_eps. discrete_sigmas: ascending. sigmas: by timestep."""
+    """The state of FlaxScoreSdeVeScheduler.
+
+    timesteps: from 1 down to sampling_eps. discrete_sigmas: the noise levels, ascending. sigmas:
+    the noise level of each timestep.
+    """
 
     timesteps: Any = None
     discrete_sigmas: Any = None
@@ -128,7 +135,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         return self.config.num_train_timesteps
 
     def create_state(self) -> ScoreSdeVeSchedulerState:
-        """The state with the noise levels of training."""
+        """Returns the state with the noise levels of training."""
         return self.set_sigmas(ScoreSdeVeSchedulerState(), self.config.num_train_timesteps)
 
     def set_timesteps(
@@ -138,7 +145,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         shape: tuple[int, ...] = (),
         sampling_eps: float | None = None,
     ) -> ScoreSdeVeSchedulerState:
-        """The state with the times of a run, from 1 down to sampling_eps."""
+        """Returns the state with the times of a run, from 1 down to sampling_eps."""
         end = self.config.sampling_eps if sampling_eps is None else sampling_eps
         return state.replace(timesteps=jnp.linspace(1, end, num_inference_steps))
 
@@ -150,7 +157,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         sigma_max: float | None = None,
         sampling_eps: float | None = None,
     ) -> ScoreSdeVeSchedulerState:
-        """The state with the noise levels of a run, geometric from sigma_min to sigma_max."""
+        """Returns the state with a run's noise levels, geometric from sigma_min to sigma_max."""
         low = self.config.sigma_min if sigma_min is None else sigma_min
         high = self.config.sigma_max if sigma_max is None else sigma_max
         if state.timesteps is None:
@@ -163,7 +170,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
     def get_adjacent_sigma(
         self, state: ScoreSdeVeSchedulerState, timesteps: jax.Array, t: jax.Array
     ) -> jax.Array:
-        """The sigma below each index, zero below the first."""
+        """Returns the sigma below each index, zero below the first."""
         return jnp.where(timesteps == 0, jnp.zeros_like(t), state.discrete_sigmas[timesteps - 1])
 
     def step_pred(
@@ -175,7 +182,10 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         key: jax.Array,
         return_dict: bool = True,
     ) -> Any:
-        """The predictor's step back in time from `timestep`, in [0, 1]; model_output is a score."""
+        """Returns the predictor's step back in time from `timestep`, in [0, 1].
+
+        model_output: the score.
+        """
         times = timestep * jnp.ones(sample.shape[0])
         indices = (times * (len(state.timesteps) - 1)).astype(jnp.int32)
         sigma = state.discrete_sigmas[indices]
@@ -196,7 +206,7 @@ class FlaxScoreSdeVeScheduler(FlaxSchedulerMixin):
         key: jax.Array,
         return_dict: bool = True,
     ) -> Any:
-        """The corrector's Langevin step; model_output is a score."""
+        """Returns the corrector's Langevin step. model_output: the score."""
         noise = jax.random.normal(jax.random.split(key, 1)[0], sample.shape)
         ratio = jnp.linalg.norm(noise) / jnp.linalg.norm(model_output)
         size = 2 * (self.config.snr * ratio) ** 2

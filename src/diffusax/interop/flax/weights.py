@@ -1,4 +1,4 @@
-"""Flax checkpoints' folders: which to fetch, and their .msgpack weights as our parameter trees."""
+"""Flax checkpoints: fetches their folders, and reads .msgpack weights as diffusax's parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from diffusax.checkpoints.tree import MAX_LISTED, load_params
 from diffusax.models.network import Network, Params
 
 WEIGHTS = ("diffusion_flax_model.msgpack", "flax_model.msgpack")
-"""Of diffusers' networks, and of transformers'."""
+"""The file names of diffusers' networks, and of transformers'."""
 
 _HUB = ("revision", "token", "local_files_only", "cache_dir")
 _CONFIGS = ("*.json", "*.txt")
@@ -31,18 +31,19 @@ _AUTOENCODER_ATTENTION = (
 def fetch(
     path_or_repo: str | Path, *, from_pt: bool, subfolder: str | None = None, **options: Any
 ) -> Path:
-    """The folder of a checkpoint, from this machine or from the Hub.
+    """Returns the folder of a checkpoint, from this machine or from the Hub.
 
-    Of a repository, Flax's weights are fetched unless `from_pt`, and safetensors where it has none.
+    From a repository, Flax's weights are downloaded unless `from_pt` is set, and safetensors where
+    it has none.
 
     Args:
         path_or_repo: a folder, an embedded checkpoint or a Hub repository id.
-        from_pt: whether to take PyTorch's weights also where there are Flax's.
+        from_pt: whether to take PyTorch's weights even if there are Flax's.
         subfolder: a folder in it; the result is that folder.
-        **options: revision, token, local_files_only, cache_dir; others of the Hub's have no effect.
+        **options: revision, token, local_files_only, cache_dir; other Hub options have no effect.
 
     Raises:
-        ValueError: it cannot be had; says why.
+        ValueError: it cannot be found or downloaded; says why.
     """
     hub = {name: options[name] for name in _HUB if options.get(name) is not None}
     text = str(path_or_repo)
@@ -61,7 +62,7 @@ def fetch(
 
 
 def load_weights(network: Network, folder: Path, *, from_pt: bool) -> Params:
-    """The parameters in a component's folder, in the file's dtypes.
+    """Reads the parameters in a component's folder, in the files' dtypes.
 
     Flax's .msgpack file is read where there is one, unless `from_pt`; else safetensors.
 
@@ -97,7 +98,7 @@ def _from_flax(network: Network, stored: dict[str, Any], path: Path) -> Params:
 
 
 def _flax_names(keys: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names that a leaf may have in Flax's files.
+    """Returns the names that a parameter may have in Flax's files.
 
     diffusers joins an index to the name before it, transformers does not; the attention in
     diffusers' FlaxAutoencoderKL has names of its own.

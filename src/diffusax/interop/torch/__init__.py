@@ -1,6 +1,6 @@
-"""PyTorch modules and diffusers pipelines in JAX, through torchax (extra `torch`).
+"""Runs PyTorch modules and diffusers pipelines in JAX, through torchax (extra `torch`).
 
-`compile` has a pipeline of diffusers run its modules, or its whole loop, as compiled programs.
+`compile` makes a pipeline of diffusers run its modules, or its whole loop, as compiled programs.
 """
 
 from diffusax.interop.torch.compiling import CompileOptions

@@ -1,9 +1,9 @@
-"""Tensors that share memory in PyTorch, where torchax makes copies.
+"""Keeps tensors that share memory in PyTorch consistent, where torchax makes copies.
 
-In PyTorch `x.view(-1)`, `x.transpose(0, 1)` and the parts of `x.chunk(2)` are x itself, seen
-otherwise: what is written into one of them is read in all others. Of these torchax knows plain
-slices only. Here every such tensor knows what it was made of and how: what is written into it is
-written there as well, and it is made again before it is read when something was written there.
+In PyTorch `x.view(-1)`, `x.transpose(0, 1)` and the parts of `x.chunk(2)` share the memory of x: a
+write to one of them changes the others. torchax supports this for plain slices only. Here every
+such tensor stores its parent and how it was made of it: a write to the tensor is also made in the
+parent, and the tensor is computed again before it is read if the parent was written to.
 """
 
 import contextlib
@@ -18,12 +18,11 @@ from diffusax.interop.torch.compat import Tensor, View, environment_of, is_view,
 
 
 class Alias(NamedTuple):
-    """What a tensor is a view of.
+    """The parent of a view, and how the view is made of it.
 
-    parent: the tensor that it was made of.
-    pull: makes its array of the parent's.
-    layout: a tensor without numbers that has PyTorch's strides.
-    writes: how often the parent had been written to.
+    parent: the tensor that the view was made of. pull: computes the view's array from the parent's.
+    layout: a tensor without data that has PyTorch's strides. writes: the number of writes to the
+    parent when the view was made.
     """
 
     parent: Any
@@ -33,19 +32,19 @@ class Alias(NamedTuple):
 
 
 def holder(tensor: Any) -> Any:
-    """The tensor that holds the array which a slice of torchax shows."""
+    """Returns the tensor whose array a slice of torchax shows."""
     while isinstance(tensor, View):
         tensor = tensor.parent
     return tensor
 
 
 def hold(tensor: Any, array: jax.Array) -> None:
-    """Puts another array into a tensor that is no slice."""
+    """Replaces the array of a tensor that is not a slice."""
     tensor.apply_jax_(lambda _: array)
 
 
 def refresh(tensor: Any) -> None:
-    """Makes a view again if what it is a view of was written to."""
+    """Computes a view again if its parent was written to."""
     tensor = holder(tensor)
     alias = _alias(tensor)
     if alias is None:
@@ -59,7 +58,7 @@ def refresh(tensor: Any) -> None:
 
 
 def written(tensor: Any) -> None:
-    """Writes what was just written into a view to what it is a view of."""
+    """Copies what was just written into a view to its parent."""
     tensor = holder(tensor)
     tensor.times_written = _writes(tensor) + 1
     alias = _alias(tensor)
@@ -84,14 +83,14 @@ def written(tensor: Any) -> None:
 
 
 def link(found: Any, func: Any, args: Any, kwargs: Any, again: Callable[[jax.Array], Any]) -> None:
-    """Notes what the results of an operation are views of, if they are.
+    """Records which results of an operation are views.
 
     Args:
         found: the operation's results.
         func: the operation; only those of ATen say whether they make views.
-        args: its arguments, the first of which is looked at.
-        kwargs: more of its arguments.
-        again: makes the results of another array in the place of the first argument.
+        args: its positional arguments, the first of which is the parent.
+        kwargs: its keyword arguments.
+        again: computes the results for another array as the first argument.
     """
     if not is_view(func) or not isinstance(args[0], Tensor | View):
         return
@@ -108,7 +107,7 @@ def link(found: Any, func: Any, args: Any, kwargs: Any, again: Callable[[jax.Arr
 
 
 def _layouts(func: Any, parent: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
-    """The results' strides in PyTorch; None where reshape would have copied."""
+    """Returns the results' strides in PyTorch; None where reshape would have copied."""
     with on_host(), contextlib.suppress(RuntimeError):
         found = func(layout_of(parent), *args, **kwargs)
         return list(found) if isinstance(found, list | tuple) else [found]
@@ -116,7 +115,7 @@ def _layouts(func: Any, parent: Any, args: Any, kwargs: Any) -> list[torch.Tenso
 
 
 def layout_of(tensor: Any) -> torch.Tensor:
-    """A tensor without numbers with the strides that a tensor has in PyTorch."""
+    """Returns a tensor without data that has the strides of a tensor in PyTorch."""
     if isinstance(tensor, View):
         return layout_of(tensor.parent)[tensor.view_info.slices]
     alias = _alias(tensor)
@@ -124,7 +123,7 @@ def layout_of(tensor: Any) -> torch.Tensor:
 
 
 def contiguous(x: Any, memory_format: Any = None) -> Any:
-    """torch.Tensor's: a copy of what is not contiguous, which shares nothing any more."""
+    """Implements torch.Tensor.contiguous: copies a tensor that is not contiguous."""
     with on_host():
         shares = layout_of(x).is_contiguous()
     return x if shares else Tensor(x.jax(), environment_of(x))

@@ -1,4 +1,4 @@
-"""What is written into parts of tensors, where torchax writes something else."""
+"""Implements assignments to parts of tensors as PyTorch does, where torchax differs."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ from diffusax.interop.torch.tensors import to_array
 
 
 def put(array: jax.Array, key: Any, value: Any, accumulate: bool = False) -> jax.Array:
-    """The array after array[key] = value, or += where values are accumulated.
+    """Returns the array after array[key] = value, or += with `accumulate`.
 
     Args:
         array: of any shape.
@@ -72,7 +72,7 @@ def _is_everything(key: Any) -> bool:
 
 
 def _axis_of(place: int, keys: tuple[Any, ...], ndim: int) -> int:
-    """The first axis that the key at a place stands for; the others stand for whole axes."""
+    """Returns the first axis that the key at a place indexes; other keys stand for whole axes."""
     if Ellipsis not in [k for k in keys[:place] if k is Ellipsis]:
         return place
     behind = sum(k is not Ellipsis for k in keys[place + 1 :])
@@ -80,13 +80,13 @@ def _axis_of(place: int, keys: tuple[Any, ...], ndim: int) -> int:
 
 
 def index_put(x: jax.Array, indices: Any, values: jax.Array, accumulate: bool = False) -> jax.Array:
-    """aten::index_put."""
+    """Implements aten::index_put."""
     key = tuple(slice(None) if index is None else index for index in indices)
     return put(x, key, values, accumulate)
 
 
 def get_item(x: Any, key: Any) -> Any:
-    """torch.Tensor.__getitem__, of parts of tensors too."""
+    """Implements torch.Tensor.__getitem__, also for parts of tensors."""
     if isinstance(key, list):
         key = (key,) if key and isinstance(key[0], int) else tuple(key)
     keys = key if isinstance(key, tuple) else (key,)
@@ -97,14 +97,14 @@ def get_item(x: Any, key: Any) -> Any:
 
 
 def _arrays(env: Any, value: Any) -> Any:
-    """The value with arrays in the place of tensors, of the host too."""
+    """Returns the value with arrays in the place of tensors, also of tensors on the host."""
     return env.t2j_iso(map_leaves(torch.Tensor, env.lift, value))
 
 
 def _keys(env: Any, key: Any) -> Any:
-    """A key with arrays in the place of tensors.
+    """Returns a key with arrays in the place of tensors.
 
-    Masks and numbers of the host keep their values, so that programs may depend on how many are
+    Masks and numbers on the host keep their values, so that programs may depend on how many are
     true, outside of recorded loops.
     """
     session = current()
@@ -119,11 +119,11 @@ def _keys(env: Any, key: Any) -> Any:
 
 @contextlib.contextmanager
 def assigning() -> Iterator[None]:
-    """Inside, tensors of torchax are written to as PyTorch writes.
+    """Makes tensors of torchax, inside the context, take assignments as PyTorch does.
 
-    Keeps XLA from merging what is written into a slice of a tensor with what reads it next, too:
-    XLA's CPU backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and
-    some of its results are wrong then, those of CogView4's rotary embedding.
+    It also keeps XLA from merging a write to a slice with the read that follows it: XLA's CPU
+    backend (jaxlib 0.10.2) merges an update of a slice with an attention's product, and some
+    results are wrong then, those of CogView4's rotary embedding.
     """
     guard = jax.lax.optimization_barrier
 

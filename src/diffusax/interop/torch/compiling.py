@@ -1,4 +1,4 @@
-"""A method of a PyTorch module as a compiled program that takes and gives PyTorch's tensors."""
+"""Replaces a method of a PyTorch module by a compiled program that takes and returns tensors."""
 
 import contextlib
 import dataclasses
@@ -41,32 +41,32 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
-    """How components are compiled; torchax's own CompileOptions has the second and the third."""
+    """The options of `compile`; torchax's own CompileOptions has the second and the third field."""
 
     components: tuple[str, ...] | None = None
-    """Which of the pipeline's modules; None for all but the safety checker."""
+    """The components to compile; None for all but the safety checker."""
     methods_to_compile: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """More methods by component, such as {"text_encoder": ("get_text_features",)}. `forward` and,
     where a module has them, `encode` and `decode` are compiled anyway."""
     jax_jit_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """For jax.jit, such as compiler_options."""
+    """The options of jax.jit, such as compiler_options."""
     exclude: tuple[str, ...] = ()
-    """Components that stay with PyTorch."""
+    """The components that continue to run in PyTorch."""
     dtype: Any = None
-    """Of parameters and computation in JAX; None for the modules' own."""
+    """The dtype of parameters and computation in JAX; None for the modules' own."""
     mesh: Mesh | str | None = None
-    """Devices to spread batches and parameters over, such as "data=4,fsdp=2"."""
+    """The devices to split batches and parameters over, such as "data=4,fsdp=2"."""
     rules: Rules = ()
-    """Which axis of a parameter the mesh's tensor axis splits: how its name ends, and the axis."""
+    """The axis of a parameter that the mesh's tensor axis splits, by the end of its name."""
     fuse_loop: bool = False
     """Whether the pipeline's denoising loop becomes one program with its networks, guidance and
     sampler, where every iteration does the same and diffusax has the scheduler."""
     on_error: Literal["raise", "eager"] = "raise"
-    """What becomes of a component that cannot be traced; "eager" leaves it with PyTorch."""
+    """The handling of a component that cannot be traced; "eager" leaves it with PyTorch."""
 
 
 class Placement:
-    """Where parameters and arguments go, and in which dtype."""
+    """The devices and dtypes of parameters and arguments."""
 
     def __init__(self, options: CompileOptions):
         self.mesh = None if options.mesh is None else make_mesh(options.mesh)
@@ -74,20 +74,20 @@ class Placement:
         self.dtype = None if options.dtype is None else parse_dtype(options.dtype)
 
     def parameter(self, name: str, array: np.ndarray) -> jax.Array | Kernel:
-        """A parameter on the devices."""
+        """Puts a parameter on the devices."""
         array, place = self.cast(array), None
         if self.mesh is not None:
             place = param_sharding(self.mesh, name, array.shape, self.rules)
         # Parameters may be read while something is traced.
         with jax.ensure_compile_time_eval():
-            # What else has four axes is rare and small; its program turns it back.
+            # Other parameters with four axes are rare and small; their program transposes them.
             if array.ndim != len(Kernel.AXES):
                 return jax.device_put(array, place)
             turned = None if place is None else turned_sharding(place, Kernel.AXES)
             return Kernel(jax.device_put(array.transpose(Kernel.AXES), turned))
 
     def argument(self, leaf: Any) -> Any:
-        """An argument; a batch that the devices can share is split among them."""
+        """Puts an argument on the devices; a batch that they can share is split among them."""
         array = self.cast(to_array(leaf))
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         if self.mesh is None:
@@ -96,22 +96,22 @@ class Placement:
         return jax.device_put(array, (batch_sharding if shared else replicated)(self.mesh))
 
     def cast(self, array: Any) -> Any:
-        """A floating-point array in the dtype asked for."""
+        """Casts a floating-point array to the dtype of the computation, if one was chosen."""
         if self.dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
         return array.astype(self.dtype)
 
 
 class CompiledMethod:
-    """Stands in the place of a module's method.
+    """A compiled replacement for a module's method.
 
-    Tensors and arrays among the arguments are data; everything else, as it comes in the call, is
-    what the program is compiled for. A number that changes from call to call becomes data, too.
+    Tensors and arrays among the arguments are data; for other values, a program is compiled for
+    each. A number that changes from call to call becomes data, too.
     """
 
     def __init__(self, component: "CompiledModule", name: str, original: Callable[..., Any]):
         self.component, self.name, self.original = component, name, original
-        # Pipelines look at the signature for what may be given, such as num_frames.
+        # Pipelines read from the signature which arguments exist, such as num_frames.
         self.__signature__ = inspect.signature(original)
         self.numbers = Numbers()
         self._results: dict[Any, Structure] = {}
@@ -121,7 +121,7 @@ class CompiledMethod:
         self._calls, self._fixes_masks = 0, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The method's result."""
+        """Returns the method's result."""
         leaves, structure = flatten((args, kwargs))
         session = current()
         if session is not None and session.watches and not self.component.is_eager:
@@ -138,7 +138,7 @@ class CompiledMethod:
         return self.original(*args, **kwargs)
 
     def run(self, leaves: list[Any], structure: Structure) -> Any:
-        """Runs the program; where the values of masks have to be known, one for these values.
+        """Runs the program; where the values of masks must be known, a program for these values.
 
         Raises:
             NotTraceable: the module cannot be compiled.
@@ -172,7 +172,7 @@ class CompiledMethod:
         return rebuild(self._results[_key(flags, found, arrays)], iter(tensors))
 
     def abstract(self, structure: Structure, arrays: list[Any]) -> tuple[list[Any], Structure]:
-        """The shapes of the results for arguments in JAX, and what is around them."""
+        """Returns the shapes of the results for arguments in JAX, and their structure."""
         flags = self.component.refresh()
         key = _key(flags, structure, arrays)
         if key not in self._abstract:
@@ -182,7 +182,7 @@ class CompiledMethod:
         return self._abstract[key], self._results[key]
 
     def inline(self, structure: Structure, arrays: list[Any], state: State) -> Any:
-        """The result in a function that is being traced, as tensors of the environment."""
+        """Returns the result while an outer function is traced, as the environment's tensors."""
         args = rebuild(structure, map(wrap, map(self.component.placement.cast, arrays)))
         result = run_traced(self.component.module, self.original, state, np.uint32(0), args)
         if self.component.placement.dtype is None:
@@ -193,7 +193,7 @@ class CompiledMethod:
     def _shapes(
         self, flags: Any, found: Structure, leaves: list[Any], structure: Structure
     ) -> list[Any]:
-        """What the results would look like with the numbers of `found` as data."""
+        """Returns the shapes of the results with the numbers of `found` as data."""
         arrays = self.numbers.leaves(found, structure, leaves)
         arrays = [to_array(leaf) for leaf in arrays]
         traced = jax.eval_shape(
@@ -218,7 +218,7 @@ class CompiledMethod:
 
 
 class CompiledModule:
-    """A component with its parameters in JAX; its compiled methods are attributes of the module."""
+    """A component with its parameters in JAX; its module's methods are the compiled ones."""
 
     def __init__(
         self, name: str, module: torch.nn.Module, methods: tuple[str, ...], options: CompileOptions
@@ -236,7 +236,7 @@ class CompiledModule:
             module.__dict__[method] = compiled
 
     def refresh(self) -> int:
-        """Reads the parameters again where others are in their place; the state of the switches."""
+        """Reads parameters again that were replaced or changed; returns the switches' state."""
         parts, switches = self._switches.read()
         if parts != self._parts:
             self._parts = parts
@@ -249,33 +249,33 @@ class CompiledModule:
         return switches
 
     def restore(self) -> None:
-        """The module as it was."""
+        """Restores the module's own methods."""
         for method, compiled in self.methods.items():
             if self.module.__dict__.get(method) is compiled:
                 del self.module.__dict__[method]
 
 
 def _stays_with_torch(leaf: Any) -> bool:
-    """Whether a call is part of another trace, or wants PyTorch's gradients."""
+    """Returns whether a call is part of another trace, or needs PyTorch's gradients."""
     wants_gradient = isinstance(leaf, torch.Tensor) and leaf.requires_grad
     return is_traced(leaf) or (wants_gradient and torch.is_grad_enabled())
 
 
 def abstract_array(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an argument in JAX."""
+    """Returns the shape and dtype of an argument in JAX."""
     array = leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else to_array(leaf)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
 def _like(array: jax.Array, arrays: list[Any]) -> jax.Array:
-    """The array in the arguments' floating-point dtype, if they have only one."""
+    """Casts the array to the arguments' floating-point dtype, if they have only one."""
     dtypes = {x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)}
     floating = jnp.issubdtype(array.dtype, jnp.floating)
     return array.astype(dtypes.pop()) if floating and len(dtypes) == 1 else array
 
 
 def _is_mask(leaf: Any) -> bool:
-    """Whether a tensor is like a mask of tokens: whole numbers or booleans, b s or more."""
+    """Returns whether a tensor may be a mask of tokens: integers or booleans, b s or more axes."""
     if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2:
         return False
     return not (leaf.is_floating_point() or leaf.is_complex())
@@ -286,5 +286,5 @@ def _key(flags: Any, structure: Structure, arrays: list[Any]) -> Any:
 
 
 def _mark(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """What changes when a parameter is cast, moved, replaced or written to."""
+    """Returns a key that changes when a parameter is cast, moved, replaced or written to."""
     return None if tensor is None else (tensor.dtype, tensor.data_ptr(), version_of(tensor))

@@ -1,4 +1,4 @@
-"""torchax's environment, with what diffusers' modules need besides."""
+"""torchax's environment, with the further operations that diffusers' modules use."""
 
 import contextlib
 import functools
@@ -29,14 +29,14 @@ from diffusax.interop.torch.tensors import to_array
 
 
 class MixedEnvironment(Environment):
-    """Takes tensors of the host beside JAX's, as constants.
+    """An environment that accepts tensors on the host beside JAX's, as constants.
 
-    Modules keep tables in plain attributes and make tensors without saying where; these stay on
-    the host, where Python may look at their values, until they meet an array.
+    Modules keep tables in plain attributes and make tensors without naming a device; these stay on
+    the host, where Python may read their values, until they meet an array.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation gives, as `Environment.dispatch`."""
+        """Runs an operation and returns its result, see `Environment.dispatch`."""
         given = tree_leaves((args, kwargs or {}))
         ours = [isinstance(x, Tensor | View) for x in given if isinstance(x, torch.Tensor)]
         if ours and not any(ours):
@@ -58,7 +58,7 @@ class MixedEnvironment(Environment):
         return self._shared(func, types, args, kwargs or {})
 
     def _shared(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation gives, with what it reads, writes and makes views of shared."""
+        """Runs an operation, with its arguments and results that share memory kept consistent."""
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor | View)]
         for tensor in tensors:
             refresh(tensor)
@@ -78,7 +78,7 @@ class MixedEnvironment(Environment):
         return found
 
     def _write(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation in place gives; of a slice, torchax may write into a copy."""
+        """Runs an operation in place; torchax may write a slice's into a copy."""
         copies: dict[int, tuple[Any, Any, Any]] = {}
 
         def copy(view: Any) -> Any:
@@ -97,7 +97,7 @@ class MixedEnvironment(Environment):
         return found
 
     def _write_result(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation in place gives that torchax knows only as one that is not."""
+        """Runs an operation in place that torchax has only in its form with a result."""
         name, _, overload = func.name().removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
         plain = getattr(packet, overload or "default", None)
@@ -110,25 +110,25 @@ class MixedEnvironment(Environment):
         return target
 
     def _as_data(self, session: Session, value: Any, args: Any) -> Any:
-        """A number beside a tensor of the loop as an array, so that others compile nothing."""
+        """Returns a number beside a tensor of the loop as an array, so that it is data."""
         if type(value) is not float:
             return value
         dtype = next(x.jax().dtype for x in args if isinstance(x, Tensor | View))
         return Tensor(session.lift(np.asarray(value, dtype)), self)
 
     def cast_device(self, tensor: Any, device: Any) -> Any:
-        """Where a tensor goes that is moved or cast.
+        """Returns the device that a moved or cast tensor goes to.
 
-        What is traced has no other place to go to, and tables stay on the host until they are used.
+        Traced tensors stay where they are, and tables stay on the host until they are used.
         """
         return None if isinstance(tensor, Tensor | View) or "jax" in str(device) else device
 
     def get_and_rotate_prng_key(self, generator: torch.Generator | None = None) -> Any:
-        """A key for random numbers.
+        """Returns a key for random numbers.
 
         Raises:
-            RuntimeError: a generator is asked, whose numbers only PyTorch knows, or a network in a
-                loop draws, whose rows would all have the same.
+            RuntimeError: a generator is given, whose numbers only PyTorch can compute, or a network
+                in a loop draws numbers, which would be the same in all rows.
         """
         session = current()
         if session is not None and not session.draws:
@@ -138,7 +138,7 @@ class MixedEnvironment(Environment):
         return super().get_and_rotate_prng_key()
 
     def lift(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host as one of JAX's."""
+        """Converts a tensor of the host to one of JAX's."""
         if isinstance(tensor, Tensor | View):
             return tensor
         session = current()
@@ -149,14 +149,14 @@ class MixedEnvironment(Environment):
 
 
 def _settings(value: Any) -> Any:
-    """The arguments of an operation without what is data: hashable."""
+    """Returns the arguments of an operation without its data, hashable."""
     leaves, structure = flatten(value)
     return tuple((tuple(x.shape), x.dtype) for x in leaves), structure
 
 
 @functools.cache
 def environment() -> MixedEnvironment:
-    """The one environment of this process; torchax's own default is left alone."""
+    """Returns the one environment of this process; torchax's own default is not changed."""
     env = MixedEnvironment()
     for torch_function, (implementation, takes_jax) in OPERATORS.items():
         env.register(torch_function, implementation, takes_jax)
@@ -165,23 +165,23 @@ def environment() -> MixedEnvironment:
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
-    """Inside, PyTorch's operations on traced tensors are JAX's."""
+    """Computes PyTorch's operations on traced tensors in JAX, inside the context."""
     with assigning(), environment():
         yield
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a leaf is a tensor in a function that is being traced."""
+    """Returns whether a leaf is a tensor in a function that is being traced."""
     return isinstance(value, Tensor | View)
 
 
 def wrap(array: jax.Array) -> torch.Tensor:
-    """An array as a tensor of the environment."""
+    """Wraps an array as a tensor of the environment."""
     return Tensor(array, environment())
 
 
 def unwrap(value: Any) -> jax.Array:
-    """The inverse of `wrap`; tensors of the host become constants."""
+    """Returns the array of a wrapped tensor; tensors of the host become constants."""
     if is_traced(value):
         refresh(value)
         return value.jax()

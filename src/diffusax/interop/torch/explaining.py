@@ -1,4 +1,4 @@
-"""What to tell a user whose module JAX cannot trace."""
+"""Error messages for modules that JAX cannot trace."""
 
 import traceback
 from pathlib import Path
@@ -16,20 +16,20 @@ _NEED_VALUES = (
 
 
 class NotTraceable(ValueError):
-    """A module does something that depends on the values of tensors, or that torchax lacks.
+    """A module depends on the values of tensors, or uses an operation that torchax lacks.
 
-    needs_values: whether it is the values.
+    needs_values: whether the values are the cause.
     """
 
     needs_values = False
 
 
 class KeepsTensor(ValueError):
-    """A module keeps a tensor where no program hands it out; says where."""
+    """A module keeps a tensor that its program does not return; the message says where."""
 
 
 def explain(component: str, method: str, error: BaseException) -> NotTraceable:
-    """One sentence of what failed where, and one of what can be done."""
+    """Returns an error that says what failed where, and what the user can do."""
     operation, place = where(error)
     failed = f"{operation} {reason(error)}{place}"
     if isinstance(error, KeepsTensor):
@@ -44,7 +44,7 @@ def explain(component: str, method: str, error: BaseException) -> NotTraceable:
 
 
 def reason(error: BaseException) -> str:
-    """What is the matter, as the end of a sentence that begins with the line of code."""
+    """Returns the cause of an error, as the end of a sentence that begins with the line of code."""
     name = type(error).__name__
     if "lowering" in str(error):
         return "is an operation that torchax does not have"
@@ -61,7 +61,7 @@ def reason(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> tuple[str, str]:
-    """The line of code that failed, and the file that it stands in."""
+    """Returns the line of code that failed, and its file."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_machinery(frame.filename)]
     if not own:
@@ -72,7 +72,7 @@ def where(error: BaseException) -> tuple[str, str]:
 
 
 def _is_machinery(filename: str) -> bool:
-    """Whether a file belongs to the libraries between a module and XLA."""
+    """Returns whether a file belongs to the libraries between a module and XLA."""
     parts = Path(filename).parts
     inside = parts[parts.index("site-packages") + 1 :] if "site-packages" in parts else parts
     if "site-packages" in parts:

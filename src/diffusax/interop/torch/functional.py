@@ -1,4 +1,4 @@
-"""PyTorch modules as pure functions of (parameters, arguments)."""
+"""Converts PyTorch modules to pure functions of (parameters, arguments)."""
 
 import contextlib
 import dataclasses
@@ -36,14 +36,14 @@ class Kernel:
     AXES: ClassVar[tuple[int, ...]] = (2, 3, 1, 0)
 
     def weight(self) -> jax.Array:
-        """As in PyTorch."""
+        """Returns the weight in PyTorch's layout, d c kh kw."""
         return self.array.transpose(3, 2, 0, 1)
 
 
 def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State:
-    """The parameters and buffers of a module; tensors under several names are put once.
+    """Reads the parameters and buffers of a module; a tensor with several names is read once.
 
-    put: makes the array of a name and an array on the host.
+    put: converts a name and an array on the host to the array that is kept.
     """
     arrays: dict[int, Any] = {}
     state = {}
@@ -55,7 +55,7 @@ def read_state(module: torch.nn.Module, put: Callable[[str, Any], Any]) -> State
 
 
 def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Every place that holds a parameter or a buffer once; modules may stand in several."""
+    """Yields every place that holds a parameter or a buffer once; modules may occur in several."""
     own: dict[str, bool] = {"recurse": False, "remove_duplicate": False}
     for prefix, part in module.named_modules():
         yield from part.named_parameters(prefix, **own)
@@ -65,13 +65,13 @@ def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]
 def run_traced(
     module: torch.nn.Module, method: Callable[..., Any], state: State, seed: Any, args: Any
 ) -> Any:
-    """A method's result while JAX traces, as PyTorch's structure of the environment's tensors.
+    """Returns a method's result while JAX traces, in PyTorch's structure, with traced tensors.
 
     Args:
-        module: whose parameters are replaced.
+        module: the module whose parameters are replaced.
         method: a function of the positional and keyword arguments.
-        state: what is in the place of the parameters.
-        seed: of random numbers that the module draws itself.
+        state: the replacements of the parameters.
+        seed: the seed of random numbers that the module draws itself.
         args: (positional, keyword) arguments with tensors of the environment.
     """
     positional, keyword = args
@@ -83,7 +83,7 @@ def run_traced(
         _kept_attributes(module),
         _without_stores(module),
         _without_observers(module),
-        # diffusers and transformers leave out caches and looks at values then.
+        # diffusers and transformers then skip caches and branches on values.
         mock.patch("torch.compiler.is_compiling", return_value=True),
         env.override_property(prng=jax.random.key(seed)),
         torch.no_grad(),
@@ -94,23 +94,24 @@ def run_traced(
 
 
 class _Calling(torch.nn.Module):
-    """A module whose forward is any method of another, for `functional_call`."""
+    """A module whose forward is any method of another one, for `functional_call`."""
 
     def __init__(self, module: torch.nn.Module, method: Callable[..., Any]):
         super().__init__()
         self.module, self.method = module, method
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The method's result."""
+        """Returns the method's result."""
         return self.method(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Has modules forget what they keep for the next call, which is no array outside the trace.
+    """Restores, after the context, attributes and caches that modules set for their next call.
 
-    The hooks that transformers' models set in their first call are kept inside an attribute; models
-    that forgot having set them would set them twice and give each hidden state twice.
+    Their tensors are traced ones, which are not valid outside the trace. The tables of hooks are
+    restored, too: transformers' models set hooks in their first call, and models that forgot having
+    set them would set them twice and return each hidden state twice.
     """
     before = [(part, dict(vars(part)), _copied(all_hooks(part))) for part in module.modules()]
     caches = [
@@ -141,7 +142,7 @@ def _copied(tables: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
 
 @contextlib.contextmanager
 def _without_stores(module: torch.nn.Module) -> Iterator[None]:
-    """Refuses what attention processors keep for the pipeline to read, which is no number yet."""
+    """Raises an error where attention processors keep values for the pipeline to read."""
     processors = (getattr(part, "processor", None) for part in module.modules())
     found = {id(p): p for p in processors if hasattr(p, "__dict__")}
     before = [(processor, dict(vars(processor))) for processor in found.values()]
@@ -162,9 +163,9 @@ def _without_stores(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_observers(module: torch.nn.Module) -> Iterator[None]:
-    """Refuses hooks that only look at what parts compute, which no program would call.
+    """Raises an error for hooks that only observe values, which no program would call.
 
-    Those of transformers belong to its models, which give what they have seen as a result.
+    The hooks of transformers' models are allowed, whose observations are part of the result.
     """
     observed: list[str] = []
 
@@ -197,7 +198,7 @@ def _module_of(function: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet_about_64_bits() -> Iterator[None]:
-    """Modules ask for PyTorch's long integers, which JAX shortens and says so each time."""
+    """Silences JAX's warnings that PyTorch's 64-bit integers are shortened."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
         yield
@@ -206,18 +207,18 @@ def _quiet_about_64_bits() -> Iterator[None]:
 def to_jax(
     module: torch.nn.Module, *, method: str = "forward", dtype: Any = None
 ) -> tuple[State, Callable[..., Any]]:
-    """A PyTorch module as parameters and a pure function, to jit, differentiate or shard.
+    """Converts a PyTorch module to parameters and a pure function, to jit, differentiate or shard.
 
     Args:
-        module: any module whose operations torchax knows.
-        method: the one that the function runs.
-        dtype: of the floating-point parameters, instead of the module's.
+        module: any module whose operations torchax has.
+        method: the method that the function runs.
+        dtype: the dtype of the floating-point parameters, instead of the module's.
 
     Returns:
-        The parameters and buffers by the checkpoint's names, and a function
-        (params, *args, **kwargs) of JAX arrays. Results keep their classes, which are registered as
-        pytrees; tensors in them are JAX arrays. A keyword `seed` sets the random numbers of modules
-        that draw some.
+        The parameters and buffers by the checkpoint's names, and a function (params, *args,
+        **kwargs) of JAX arrays. Results keep their classes, which are registered as pytrees;
+        tensors in them are JAX arrays. A keyword `seed` sets the random numbers of modules that
+        draw some.
 
     Raises:
         ImportError: torch or torchax is missing.
@@ -245,10 +246,10 @@ _registered: set[type] = set()
 
 
 def register(value: Any) -> None:
-    """Enters the classes of results in a value among JAX's pytrees.
+    """Registers the classes of results in a value as JAX's pytrees.
 
-    All dataclasses that are dictionaries too: the ModelOutput of transformers and the BaseOutput of
-    diffusers are what their output classes inherit from.
+    These are all dataclasses that are also dictionaries: transformers' ModelOutput and diffusers'
+    BaseOutput are the base classes of such results.
     """
     kind: Any = type(value)
     if (

@@ -1,11 +1,11 @@
-"""The denoising loop of a PyTorch pipeline as one program: networks, guidance and sampler.
+"""Compiles the denoising loop of a PyTorch pipeline: networks, guidance and sampler.
 
-The first call is gone through twice on the host. At first the loop is recorded: it is given traced
-latents, and what each iteration computes from them, with which arrays, is noted. If all iterations
-do the same, that becomes the model that diffusax's sampler asks, in one compiled loop. Then the
-loop is watched, as it is in later calls that do the same: its networks and the scheduler do nothing
-until the last step, which gives the latents that the program ends with. Networks that run before
-the loop run once; random numbers are drawn as they would have been.
+The first call runs twice on the host. In the first pass the loop is recorded: its latents are
+traced, and the operations and arrays of each iteration are noted. If all iterations do the same, an
+iteration becomes the model of diffusax's sampler, in one compiled loop. In the second pass, as in
+later calls that do the same, the loop is watched: its networks and the scheduler compute nothing
+until the last step, which returns the program's latents. Networks before the loop run once, and
+random generators end in the state that they would have had.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from diffusax.samplers import Schedule, init_state, run, scheduler_from_config
 log = logging.getLogger(__name__)
 
 _KEPT = 16
-"""How many loops, and programs of loops, a pipeline knows: those used last. Each keeps the
-tensors that it was recorded with."""
+"""The number of loops, and of their programs, that a pipeline keeps, those used last. Each keeps
+the tensors that it was recorded with."""
 
 
 class FusedLoop:
-    """What a pipeline's call is replaced by; keeps the compiled loops."""
+    """The replacement of a pipeline's call, which keeps the compiled loops."""
 
     def __init__(self, call: Callable[..., Any]):
         self.call = call
@@ -45,7 +45,7 @@ class FusedLoop:
         self.known: dict[Any, Known] = {}
 
     def __call__(self, pipe: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The call's result."""
+        """Returns the call's result."""
         seeds = _Seeds((args, kwargs))
         if kwargs.get("callback_on_step_end") is None and kwargs.get("callback") is None:
             try:
@@ -86,7 +86,7 @@ class FusedLoop:
     def _compute(
         self, pipe: Any, run: Run, invoke: Callable[[], Any], seeds: "_Seeds"
     ) -> torch.Tensor:
-        """Runs the program, compiled if need be."""
+        """Runs the program, and compiles it where that was not done before."""
         schedule, sample, model = _schedule(pipe.scheduler, run), run.sample, run.model
         varies = tuple(x.shape != y.shape for x, y in zip(run.columns, model.lifted))
         flags = {n: m.component.refresh() for n, m in run.components.items()}
@@ -113,7 +113,7 @@ class FusedLoop:
 
 
 def _keep(store: dict[Any, Any], key: Any, value: Any) -> Any:
-    """The value, which is in the store now, as the one used last."""
+    """Returns the value in the store, and marks it as the one used last."""
     store.pop(key, None)
     store[key] = value
     while len(store) > _KEPT:
@@ -129,7 +129,7 @@ def _watched(
     invoke: Callable[[], Any],
     seeds: "_Seeds",
 ) -> Any:
-    """A call's result, its loop watched and computed by the program.
+    """Returns a call's result, with its loop watched and computed by the program.
 
     Raises:
         Unlike: the loop is not the one that was recorded.
@@ -185,7 +185,7 @@ def _record(pipe: Any, recording: Recording, invoke: Callable[[], Any]) -> None:
 
 
 def _schedule(scheduler: Any, run: Run) -> Schedule:
-    """diffusax's schedule of a run."""
+    """Returns diffusax's schedule of a run."""
     asked = {k: v for k, v in run.asked.items() if v is not None and k != "device"}
     steps = asked.pop("num_inference_steps", None)
     if not scheduler.config.get("use_dynamic_shifting"):
@@ -211,7 +211,7 @@ def _schedule(scheduler: Any, run: Run) -> Schedule:
 
 
 def _offset(timesteps: np.ndarray, found: np.ndarray) -> int:
-    """Where in the scheduler's timesteps a run began."""
+    """Returns the index in the scheduler's timesteps at which a run began."""
     for begin in range(len(timesteps) - len(found) + 1):
         if np.allclose(timesteps[begin : begin + len(found)], found, rtol=1e-5):
             return begin
@@ -219,7 +219,7 @@ def _offset(timesteps: np.ndarray, found: np.ndarray) -> int:
 
 
 def _noises(schedule: Schedule, sample: torch.Tensor, options: dict[str, Any]) -> Any:
-    """The noise of each row, as the scheduler would have drawn it; None where it draws none."""
+    """Returns the noise of each row as the scheduler would draw it; None where it draws none."""
     if not schedule.draws_noise.any():
         return None
     draw = require_extra("diffusers.utils.torch_utils", "torch").randn_tensor
@@ -238,16 +238,16 @@ class _Seeds:
         self._first = self.now()
 
     def now(self) -> list[Any]:
-        """The generators' states."""
+        """Returns the generators' states."""
         return [generator.get_state() for generator in self._generators]
 
     def set(self, states: list[Any]) -> None:
-        """Goes to states from `now`."""
+        """Sets the generators' states to those that `now` returned."""
         for generator, state in zip(self._generators, states):
             generator.set_state(state)
 
     def restore(self) -> None:
-        """The generators as they were at first."""
+        """Sets the generators' states to the first ones."""
         self.set(self._first)
 
 
@@ -262,7 +262,7 @@ def _generators(value: Any) -> Iterator[torch.Generator]:
 
 
 def _padded(rows: np.ndarray, height: int) -> np.ndarray:
-    """Rows up to a height that is the same for all numbers of steps."""
+    """Pads rows to a height that is the same for all numbers of steps."""
     return np.concatenate([rows, np.zeros((height - len(rows), *rows.shape[1:]), rows.dtype)])
 
 

@@ -1,4 +1,4 @@
-"""Importing torch and torchax, also where the two do not fit each other yet."""
+"""Imports torch and torchax, also in versions that do not fit each other yet."""
 
 import contextlib
 import importlib
@@ -10,11 +10,11 @@ from unittest import mock
 from diffusax.extras import require_extra
 
 _BROKEN_TORCHAX = "0.0.13"
-"""The last torchax that names overloads which torch has no longer."""
+"""The last torchax that names overloads which torch has removed."""
 
 
 def torchax_module(name: str) -> Any:
-    """A module of torchax, such as "tensor".
+    """Imports a module of torchax, such as "tensor".
 
     Raises:
         ImportError: torch or torchax is not installed; names the extra that brings them.
@@ -33,10 +33,10 @@ def _require_torchax() -> None:
 
 @contextlib.contextmanager
 def _dropped_overloads(torch: Any) -> Iterator[None]:
-    """Has torch answer for its named-tensor overloads while torchax is imported.
+    """Adds placeholders for torch's named-tensor overloads while torchax is imported.
 
     torch 2.13 dropped the overloads `dimname` and `names_*` of its operators. torchax up to 0.0.13
-    lists them in amp.py and decompositions.py, where they only serve as keys; commit d1a9349 of
+    lists them in amp.py and decompositions.py, where they are only keys; commit d1a9349 of
     google/torchax removed them, in the release after. Nothing is done for other versions.
     """
     if not _needs_dropped_overloads(torch.__version__, _installed("torchax")):
@@ -58,7 +58,7 @@ def _dropped_overloads(torch: Any) -> Iterator[None]:
 
 
 class _DroppedOverload:
-    """Stands for an overload that nothing will ever call."""
+    """A placeholder for an overload that is never called."""
 
 
 def _needs_dropped_overloads(torch: str, torchax: str | None) -> bool:
@@ -70,7 +70,7 @@ def _needs_dropped_overloads(torch: str, torchax: str | None) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: (2, 13, 0) of 2.13.0+cpu."""
+    """Returns the leading numbers of a version: (2, 13, 0) of 2.13.0+cpu."""
     numbers = []
     for part in version.split("+")[0].split("."):
         if not part.isdigit():

@@ -24,9 +24,9 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> jax.Array:
-    """torch.nn.functional's: query ... h t d, key and value ... h s d -> ... h t d.
+    """Implements PyTorch's function: query ... h t d, key and value ... h s d -> ... h t d.
 
-    A mask is boolean or added to the scores, ... h t s. Dropout is left out: modules are not
+    A mask is boolean or added to the scores, ... h t s. Dropout is left out, since modules are not
     trained here.
     """
     if enable_gqa:
@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         scores = jnp.where(attn_mask, scores, -jnp.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask.astype(jnp.float32)
-    # A query that may look at nothing gets zeros, as PyTorch has it.
+    # A query whose mask excludes every key gets zeros, as in PyTorch.
     empty = jnp.max(scores, axis=-1, keepdims=True) == -jnp.inf
     weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
     return jnp.matmul(weights.astype(value.dtype), value)
@@ -62,7 +62,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """aten::convolution; plain two-dimensional ones by `diffusax.models.conv`.
+    """Implements aten::convolution; plain two-dimensional ones run `diffusax.models.conv`.
 
     x: b c h w, weight: d c kh kw, bias: d -> b d h' w'.
     """
@@ -83,7 +83,7 @@ def convolution(
 
 
 def fill_diagonal_(x: Any, value: float, wrap: bool = False) -> Any:
-    """torch.Tensor's, in place; torchax writes into a copy."""
+    """Implements torch.Tensor.fill_diagonal_ in place; torchax writes into a copy."""
     filled = jnp.fill_diagonal(x.jax(), value, wrap=wrap, inplace=False)
     if hasattr(x, "replace_source_jax"):
         x.update(filled)
@@ -103,4 +103,4 @@ OPERATORS: dict[Any, tuple[Callable[..., Any], bool]] = {
     torch.Tensor.fill_diagonal_: (fill_diagonal_, False),
     torch.ops.aten.fill_diagonal_: (fill_diagonal_, False),
 }
-"""By PyTorch's function: ours, and whether it takes arrays (otherwise tensors, in place)."""
+"""The implementation of each PyTorch function, and whether it takes arrays or tensors in place."""

@@ -1,4 +1,4 @@
-"""Modules of diffusers and transformers as models of diffusax, with their parameters."""
+"""Converts modules of diffusers and transformers to models of diffusax, with their parameters."""
 
 import contextlib
 import json
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 _LIBRARIES = ("diffusers", "torch", "transformers")
 _PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor")
-"""What computes attention as it is defined, in one way or another."""
+"""The classes of attention processors that compute plain attention, in one way or another."""
 _FREEU = ("s1", "s2", "b1", "b2")
 
 
 class Held(NamedTuple):
-    """A module's tensor; see `checkpoints.tree.Stored`."""
+    """The tensor of a module; see `checkpoints.tree.Stored`."""
 
     path: str
     tensor: torch.Tensor
@@ -54,17 +54,17 @@ class Held(NamedTuple):
 def to_model(
     name: str, module: torch.nn.Module, *, dtype: Any = None, device: Any = None, factor: int = 8
 ) -> Model:
-    """A component of a pipeline as a model: diffusax's own network, or else the module itself.
+    """Converts a component of a pipeline to a model: diffusax's own network, or the module itself.
 
     Args:
-        name: of the component.
-        module: from diffusers or transformers, or one that is called like theirs.
-        dtype: of the parameters; None keeps the module's.
-        device: for `jax.device_put`, or a mesh.
+        name: the component's name.
+        module: a module of diffusers or transformers, or one that is called as theirs.
+        dtype: the dtype of the parameters; None keeps the module's.
+        device: a device for `jax.device_put`, or a mesh.
         factor: pixels per latent, for an autoencoder that diffusax does not have.
 
     Raises:
-        ValueError: its parameters are elsewhere or quantised, or diffusax has nothing like it.
+        ValueError: its parameters are offloaded or quantised, or diffusax has nothing like it.
     """
     module = uncompiled(module)
     tensors = [*module.parameters(), *module.buffers()]
@@ -82,7 +82,7 @@ def to_model(
 
 
 def native_network(name: str, module: torch.nn.Module) -> Network | None:
-    """diffusax's network that computes what a module does; None where there is none."""
+    """Returns diffusax's network that computes the same as a module; None where there is none."""
     reason = _changed(module)
     kind = type(module).__name__
     if reason is None and kind in MODELS:
@@ -98,7 +98,7 @@ def native_network(name: str, module: torch.nn.Module) -> Network | None:
 
 
 def _changed(module: torch.nn.Module) -> str | None:
-    """What makes a module compute something else than its class and config say."""
+    """Returns what makes a module differ from its class and config, or None."""
     for part in module.modules():
         kind = type(part)
         if not _is_of_libraries(kind):
@@ -176,7 +176,7 @@ def _foreign_params(network: TorchNetwork, dtype: Any, device: Any) -> Params:
     made: dict[int, jax.Array] = {}
 
     def put(name: str, tensor: torch.Tensor) -> jax.Array:
-        # A tensor that has several names is there once.
+        # A tensor that has several names is stored once.
         if id(tensor) not in made:
             array = to_array(tensor)
             array = copied(array, dtype or jax.dtypes.canonicalize_dtype(array.dtype))
@@ -189,7 +189,7 @@ def _foreign_params(network: TorchNetwork, dtype: Any, device: Any) -> Params:
 
 
 def _options(module: Any) -> dict[str, Any]:
-    """A module's config as its config.json would have it."""
+    """Returns a module's config as in its config.json."""
     config = getattr(module, "config", None)
     if config is None:
         raise ValueError(f"{type(module).__name__} has no config; {ALTERNATIVE}")
@@ -203,7 +203,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _take_switches(model: Model, module: torch.nn.Module) -> None:
-    """Turns on what is turned on in the module."""
+    """Turns on the switches that are on in the module."""
     if getattr(module, "use_tiling", False):
         model.enable_tiling()
     blocks = getattr(module, "up_blocks", None)

@@ -1,4 +1,4 @@
-"""Live PyTorch pipelines of diffusers as pipelines of diffusax, without files of weights."""
+"""Converts live PyTorch pipelines of diffusers to pipelines of diffusax, without weight files."""
 
 import tempfile
 from typing import Any
@@ -26,12 +26,15 @@ def from_torch(
     device: Any = None,
     mesh: Any = None,
 ) -> Any:
-    """See `DiffusionPipeline.from_torch`; cls: the class of pipelines, by default the same one."""
+    """Converts a pipeline, see `DiffusionPipeline.from_torch`.
+
+    cls: the class of the result, by default that of the same name.
+    """
     return convert(cls, pipe, dtype=dtype, devices=devices_for(device, mesh))
 
 
 def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> Any:
-    """As `from_torch`, on a device or a mesh."""
+    """Converts a pipeline as `from_torch` does, to a device or a mesh."""
     target = fitting_class(cls, _named_class(pipe), "the PyTorch pipeline")
     dtype = None if dtype is None else parse_dtype(dtype)
     components = {
@@ -48,7 +51,7 @@ def convert(cls: Any, pipe: Any, *, dtype: Any = None, devices: Any = None) -> A
 
 
 def _named_class(pipe: Any) -> Any:
-    """The class here of a pipeline, or of the class of diffusers that it inherits from.
+    """Returns diffusax's class for a pipeline, or for the class of diffusers that it inherits from.
 
     Raises:
         ValueError: diffusax has none.
@@ -74,7 +77,7 @@ def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any)
 
 
 def _tokenizer(part: Component, tokenizer: Any) -> Any:
-    """A tokenizer by way of its files, which are small.
+    """Converts a tokenizer by writing and reading its files, which are small.
 
     Raises:
         ValueError: it is not one of the family's kind.

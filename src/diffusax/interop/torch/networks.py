@@ -1,4 +1,4 @@
-"""PyTorch modules in the place of diffusax's own networks, inside its compiled programs."""
+"""Runs PyTorch modules as networks inside diffusax's compiled programs."""
 
 import dataclasses
 import types
@@ -22,7 +22,7 @@ ALTERNATIVE = "diffusax.torch.compile(pipe) runs the PyTorch pipeline in JAX as 
 
 
 class TorchConfig(types.SimpleNamespace):
-    """A module's options as attributes. None stands for those that it does not have."""
+    """A module's options as attributes; missing options are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -46,23 +46,23 @@ class TorchNetwork:
 
     @property
     def class_name(self) -> str:
-        """The class that diffusax knows it, or what it inherits from, by; or its own."""
+        """The name of the module's class, or of the base class that diffusax knows."""
         names = (kind.__name__ for kind in type(self.module).__mro__)
         return next((n for n in names if n in MODELS), type(self.module).__name__)
 
     @property
     def shapes(self) -> Params:
-        """The parameters as shapes."""
+        """The shapes of the parameters."""
         return {
             name: jax.ShapeDtypeStruct(tuple(tensor.shape), jnp.dtype(str(tensor.dtype)[6:]))
             for name, tensor in floating_tensors(self.module)
         }
 
     def apply(self, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """The named method of the network with these parameters; maps have channels last.
+        """Runs the named method of the network with these parameters; maps have channels last.
 
         Raises:
-            NotTraceable: the module cannot be traced; says what stands in the way.
+            NotTraceable: the module cannot be traced; says why.
         """
         name = "call" if method == "__call__" else method
         return getattr(self, name)(params, *args, **kwargs)
@@ -71,7 +71,7 @@ class TorchNetwork:
         return f"{type(self).__name__}({type(self.module).__qualname__} at {id(self.module):#x})"
 
     def _run(self, params: Params, method: Callable[..., Any], *args: Any) -> Any:
-        """A function of tensors with the module's parameters replaced, as one of arrays."""
+        """Runs a function of tensors on arrays, with the module's parameters replaced."""
         try:
             given = jax.tree.map(wrap, args)
             return jax.tree.map(unwrap, run_traced(self.module, method, params, 0, (given, {})))
@@ -84,7 +84,7 @@ class TorchNetwork:
 
 
 class TorchUNet(TorchNetwork):
-    """A module that is called as diffusers' UNet2DConditionModel."""
+    """A module that is called as diffusers' UNet2DConditionModel is."""
 
     def call(
         self,
@@ -100,7 +100,7 @@ class TorchUNet(TorchNetwork):
         gradient_checkpointing: str = "none",
         **conditions: jax.Array | None,
     ) -> jax.Array:
-        """See `UNet2DConditionModel.__call__`; gradient_checkpointing changes nothing.
+        """Predicts as `UNet2DConditionModel.__call__` does; gradient_checkpointing changes nothing.
 
         Raises:
             ValueError: FreeU is asked for.
@@ -118,7 +118,7 @@ class TorchUNet(TorchNetwork):
         }
         more = _cast({name: x for name, x in more.items() if x is not None}, dtype)
         if added_cond is not None:
-            # Sizes stay in float32: above 256 bfloat16 has not every whole number.
+            # Sizes stay in float32: bfloat16 cannot represent every integer above 256.
             known = {"time_ids": added_cond["time_ids"]} if "time_ids" in added_cond else {}
             more["added_cond_kwargs"] = {**_cast(added_cond, dtype), **known}
 
@@ -134,7 +134,7 @@ class TorchAutoencoder(TorchNetwork):
     """A module with the methods of diffusers' autoencoders."""
 
     def encode(self, params: Params, pixels: jax.Array) -> Any:
-        """b H W 3 -> mean and logvar, b h w z; or latents, where there is no distribution."""
+        """Encodes b H W 3 to mean and logvar, b h w z, or to latents without a distribution."""
 
         def encode(x: Any) -> Any:
             encoded = self.module.encode(x)  # type: ignore[operator]
@@ -146,7 +146,7 @@ class TorchAutoencoder(TorchNetwork):
         return jax.tree.map(_hwc, self._run(params, encode, pixels))
 
     def decode(self, params: Params, z: jax.Array, **shown: jax.Array) -> jax.Array:
-        """b h w z -> b H W 3; shown: what an AsymmetricAutoencoderKL sees, image and mask."""
+        """Decodes b h w z to b H W 3. shown: the image and mask for an AsymmetricAutoencoderKL."""
 
         def decode(z: Any, shown: Any) -> Any:
             return self.module.decode(z, return_dict=False, **shown)[0]  # type: ignore[operator]
@@ -156,19 +156,20 @@ class TorchAutoencoder(TorchNetwork):
 
 
 class TorchTextEncoder(TorchNetwork):
-    """A module that is called as transformers' CLIPTextModel."""
+    """A module that is called as transformers' CLIPTextModel is."""
 
     def call(self, params: Params, input_ids: jax.Array) -> CLIPTextOutput:
-        """input_ids: b t."""
+        """Encodes token ids. input_ids: b t."""
         return CLIPTextOutput(*self._run(params, self._outputs, input_ids))
 
     def encode(
         self, params: Params, input_ids: jax.Array, *, clip_skip: int | None = None
     ) -> jax.Array:
-        """See `CLIPTextModel.encode`.
+        """Encodes prompts, see `CLIPTextModel.encode`.
 
         Raises:
-            ValueError: clip_skip leaves no layer, or the module has no final norm for what it does.
+            ValueError: clip_skip leaves no layer, or the module has no final norm to apply after
+                it.
         """
         if not clip_skip:
             return self.call(params, input_ids).last_hidden_state
@@ -191,12 +192,12 @@ class TorchTextEncoder(TorchNetwork):
 
 
 def floating_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters and buffers that are parameters of the network, by name."""
+    """Returns the parameters and buffers that are parameters of the network, by name."""
     return [(name, tensor) for name, tensor in named_tensors(module) if tensor.is_floating_point()]
 
 
 def dtype_of(params: Params) -> Any:
-    """In which dtype the network computes."""
+    """Returns the dtype in which the network computes."""
     return jax.tree.leaves(params)[0].dtype
 
 

@@ -1,4 +1,4 @@
-"""Which Python numbers among the arguments are data."""
+"""Decides which Python numbers among the arguments are data."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,11 +11,11 @@ Path = tuple[Any, ...]
 
 
 class Numbers:
-    """Learns from calls which numbers change.
+    """Finds the numbers that change from call to call.
 
     Programs are compiled for a number until it changes in a call that is otherwise the same. Then
-    it becomes data, unless the module cannot be traced so (a size, a switch) or would compute in
-    another dtype.
+    it becomes data, unless the module cannot be traced with it as data (a size, a switch) or would
+    compute in another dtype.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,10 @@ class Numbers:
         self._first: dict[Structure, dict[Path, Any]] = {}
 
     def learn(self, structure: Structure, shapes: Callable[[Structure], list[Any]]) -> None:
-        """Looks at the numbers of a call.
+        """Compares the numbers of a call with those of earlier calls.
 
-        shapes: the results' shapes and dtypes with some numbers as data; an error where the module
-        cannot be traced so.
+        shapes: returns the results' shapes and dtypes with some numbers as data; raises an error
+        where the module cannot be traced so.
         """
         found = dict(_numbers(structure))
         first = self._first.setdefault(_masked(structure, found), found)
@@ -41,12 +41,12 @@ class Numbers:
             (self.data if same else self._fixed).add(path)
 
     def split(self, structure: Structure, leaves: list[Any]) -> tuple[Structure, list[Any]]:
-        """The structure with the numbers that are data left out, and all leaves."""
+        """Returns the structure without the numbers that are data, and all leaves."""
         found = _masked(structure, self.data)
         return found, self.leaves(found, structure, leaves)
 
     def leaves(self, found: Structure, structure: Structure, leaves: list[Any]) -> list[Any]:
-        """The leaves of `found`, which has numbers of the structure as data."""
+        """Returns the leaves of `found`, which has numbers of the structure as data."""
         return list(_joined(found, structure, iter(leaves)))
 
 
@@ -59,7 +59,7 @@ def _numbers(structure: Structure, path: Path = ()) -> Iterator[tuple[Path, Any]
 
 
 def _masked(structure: Structure, paths: Any, path: Path = ()) -> Structure:
-    """The structure with the numbers at these paths as data."""
+    """Returns the structure with the numbers at these paths as data."""
     if isinstance(structure, Static) and path in paths and type(structure.value) in (int, float):
         return Number(type(structure.value))
     if isinstance(structure, Node):

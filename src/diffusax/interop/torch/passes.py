@@ -1,4 +1,4 @@
-"""Passes through a pipeline's call: the loop is recorded, traced, or skipped."""
+"""Passes through a pipeline's call, in which its loop is recorded, traced, or skipped."""
 
 import contextlib
 import dataclasses
@@ -19,24 +19,21 @@ from diffusax.interop.torch.structures import Structure, flatten, rebuild
 from diffusax.interop.torch.tensors import to_array, to_tensor
 
 _BEFORE_THE_LOOP = ("text_encoder", "image_encoder", "vae", "movq", "vqvae", "tokenizer")
-"""What components are called that no loop runs."""
+"""The names of components that no loop runs."""
 
 
 class Done(BaseException):
-    """Ends a pass; pipelines that catch errors do not catch it."""
+    """The exception that ends a pass; pipelines that catch errors do not catch it."""
 
 
 @dataclasses.dataclass
 class Run:
-    """What a loop did in a call.
+    """The record of a loop in a call.
 
-    components: the networks that it calls.
-    tape: what networks before it gave.
-    model: one of its iterations.
-    columns: what its networks and operations are given, one row for each step where that changes.
-    sample: its first latents.
-    options: arguments of the scheduler's step.
-    asked: arguments of set_timesteps.
+    components: the networks that it calls. tape: the results of networks before it. model: one of
+    its iterations. columns: the inputs of its networks and operations, with one row for each step
+    where they change. sample: its first latents. options: arguments of the scheduler's step. asked:
+    arguments of set_timesteps.
     """
 
     components: dict[str, CompiledMethod]
@@ -50,7 +47,7 @@ class Run:
 
 
 class Pass(Session):
-    """One pass. `tape` holds what networks before the loop gave."""
+    """A pass through a call. `tape` holds the results of networks before the loop."""
 
     def __init__(self, tape: list[Any], lift: Callable[[Iteration, np.ndarray], Any]):
         super().__init__(lift)
@@ -58,7 +55,7 @@ class Pass(Session):
         self.has_timesteps, self.asked = False, cast("dict[str, Any]", {})
 
     def call(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """A compiled method's result."""
+        """Returns a compiled method's result."""
         if not self._is_in_loop(method) and not any(map(self.depends, leaves)):
             return self.outside(method, leaves, structure)
         self.calls += 1
@@ -74,11 +71,11 @@ class Pass(Session):
         return False
 
     def depends(self, leaf: Any) -> bool:
-        """Whether a tensor was computed from the latents."""
+        """Returns whether a tensor was computed from the latents."""
         return is_traced(leaf)
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """The result of a network outside the loop: played, or computed and kept."""
+        """Returns the result of a network outside the loop, from the tape or computed and kept."""
         if self._played == len(self.tape):
             with self.network(), jax.ensure_compile_time_eval():
                 self.tape.append(method.run(leaves, structure))
@@ -89,29 +86,32 @@ class Pass(Session):
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
-        """The result of a network in the loop."""
+        """Returns the result of a network in the loop."""
         raise NotUniform(f"{place} is called")
 
     def abstract(
         self, method: CompiledMethod, structure: Structure, arrays: list[Any]
     ) -> tuple[list[Any], Structure]:
-        """The shapes of a network's results; the same random numbers in each row would be wrong."""
+        """Returns the shapes of a network's results.
+
+        Random numbers are not allowed, since they would be the same in each row.
+        """
         with self.network(draws=False):
             return method.abstract(structure, arrays)
 
     def zeros(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """Zeros on the host in the place of a network's results."""
+        """Returns zeros on the host in the place of a network's results."""
         arrays = [abstract_array(leaf) for leaf in leaves]
         shapes, around = self.abstract(method, structure, arrays)
         return rebuild(around, (to_tensor(np.zeros(x.shape, x.dtype)) for x in shapes))
 
     def scale(self, sample: Any, timestep: Any = None) -> Any:
-        """In the place of the scheduler's scale_model_input."""
+        """Replaces the scheduler's scale_model_input."""
         return sample
 
 
 class Recording(Pass):
-    """The first pass."""
+    """The first pass, which records the loop."""
 
     def __init__(self) -> None:
         super().__init__([], lambda now, array: jnp.asarray(array))
@@ -123,7 +123,7 @@ class Recording(Pass):
         self._latents: Any = None
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `Pass.outside`; after the loop there is nothing left to record."""
+        """Returns a result as `Pass.outside` does; after the loop it ends the pass."""
         if self.steps:
             raise Done
         return super().outside(method, leaves, structure)
@@ -131,7 +131,7 @@ class Recording(Pass):
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
-        """Zeros of the result's shapes."""
+        """Returns zeros of the result's shapes."""
         if method.name == "decode":
             raise Done
         self.components[method.component.name] = method
@@ -147,7 +147,7 @@ class Recording(Pass):
         return rebuild(around, (wrap(jnp.zeros(x.shape, x.dtype)) for x in shapes))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the scheduler's step: hands out traced latents."""
+        """Replaces the scheduler's step; returns traced latents."""
         if self.steps == 0:
             self.sample, self.options = sample, kwargs
         elif not (is_traced(output) and is_traced(sample) and _is_same(sample, self._latents)):
@@ -161,7 +161,7 @@ class Recording(Pass):
         return stepped(self._latents, kwargs)
 
     def run(self) -> Run:
-        """What was recorded.
+        """Returns the record of the loop.
 
         Raises:
             NotUniform: the iterations do different things.
@@ -174,7 +174,7 @@ class Recording(Pass):
 
 
 class Tracing(Pass):
-    """A pass while the program is traced: one iteration, as the model that the sampler asks."""
+    """A pass while the program is traced: one iteration, as the model of the sampler."""
 
     def __init__(self, tape: list[Any], x: jax.Array, scale: Any, lifted: Any, states: Any):
         arrays = iter(lifted)
@@ -185,7 +185,7 @@ class Tracing(Pass):
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
-        """The network's own result; before the first step, zeros."""
+        """Returns the network's own result; before the first step, zeros."""
         if not self.steps:
             return self.zeros(method, leaves, structure)
         arrays = [unwrap(x) if is_traced(x) else self.lift(x) for x in leaves]
@@ -193,13 +193,13 @@ class Tracing(Pass):
             return method.inline(structure, arrays, self.states[method.component.name])
 
     def scale(self, sample: Any, timestep: Any = None) -> Any:
-        """The sampler's scale of what networks are given."""
+        """Applies the sampler's scale to the networks' input."""
         if not is_traced(sample):
             return sample
         return wrap((unwrap(sample) * self.in_scale).astype(unwrap(sample).dtype))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """Hands out the latents, and takes the prediction that is made of them."""
+        """Returns the latents, and takes the prediction that is computed from them."""
         if self.steps:
             self.output = unwrap(output)
             raise Done
@@ -221,7 +221,7 @@ class Finishing(Pass):
         return self.steps == self._recording.steps
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """As `Pass.outside`, after the loop as ever."""
+        """Returns a result as `Pass.outside` does; networks after the loop run as usual."""
         if self.ended:
             with self.network():
                 return method.run(leaves, structure)
@@ -230,18 +230,18 @@ class Finishing(Pass):
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
-        """Zeros."""
+        """Returns zeros in the place of the result."""
         return self.zeros(method, leaves, structure)
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """The program's latents first, which then stay as they are."""
+        """Returns the program's latents in the first step; later ones leave them unchanged."""
         self.steps += 1
         return stepped(self._compute() if self.steps == 1 else sample, kwargs)
 
 
 @contextlib.contextmanager
 def going_through(pipe: Any, found: Any) -> Iterator[None]:
-    """Has the pipeline's scheduler answer for a pass."""
+    """Replaces the methods of the pipeline's scheduler by those of a pass, inside the context."""
     scheduler, set_timesteps = pipe.scheduler, pipe.scheduler.set_timesteps
 
     def note_timesteps(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whole diffusers pipelines: which modules they have, and which methods of these are called."""
+"""Compiles whole diffusers pipelines: finds their modules, and the methods that are called."""
 
 import functools
 from typing import Any, TypeVar, cast
@@ -11,21 +11,21 @@ from diffusax.interop.torch.fused import FusedLoop
 Pipeline = TypeVar("Pipeline")
 
 _LEFT_OUT = ("safety_checker",)
-"""Looks at finished pictures, with branches that depend on what it finds."""
+"""The safety checker runs on finished images, with branches that depend on what it finds."""
 
 
 def compile(pipe: Pipeline, options: CompileOptions | None = None, **changes: Any) -> Pipeline:
-    """Has the modules of a PyTorch diffusers pipeline run in JAX, in place.
+    """Makes the modules of a PyTorch diffusers pipeline run in JAX, in place.
 
-    The pipeline's own code goes on in PyTorch on the host: its call, scheduler, image processor,
-    random numbers and callbacks are what they were. Each module's `forward`, and `encode` and
-    `decode` where there are such, become programs that are compiled at the first call with new
-    shapes. Parameters are read once; call `compile` again after changing them by hand.
+    The pipeline's own code still runs in PyTorch on the host: its call, scheduler, image processor,
+    random numbers and callbacks are unchanged. Each module's `forward`, and its `encode` and
+    `decode` where it has them, become programs that are compiled at the first call with new shapes.
+    Parameters are read once; call `compile` again after changing them by hand.
 
     Args:
         pipe: a diffusers pipeline, or any torch.nn.Module.
         options: see `CompileOptions`.
-        **changes: fields of `CompileOptions` in place of the options'.
+        **changes: fields of `CompileOptions` that replace the options'.
 
     Returns:
         The same object.
@@ -46,7 +46,7 @@ def compile(pipe: Pipeline, options: CompileOptions | None = None, **changes: An
 
 
 def _fuse(pipe: Any) -> None:
-    """Puts the pipeline into a class of the same name, whose call is the fused one."""
+    """Changes the pipeline's class to one of the same name, whose call is the fused one."""
     cls, loop = type(pipe), FusedLoop(type(pipe).__call__)
 
     @functools.wraps(cls.__call__)
@@ -59,7 +59,7 @@ def _fuse(pipe: Any) -> None:
 
 
 def restore(pipe: Pipeline) -> Pipeline:
-    """The pipeline, or module, with its methods in PyTorch again."""
+    """Makes the pipeline, or module, run its methods in PyTorch again, and returns it."""
     if "_fused_loop" in vars(type(pipe)):
         cast("Any", pipe).__class__ = type(pipe).__base__
     for module in _modules(pipe).values():
@@ -89,7 +89,7 @@ def _chosen(pipe: Any, options: CompileOptions) -> dict[str, torch.nn.Module]:
 
 
 def _methods(name: str, module: torch.nn.Module, options: CompileOptions) -> tuple[str, ...]:
-    """The methods of a module that a pipeline calls."""
+    """Returns the methods of a module that a pipeline calls."""
     usual = ("forward", "encode", "decode")
     more = options.methods_to_compile.get(name, ())
     for method in more:

@@ -1,4 +1,4 @@
-"""What a pipeline's call does, seen from inside: its denoising loop, recorded and replaced."""
+"""Records the denoising loop of a pipeline's call, or replaces it."""
 
 import contextlib
 import contextvars
@@ -15,17 +15,16 @@ _SCALED = frozenset(("add", "mul", "sub", "div", "truediv", "multiply", "subtrac
 
 
 class NotUniform(Exception):
-    """The loop cannot be one program; says why."""
+    """The loop cannot be one program; the message says why."""
 
 
 @dataclasses.dataclass
 class Iteration:
-    """What one iteration did between two calls of the scheduler's step.
+    """The operations of one iteration, between two calls of the scheduler's step.
 
-    operations: names, shapes and settings of what was computed from the latents, in order.
-    lifted: the arrays of the host that took part, in order.
-    places: for each of these the component, the number of its call and the argument that it was;
-        None for what took part outside the networks.
+    operations: names, shapes and settings of the operations on the latents, in order. lifted: the
+    arrays of the host that took part, in order. places: for each of these arrays the component, the
+    number of its call and the argument; None for arrays outside the networks.
     """
 
     operations: list[Any] = dataclasses.field(default_factory=list)
@@ -37,7 +36,7 @@ class Session:
     """A pass through a pipeline's call, in which the loop is watched or replaced."""
 
     def __init__(self, lift: Callable[[Iteration, np.ndarray], Any]):
-        """lift: makes the traced array for an array of the host, given what came before."""
+        """Starts a pass. lift: traces an array of the host, given the iteration so far."""
         self.iterations = [Iteration()]
         self._lift, self._inside = lift, 0
         self.calls, self.draws = 0, True
@@ -48,13 +47,13 @@ class Session:
         return self.iterations[-1]
 
     def begin(self) -> None:
-        """The next iteration."""
+        """Begins the next iteration."""
         self.iterations.append(Iteration())
         self.calls = 0
 
     @contextlib.contextmanager
     def network(self, *, draws: bool = True) -> Iterator[None]:
-        """Inside, a network is traced, whose own operations and tables are not the loop's.
+        """Marks, inside the context, that a network is traced, whose operations are not the loop's.
 
         draws: whether it may draw random numbers of its own.
         """
@@ -68,15 +67,15 @@ class Session:
 
     @property
     def watches(self) -> bool:
-        """Whether operations are the loop's own."""
+        """Whether operations belong to the loop itself."""
         return not self._inside
 
     def call(self, method: Any, leaves: list[Any], structure: Any) -> Any:
-        """The result of a compiled method that is called in the pass."""
+        """Returns the result of a compiled method that is called in the pass."""
         return method.run(leaves, structure)
 
     def lift(self, value: Any, place: Any = None) -> Any:
-        """The traced array for a tensor of the host."""
+        """Returns the traced array for a tensor of the host."""
         array = to_array(value)
         found = self._lift(self.now, array)
         self.now.lifted.append(array)
@@ -84,19 +83,19 @@ class Session:
         return found
 
     def operation(self, name: str, settings: Any) -> None:
-        """Notes an operation of the loop."""
+        """Records an operation of the loop."""
         self.now.operations.append((name, settings))
 
 
 def current() -> Session | None:
-    """The session of the call that is running."""
+    """Returns the session of the call that is running."""
     found: Session | None = _CURRENT.get()
     return found
 
 
 @contextlib.contextmanager
 def running(session: Session) -> Iterator[Session]:
-    """Inside, calls of compiled methods and operations on traced tensors belong to the session."""
+    """Makes the session current, inside the context, for compiled methods and traced tensors."""
     token = _CURRENT.set(session)
     try:
         yield session
@@ -105,13 +104,13 @@ def running(session: Session) -> Iterator[Session]:
 
 
 def takes_scale(name: str) -> bool:
-    """Whether an operation multiplies by, or adds, a number that may be data."""
+    """Returns whether an operation multiplies by, or adds, a number that may be data."""
     base = name.split("::")[-1].split(".")[0].strip("_")
     return base in _SCALED or base.removeprefix("r") in _SCALED
 
 
 def columns(iterations: Sequence[Iteration], first: dict[Any, np.ndarray]) -> list[Any]:
-    """For each lifted array what the program is given: itself, or the values of all rows.
+    """Returns the program's input for each lifted array: itself, or the values of all rows.
 
     Args:
         iterations: all but the first.

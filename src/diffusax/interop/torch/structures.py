@@ -1,4 +1,4 @@
-"""Arguments and results of PyTorch modules as a list of tensors and a hashable description."""
+"""Splits arguments and results of PyTorch modules into tensors and a hashable description."""
 
 import dataclasses
 from collections import OrderedDict
@@ -12,21 +12,21 @@ import torch
 from diffusax.interop.torch.tensors import to_array
 
 _LIBRARIES = ("diffusers.", "transformers.")
-"""Plain objects of these, such as a latent distribution or a cache, may hold tensors."""
+"""The libraries whose plain objects, such as a latent distribution or a cache, hold tensors."""
 
 
 class Leaf(NamedTuple):
-    """Where a tensor stood."""
+    """The place of a tensor."""
 
 
 class Number(NamedTuple):
-    """Where a Python number stood that is handed over as data."""
+    """The place of a Python number that is passed as data."""
 
     kind: type
 
 
 class Static:
-    """A value that programs are compiled for. 1, 1.0 and True are different values."""
+    """A value that programs are compiled for; 1, 1.0 and True are different values."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -53,7 +53,7 @@ class Static:
 
 
 class Constant:
-    """A tensor of the host that programs are compiled for, known by its values."""
+    """A tensor of the host that programs are compiled for, identified by its values."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
@@ -67,7 +67,7 @@ class Constant:
 
 
 class Node(NamedTuple):
-    """A container: its class, the names of what it holds, and that."""
+    """A container: its class, the names of its entries, and the entries."""
 
     kind: type
     names: tuple[Any, ...]
@@ -78,13 +78,13 @@ Structure = Leaf | Number | Static | Constant | Node
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """The tensors and arrays in a value, in order, and what is around them."""
+    """Returns the tensors and arrays in a value, in order, and the structure around them."""
     leaves: list[Any] = []
     return leaves, _describe(value, leaves, ())
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The inverse of `flatten`, with other leaves in place of the tensors."""
+    """Inverts `flatten`, with other leaves in place of the tensors."""
     match structure:
         case Static():
             return structure.value
@@ -100,7 +100,7 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 def fix(
     structure: Structure, leaves: list[Any], chosen: Callable[[Any], bool]
 ) -> tuple[list[Any], Structure]:
-    """The leaves and the structure with the chosen tensors as constants."""
+    """Returns the leaves and the structure with the chosen tensors as constants."""
     rest = iter(leaves)
     kept: list[Any] = []
 
@@ -138,7 +138,7 @@ def _describe(value: Any, leaves: list[Any], above: tuple[int, ...]) -> Structur
 
 
 def _items(value: Any) -> list[tuple[Any, Any]] | None:
-    """The names and values of what a container holds; None where it is none."""
+    """Returns the names and values of a container's entries; None for other values."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, list | tuple):
@@ -169,7 +169,7 @@ def _build(kind: Any, names: tuple[Any, ...], children: list[Any]) -> Any:
 
 
 def build_output(kind: Any, items: dict[str, Any]) -> Any:
-    """A ModelOutput or BaseOutput, without what its __post_init__ does to other than tensors."""
+    """Makes a ModelOutput or BaseOutput without its __post_init__, which changes other values."""
     built = kind.__new__(kind)
     for field in dataclasses.fields(kind):
         object.__setattr__(built, field.name, items.get(field.name))

@@ -1,4 +1,4 @@
-"""What a module's programs are compiled for, beside its arguments: its switches."""
+"""The switches of a module: attributes, besides its arguments, that its programs depend on."""
 
 import types
 from typing import Any
@@ -13,10 +13,9 @@ _PLAIN = frozenset((bool, int, float, str, types.NoneType))
 class Switches:
     """The plain attributes of a module's parts and of its attention processors.
 
-    `use_tiling`, FreeU's factors, GLIGEN's `enabled`, the scales of LoRAs and IP-Adapters:
-    pipelines and users set them between two calls, anywhere in a module. Looking at a few thousand
-    numbers takes about a millisecond; looking for where they are takes longer and is done when
-    parts change.
+    Pipelines and users set `use_tiling`, FreeU's factors, GLIGEN's `enabled` and the scales of
+    LoRAs and IP-Adapters between two calls, anywhere in a module. Reading a few thousand values
+    takes about a millisecond; finding their places takes longer and is done when parts change.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -25,7 +24,7 @@ class Switches:
         self._look()
 
     def read(self) -> tuple[int, int]:
-        """Numbers that stand for which parts there are, and for how all switches are."""
+        """Returns two numbers that identify the set of parts and the state of all switches."""
         if any(part.processor is not p for part, p in self._attentions) or any(
             len(attributes) != count for attributes, count, _ in self._holders
         ):
@@ -52,7 +51,7 @@ def _names(attributes: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _frozen(value: Any) -> Any:
-    """Plain values, lists and dictionaries of such, hashable; Ellipsis for anything else."""
+    """Makes plain values, lists and dictionaries hashable; returns Ellipsis for others."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as arrays of NumPy and JAX, and back."""
+"""Converts tensors of PyTorch to arrays of NumPy and JAX, and back."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _INTEGERS = {torch.int16: np.int16, torch.uint8: np.uint8}
 
 
 def to_array(value: Any) -> np.ndarray:
-    """A tensor as an array on the host, which shares its memory where that is possible."""
+    """Converts a tensor to an array on the host, which shares its memory where that is possible."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.detach().resolve_conj().cpu().contiguous()
@@ -29,9 +29,9 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def to_tensor(array: Any) -> torch.Tensor:
-    """An array as a tensor of its own on the host.
+    """Copies an array to a tensor on the host.
 
-    Integers of 32 bits become PyTorch's 64, which JAX has shortened unless it is told not to.
+    Integers of 32 bits become PyTorch's 64, since JAX shortens them by default.
     """
     found = np.array(array)
     if found.dtype in _FROM_BITS:

@@ -1,10 +1,10 @@
-"""A pass on the host that sees what a pipeline's loop does to its latents.
+"""A pass on the host that checks that a pipeline's loop does the same as its recording.
 
-Recording a loop with traced latents takes longer than all else that a call does on the host. A loop
-that was recorded once is only watched after that: its latents, and all that is computed from them,
-are tensors of a class of their own, zeros, which note each operation. If that is what was noted
-beside the recording, with the same settings, numbers and tensors, the loop does the same as then,
-and only what its networks are given is taken from the call.
+Recording a loop with traced latents takes longer than everything else that a call does on the host.
+After that a loop is only watched: its latents, and all tensors that are computed from them, are
+zeros of a tensor class that notes each operation. If the notes are those of the recording, with the
+same settings, numbers and tensors, the loop does the same, and only the inputs of its networks are
+taken from the call.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ class Unlike(Exception):
 
 
 class Watched(torch.Tensor):
-    """A tensor that depends on the latents. Its values mean nothing."""
+    """A tensor that depends on the latents; its values are not used."""
 
     mark: tuple[int, int]
-    """In which iteration it was made, and its number among what was made there."""
+    """The iteration in which the tensor was made, and its number in that iteration."""
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Notes an operation."""
+        """Records an operation."""
         session, name = current(), func.__name__
         if not isinstance(session, Watching) or not session.watches or name == "__get__":
             return super().__torch_function__(func, types, args, kwargs or {})
@@ -55,12 +55,11 @@ class Watched(torch.Tensor):
 
 @dataclasses.dataclass
 class Known:
-    """What was recorded of a loop.
+    """The record of a loop, and the notes of watching it.
 
-    model: an iteration of the recording.
-    components: the networks that it calls.
-    watched: what is noted of an iteration when it is watched; None as long as none was.
-    columns: what the recording gave the program; None when another call's are not to be compared.
+    model: an iteration of the recording. components: the networks that it calls. watched: the notes
+    of an iteration; None before the first time. columns: the program's inputs in the recording;
+    None where another call's are not to be compared.
     """
 
     model: Iteration
@@ -70,7 +69,7 @@ class Known:
 
 
 class Watching(Pass):
-    """A whole call, whose loop is watched; its last step gives the program's latents."""
+    """A whole call, whose loop is watched; its last step returns the program's latents."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Watching(Pass):
         states: Callable[[], list[Any]],
         compute: Callable[[Run], torch.Tensor],
     ):
-        """timesteps: the scheduler's; states: the random generators'."""
+        """Starts a pass. timesteps: returns the scheduler's. states: returns the generators'."""
         super().__init__(tape, lambda now, array: array)
         self._known, self._timesteps, self._states = known, timesteps, states
         self._compute = compute
@@ -96,17 +95,17 @@ class Watching(Pass):
         return self._over
 
     def depends(self, leaf: Any) -> bool:
-        """Whether a tensor was computed from the latents."""
+        """Returns whether a tensor was computed from the latents."""
         return isinstance(leaf, Watched)
 
     def begin(self) -> None:
-        """The next iteration."""
+        """Begins the next iteration."""
         super().begin()
         self._given.append({})
         self._made = 0
 
     def mark(self, value: Any) -> Any:
-        """Numbers the tensors in what was computed."""
+        """Numbers the tensors in the result of an operation."""
         for leaf in flatten(value)[0]:
             if isinstance(leaf, Watched):
                 leaf.mark = (len(self.iterations), self._made)
@@ -114,7 +113,7 @@ class Watching(Pass):
         return value
 
     def noted(self, args: Any, kwargs: Any = None) -> Any:
-        """The arguments of an operation, with the numbers of what depends on the latents."""
+        """Returns the arguments of an operation, with numbers for tensors of the latents."""
         leaves, structure = flatten((args, kwargs or {}))
         watched, fixed = fix(structure, leaves, lambda leaf: not self.depends(leaf))
         return fixed, tuple(self._number(leaf) for leaf in watched)
@@ -127,7 +126,7 @@ class Watching(Pass):
             return number, leaf.shape, leaf.dtype
 
     def outside(self, method: CompiledMethod, leaves: list[Any], structure: Structure) -> Any:
-        """The result of a network outside the loop."""
+        """Returns the result of a network outside the loop."""
         if any(map(self.depends, leaves)):
             raise Unlike("it ends before its last timestep")
         if not self.ended:
@@ -138,7 +137,7 @@ class Watching(Pass):
     def inside(
         self, method: CompiledMethod, leaves: list[Any], structure: Structure, place: Any
     ) -> Any:
-        """Zeros in the place of a network's results."""
+        """Returns zeros in the place of a network's results."""
         marks: list[Any] = []
         for p, leaf in enumerate(leaves):
             if self.depends(leaf):
@@ -156,7 +155,7 @@ class Watching(Pass):
         return self.mark(rebuild(around, (_watched(torch.zeros_like(x)) for x in zeros)))
 
     def step(self, output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-        """Hands out zeros as latents, and at last the program's."""
+        """Returns zeros as latents, and in the last step the program's latents."""
         if self.ended:
             raise Unlike("it goes on after its last timestep")
         run = self._run
@@ -196,7 +195,7 @@ class Watching(Pass):
         return self._compute(run)
 
     def _row(self, given: dict[Any, np.ndarray]) -> Iteration:
-        """An iteration as the recording would have it."""
+        """Returns an iteration in the form of the recording."""
         model = self._known.model
         places = [place for place in model.places if place is not None]
         if len(given) != len(set(places)) or any(place not in given for place in places):
@@ -214,9 +213,10 @@ def _plain(tensor: Any) -> Any:
 
 
 def outline(args: Any, kwargs: dict[str, Any]) -> Any:
-    """What calls have in common that may do the same: hashable.
+    """Returns a hashable key that is equal for calls that may do the same.
 
-    Texts, objects and the number of steps may be others; whether they do the same is watched.
+    Texts, objects and the number of steps may differ; watching checks whether the calls do the
+    same.
     """
     given = {k: v for k, v in kwargs.items() if k != "num_inference_steps"}
     return _outline(flatten((args, given))[1])

@@ -1,4 +1,4 @@
-"""The pipelines under diffusers' names: signatures over tasks and families."""
+"""The pipelines under diffusers' names: each declares the arguments of a task for a family."""
 
 from diffusax.pipelines.classes.controlnet import (
     StableDiffusionControlNetImg2ImgPipeline,

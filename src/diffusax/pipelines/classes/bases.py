@@ -1,4 +1,4 @@
-"""What the pipelines of a family share: `encode_prompt` has diffusers' arguments and results."""
+"""The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
@@ -19,7 +19,7 @@ class StableDiffusion(DiffusionPipeline):
         negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
         clip_skip=None, **options,
     ):
-        """The embeddings of prompts and of negative prompts, (prompts images) t d each.
+        """Returns the embeddings of prompts and of negative prompts, (prompts images) t d each.
 
         The second is None without guidance. device and lora_scale change nothing. options:
         long_prompt and prompt_weighting.
@@ -38,7 +38,7 @@ class StableDiffusionXL(DiffusionPipeline):
         prompt_embeds=None, negative_prompt_embeds=None, pooled_prompt_embeds=None,
         negative_pooled_prompt_embeds=None, lora_scale=None, clip_skip=None, **options,
     ):
-        """The embeddings of prompts and of negative prompts, then their pooled outputs.
+        """Returns the embeddings of prompts and of negative prompts, then their pooled outputs.
 
         Those of negative prompts are None without guidance. device and lora_scale change nothing.
         options: long_prompt and prompt_weighting.

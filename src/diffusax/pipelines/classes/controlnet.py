@@ -1,6 +1,6 @@
-"""Pictures steered by other pictures: edges, depth, poses (Zhang et al. 2023, ControlNet).
+"""Generates images steered by others: edges, depth, poses (Zhang et al. 2023, ControlNet).
 
-The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
+The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
 from diffusax.images.masks import MaskProcessor
@@ -18,7 +18,7 @@ from diffusax.pipelines.families.family import CONTROLNET
 
 
 class StableDiffusionControlNetPipeline(StableDiffusion):
-    """Prompts to pictures, steered by ControlNets."""
+    """Generates images from prompts, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
     extra_components = (CONTROLNET,)
@@ -35,11 +35,11 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws pictures of the prompts. `image` is what the ControlNets see."""
+        """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
 
 class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
-    """Pictures drawn over, steered by ControlNets."""
+    """Generates images from images, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
     extra_components = (CONTROLNET,)
@@ -56,11 +56,11 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws over pictures."""
+        """Generates images from the given images and the prompts."""
 
 
 class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
-    """Pictures drawn anew where a mask is white, steered by ControlNets."""
+    """Generates images anew where a mask is white, steered by ControlNets."""
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
@@ -79,11 +79,11 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws anew what the mask covers."""
+        """Generates the masked regions of the images anew."""
 
 
 class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
-    """Prompts to pictures with Stable Diffusion XL, steered by ControlNets."""
+    """Generates images from prompts with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
     extra_components = (CONTROLNET,)
@@ -104,11 +104,11 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws pictures of the prompts. `image` is what the ControlNets see."""
+        """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
 
 class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
-    """Pictures drawn over with Stable Diffusion XL, steered by ControlNets."""
+    """Generates images from images with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
     extra_components = (CONTROLNET,)
@@ -129,11 +129,11 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws over pictures."""
+        """Generates images from the given images and the prompts."""
 
 
 class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
-    """Pictures drawn anew where a mask is white with Stable Diffusion XL."""
+    """Generates images anew where a mask is white with Stable Diffusion XL."""
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
@@ -155,4 +155,4 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws anew what the mask covers."""
+        """Generates the masked regions of the images anew."""

@@ -1,6 +1,6 @@
 """Stable Diffusion 1.x and 2.x, and consistency models distilled from them.
 
-The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
+The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
 from diffusax.images.masks import MaskProcessor
@@ -19,7 +19,7 @@ from diffusax.pipelines.tasks import (
 
 
 class StableDiffusionPipeline(StableDiffusion):
-    """Prompts to pictures."""
+    """Generates images from prompts."""
 
     task = staticmethod(text_to_image)
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
@@ -35,11 +35,11 @@ class StableDiffusionPipeline(StableDiffusion):
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Draws pictures of the prompts."""
+        """Generates images for the prompts."""
 
 
 class StableDiffusionImg2ImgPipeline(StableDiffusion):
-    """Pictures drawn over as a prompt says (Meng et al. 2022, SDEdit)."""
+    """Generates images from images and prompts (Meng et al. 2022, SDEdit)."""
 
     task = staticmethod(image_to_image)
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
@@ -54,11 +54,11 @@ class StableDiffusionImg2ImgPipeline(StableDiffusion):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws over pictures."""
+        """Generates images from the given images and the prompts."""
 
 
 class StableDiffusionInpaintPipeline(StableDiffusion):
-    """Pictures drawn anew where a mask is white."""
+    """Generates images anew where a mask is white."""
 
     task = staticmethod(inpaint)
     mask_processor = MaskProcessor()
@@ -75,11 +75,11 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws anew what the mask covers."""
+        """Generates the masked regions of the images anew."""
 
 
 class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
-    """Pictures edited as an instruction says (Brooks et al. 2023)."""
+    """Edits images as an instruction says (Brooks et al. 2023)."""
 
     task = staticmethod(instruct)
 
@@ -93,11 +93,11 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
         cross_attention_kwargs=None, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Edits pictures."""
+        """Edits the images as the prompts say."""
 
 
 class LatentConsistencyModelPipeline(StableDiffusion):
-    """Prompts to pictures in a few steps (Luo et al. 2023)."""
+    """Generates images from prompts in a few steps (Luo et al. 2023)."""
 
     task = staticmethod(text_to_image)
 
@@ -111,11 +111,11 @@ class LatentConsistencyModelPipeline(StableDiffusion):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws pictures of the prompts."""
+        """Generates images for the prompts."""
 
 
 class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
-    """Pictures drawn over in a few steps (Luo et al. 2023)."""
+    """Generates images from images in a few steps (Luo et al. 2023)."""
 
     task = staticmethod(consistency_image_to_image)
 
@@ -129,4 +129,4 @@ class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws over pictures."""
+        """Generates images from the given images and the prompts."""

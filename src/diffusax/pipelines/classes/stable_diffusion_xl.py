@@ -1,6 +1,6 @@
 """Stable Diffusion XL, base and refiner.
 
-The calls' arguments, their order and defaults are diffusers' own, but for what follows the star.
+The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
 from diffusax.images.masks import MaskProcessor
@@ -13,7 +13,7 @@ from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_
 
 
 class StableDiffusionXLPipeline(StableDiffusionXL):
-    """Prompts to pictures (Podell et al. 2023)."""
+    """Generates images from prompts (Podell et al. 2023)."""
 
     task = staticmethod(text_to_image)
 
@@ -31,11 +31,11 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws pictures of the prompts."""
+        """Generates images for the prompts."""
 
 
 class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
-    """Pictures drawn over as a prompt says, or refined."""
+    """Generates images from images and prompts, or refines latents."""
 
     task = staticmethod(image_to_image)
 
@@ -54,11 +54,11 @@ class StableDiffusionXLImg2ImgPipeline(StableDiffusionXL):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws over pictures, or finishes latents."""
+        """Generates images from the given images or latents and the prompts."""
 
 
 class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
-    """Pictures drawn anew where a mask is white."""
+    """Generates images anew where a mask is white."""
 
     task = staticmethod(inpaint)
     mask_processor = MaskProcessor()
@@ -79,11 +79,11 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
         prompt_weighting=False, guidance_start=0.0, guidance_end=1.0,
     ):
-        """Draws anew what the mask covers."""
+        """Generates the masked regions of the images anew."""
 
 
 class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
-    """Pictures edited as an instruction says (Brooks et al. 2023)."""
+    """Edits images as an instruction says (Brooks et al. 2023)."""
 
     task = staticmethod(instruct)
 
@@ -99,4 +99,4 @@ class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
         guidance_end=1.0,
     ):
-        """Edits pictures."""
+        """Edits the images as the prompts say."""

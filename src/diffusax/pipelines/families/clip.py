@@ -1,4 +1,4 @@
-"""Prompts for CLIP's text encoders: windows of tokens, weights, and their number in a batch."""
+"""Prompts for CLIP's text encoders: windows of tokens, token weights, and windows per batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,14 @@ def tokenize(
     call: Any,
     length: int | None = None,
 ) -> Tokens:
-    """The ids for each text encoder, n w t: w windows of t tokens, as many for all encoders.
+    """Returns the ids for each text encoder, n w t: w windows of t tokens, w the same for all.
 
     Args:
         tokenizers: one for each encoder.
-        texts: n for each encoder.
-        call: its long_prompt and prompt_weighting count.
-        length: of embeddings that these texts stand beside, and so of as many windows.
+        texts: n texts for each encoder.
+        call: the call, of which long_prompt and prompt_weighting are read.
+        length: the number of tokens of embeddings in the same batch, which sets the number of
+            windows; None where there are none.
     """
     windows = None if length is None else max(length // tokenizers[0].model_max_length, 1)
 
@@ -41,21 +42,21 @@ def tokenize(
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
-    """The ids of a caption for each text encoder, t; what does not fit is cut off, unsaid."""
+    """Returns the ids of a caption for each text encoder, t; a long one is cut unannounced."""
     return Tokens(
         tuple(t.window(t.tokenize(caption)[: t.model_max_length - 2]) for t in tokenizers)
     )
 
 
 def as_windows(ids: jax.Array) -> jax.Array:
-    """Ids n t as n w t, with one window; those with windows as they are."""
+    """Returns ids n t as n w t with one window, and ids that have windows unchanged."""
     return ids if ids.ndim == 3 else ids[:, None]
 
 
 def count_windows(components: Any, call: Any) -> int:
-    """How many windows the call's texts take; those of one batch must have as many.
+    """Returns the number of windows of the call's texts, which must be equal within a batch.
 
-    A long prompt would give the short ones in its batch windows that they lack.
+    A long prompt would add windows to the short prompts in its batch, and so change their images.
     """
     texts = [call.prompt or "", call.negative_prompt or ""]
     checked_texts(texts)

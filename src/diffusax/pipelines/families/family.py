@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: everything in which one kind of model differs from another."""
+"""The description of a family of checkpoints: everything in which kinds of models differ."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from diffusax.runtime.mesh import Rules
 from diffusax.samplers import Scheduler
 
 Role = Literal["denoiser", "controlnet", "text_encoder", "tokenizer", "autoencoder", "scheduler"]
-"""What a component is for. Loading, placing, saving and compiling go by it, and not by names."""
+"""The role of a component, which decides how it is loaded, placed, saved and compiled."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,26 +22,26 @@ class Component:
     """A component of a family's checkpoints."""
 
     name: str
-    """Its name in model_index.json, and the attribute of pipelines."""
+    """The name in model_index.json, which is also the attribute of pipelines."""
     role: Role
     kind: Any = Model
-    """The class of its values. A tokenizer's has `from_folder(path)` and `save(path)`."""
+    """The class of its values. A tokenizer's class has `from_folder(path)` and `save(path)`."""
     optional: bool = False
     """Whether a checkpoint may lack it."""
     tokenizer: str = ""
-    """For a text encoder: the component that makes its tokens."""
+    """For a text encoder: the name of its tokenizer among the components."""
 
 
 CONTROLNET = Component("controlnet", "controlnet")
-"""The ControlNets of the pipelines that have some, one or several."""
+"""The component for the ControlNets of a pipeline, one or several."""
 
 
 class Denoiser(Protocol):
-    """What the sampler asks for a prediction: hashable, and without arrays."""
+    """A denoiser as the sampler calls it. It is hashable and holds no arrays."""
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The names of the parameters that it reads, the main network's first."""
+        """The names of the components whose parameters it reads, the main network's first."""
 
     @property
     def controlnets(self) -> tuple[Network, ...]:
@@ -57,7 +57,7 @@ class Denoiser(Protocol):
 
     @property
     def context_dim(self) -> int | None:
-        """The width of the text embeddings; None where any will do."""
+        """The width of the text embeddings; None where any width is accepted."""
 
     @property
     def embeds_guidance(self) -> bool:
@@ -65,10 +65,10 @@ class Denoiser(Protocol):
 
     @property
     def tensor_rules(self) -> Rules:
-        """Which axes of the parameters a mesh's tensor axis splits."""
+        """The axes of the parameters that a mesh's tensor axis splits."""
 
     def embed(self, params: Params, images: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """What the ControlNets make of their images, once for a run. b 1 H W 3 -> b 1 h w c."""
+        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each."""
 
     def __call__(
         self,
@@ -80,75 +80,77 @@ class Denoiser(Protocol):
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """The prediction for each branch, b h w c.
+        """Predicts for each branch, b h w c.
 
         Args:
-            params: by component.
+            params: the parameters by component.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
-            conditions: without the axis of the branches, which are in the batch.
+            conditions: conditions without the axis of the branches, which is merged into the batch.
             inputs: those of one row; None for none.
-            gradient_checkpointing: "none", "blocks" or "full": what is computed again.
+            gradient_checkpointing: "none", "blocks" or "full": what is computed again for
+                gradients.
         """
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """One prediction of those of an image's branches: b k ... -> b ..., float32."""
+        """Combines the predictions of the branches by guidance: b k ... -> b ..., float32."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Family:
-    """How the checkpoints of one kind are read, and what their networks are told.
+    """The functions and names by which the checkpoints of one family are read and run.
 
-    Nothing outside a family's own file knows its text encoders, tokens, networks or conditions.
+    Only the files of a family know its text encoders, tokens, networks and conditions.
     """
 
     name: str
     components: tuple[Component, ...]
-    """In the order in which diffusers' pipelines have them."""
+    """The components, in the order in which diffusers' pipelines have them."""
     options: tuple[tuple[str, Any], ...]
-    """Options in model_index.json that this family reads, with their defaults."""
+    """The options in model_index.json that this family reads, with their defaults."""
     tokenize: Callable[..., Tokens]
-    """(tokenizers, texts, call, length) -> Tokens, on the host.
+    """A function (tokenizers, texts, call, length) -> Tokens, run on the host.
 
-    texts: for each text encoder n of them. length: of the context of embeddings that these texts
-    go with, or None.
+    texts: n texts for each text encoder. length: the number of tokens of embeddings in the same
+    batch, or None.
     """
     tokenize_caption: Callable[..., Tokens]
-    """(tokenizers, caption) -> Tokens of one caption, without an axis for it; each as long."""
+    """A function (tokenizers, caption) -> Tokens of one caption without a batch axis, of fixed
+    length."""
     encode: Callable[..., Prompt]
-    """(encoders, params, tokens, clip_skip=None) -> Prompt of n texts; pure."""
+    """A pure function (encoders, params, tokens, clip_skip=None) -> Prompt of n texts."""
     conditions: Callable[..., Conditions]
-    """(components, call, prompt, size, scales) -> Conditions.
+    """A function (components, call, prompt, size, scales) -> Conditions.
 
-    prompt: of the images and branches, b k ... . size: height and width in pixels. scales: b, the
-    guidance scale of each image.
+    prompt: embeddings b k ... of images and branches. size: height and width in pixels. scales: b,
+    the guidance scale of each image.
     """
     denoiser: Callable[[Mapping[str, Network]], Denoiser]
-    """(networks of the denoiser and the ControlNets by name) -> Denoiser."""
+    """A function (networks of the denoiser and the ControlNets by name) -> Denoiser."""
     latents: Callable[[Any], LatentFormat] = LatentFormat.of
-    """(the autoencoder's config) -> LatentFormat."""
+    """A function (the autoencoder's config) -> LatentFormat."""
     schedule_options: Callable[..., dict[str, Any]] | None = None
-    """(components, call, size) -> options of `Scheduler.schedule`, such as mu."""
+    """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
     batch_key: Callable[..., Any] | None = None
-    """(components, call) -> what the prompts of images in one batch must have in common."""
+    """A function (components, call) -> a key that the prompts of one batch must have in common."""
     embeds: tuple[str, ...] = ("prompt_embeds",)
-    """The arguments of a call that stand for a prompt, in the order of `Prompt`'s fields."""
+    """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     embedding_columns: tuple[str, ...] = ("encoder_hidden_states",)
-    """The same in a cache of training's text embeddings."""
+    """The columns of the same embeddings in a training cache."""
     callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What callbacks may read and change of the conditions: diffusers' name -> field."""
+    """The conditions that callbacks may read and change, from diffusers' name to the field."""
     resizes_edits: bool = False
-    """Whether InstructPix2Pix brings an image to the model's size instead of taking its own."""
+    """Whether InstructPix2Pix resizes an image to the model's size instead of keeping its own."""
     shows_kept: bool = False
-    """Whether inpainting shows the image to a decoder that takes it; not beside a ControlNet."""
+    """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
     micro_conditioned: bool = False
-    """Whether the denoiser is told the sizes of images."""
+    """Whether the sizes of images are inputs of the denoiser."""
 
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
 
     def names(self, *roles: Role) -> tuple[str, ...]:
-        """The names of the components that have one of these roles."""
+        """Returns the names of the components that have one of these roles."""
         return tuple(c.name for c in self.components if c.role in roles)
 
     def role(self, name: str) -> Role:
@@ -170,11 +172,11 @@ class Family:
 def diffusers_components(
     denoiser: str, *text: tuple[str, str], tokenizer: Any, optional: Sequence[str] = ()
 ) -> tuple[Component, ...]:
-    """The components of a family in diffusers' layout.
+    """Returns the components of a family in diffusers' layout.
 
     Args:
-        denoiser: the name of the network that predicts: unet or transformer.
-        *text: the names of each tokenizer and the text encoder that reads its tokens.
+        denoiser: the name of the denoiser's network, unet or transformer.
+        *text: the names of each tokenizer and of the text encoder that reads its tokens.
         tokenizer: the class of the tokenizers.
         optional: the names of those that a checkpoint may lack.
     """

@@ -19,13 +19,13 @@ def encode(
     tokens: Tokens,
     clip_skip: int | None = None,
 ) -> Prompt:
-    """Tokens to the context, n (w t) d.
+    """Encodes tokens to the context, n (w t) d.
 
     Args:
         encoders: the text encoder.
         params: its parameters.
         tokens: one array of ids, n w t or n t: w windows of t tokens, and their weights, if any.
-        clip_skip: how many of the encoder's last layers to leave out.
+        clip_skip: the number of the encoder's last layers to leave out.
     """
     ids, weights = as_windows(tokens.ids[0]), tokens.weights
     n, w, t = ids.shape
@@ -40,7 +40,7 @@ def encode(
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
-    """The context and, for a distilled UNet, the guidance scales."""
+    """Returns the context and, for a distilled UNet, the embedded guidance scales."""
     denoiser = components.denoiser
     added = timestep_condition(denoiser, scales) if denoiser.embeds_guidance else None
     return Conditions(prompt.context, added=added)

@@ -1,7 +1,8 @@
 """Stable Diffusion XL (Podell et al. 2023): two text encoders and micro-conditioning.
 
-The context is the encoders' penultimate hidden states side by side; the last encoder's pooled
-output and the sizes go in with the timestep. The refiner has only the second encoder.
+The context is the encoders' penultimate hidden states, concatenated along the width. The last
+encoder's pooled output and the sizes are added to the timestep embedding. The refiner has only the
+second encoder.
 """
 
 import functools
@@ -26,13 +27,13 @@ def encode(
     tokens: Tokens,
     clip_skip: int | None = None,
 ) -> Prompt:
-    """Tokens to the context, n (w t) (d + e), and the pooled output of the first window, n p.
+    """Encodes tokens to the context, n (w t) (d + e), and the first window's pooled output, n p.
 
     Args:
         encoders: one or two text encoders, the last with a projection.
         params: their parameters.
         tokens: ids for each, n w t or n t: w windows of t tokens, and their weights, if any.
-        clip_skip: how many layers to leave out besides the last (diffusers
+        clip_skip: the number of layers to leave out besides the last (diffusers
             pipeline_stable_diffusion_xl.py, encode_prompt).
 
     Raises:
@@ -57,10 +58,9 @@ def encode(
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
-    """The prompt and the micro-conditioning (Podell et al. 2023, section 2.2).
+    """Returns the prompt and the micro-conditioning (Podell et al. 2023, section 2.2).
 
-    Returns:
-        Among others time_ids b k 6 (or 5, with an aesthetic score in the place of a size).
+    The micro-conditioning is time_ids, b k 6, or b k 5 where an aesthetic score replaces a size.
     """
     positive, negative = time_ids(components, call, *size)
     b, k, width = prompt.pooled.shape
@@ -73,7 +73,7 @@ def conditions(
 
 
 def time_ids(components: Any, call: Any, height: int, width: int) -> tuple[list[float], ...]:
-    """The numbers for the prompt and for the negative prompt."""
+    """Returns the micro-conditioning for the prompt and for the negative prompt."""
     original = call.original_size or (height, width)
     target = call.target_size or (height, width)
     crop, negative_crop = call.crops_coords_top_left, call.negative_crops_coords_top_left
@@ -86,7 +86,7 @@ def time_ids(components: Any, call: Any, height: int, width: int) -> tuple[list[
         )
     if call.image is None and (call.negative_original_size and call.negative_target_size) is None:
         return [*original, *crop, *target], [*original, *crop, *target]
-    # With a picture diffusers uses the prompt's crop for the negative prompt too
+    # With an image diffusers uses the prompt's crop for the negative prompt too
     # (pipeline_stable_diffusion_xl_img2img.py, _get_add_time_ids).
     corner = negative_crop if call.image is None else crop
     return [*original, *crop, *target], [*negative_original, *corner, *negative_target]

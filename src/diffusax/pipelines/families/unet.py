@@ -21,26 +21,26 @@ CALLBACK_TENSORS = {
     "add_text_embeds": "pooled",
     "add_time_ids": "time_ids",
 }
-"""What callbacks may read and change, by diffusers' names."""
+"""The conditions that callbacks may read and change, by diffusers' names."""
 _embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class UNetDenoiser:
-    """A UNet and its ControlNets, if any: a hashable description that holds no arrays."""
+    """A UNet and its ControlNets, if any. It is hashable and holds no arrays."""
 
     unet: Network
     controlnets: tuple[Network, ...] = ()
 
     @classmethod
     def of(cls, networks: Mapping[str, Network]) -> "UNetDenoiser":
-        """The denoiser of a checkpoint's networks by name."""
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
         nets = (networks[n] for n in control_names(len(networks) - 1))
         return cls(networks["unet"], tuple(nets))
 
     @functools.cached_property
     def components(self) -> tuple[str, ...]:
-        """The names of the parameters that it reads."""
+        """The names of the components whose parameters it reads."""
         return ("unet", *control_names(len(self.controlnets)))
 
     @functools.cached_property
@@ -56,27 +56,27 @@ class UNetDenoiser:
 
     @functools.cached_property
     def context_dim(self) -> int:
-        """The width of what cross-attention looks at."""
+        """The width of the context that cross-attention reads."""
         dim = self.unet.config.cross_attention_dim
         return int(dim[0] if isinstance(dim, tuple) else dim)
 
     @functools.cached_property
     def embeds_guidance(self) -> bool:
-        """Whether the UNet was distilled from a guided one and is told the scale."""
+        """Whether the guidance scale is an input, as of a UNet distilled from a guided one."""
         return getattr(self.unet.config, "time_cond_proj_dim", None) is not None
 
     @property
     def tensor_rules(self) -> Rules:
-        """Which axes of the parameters a mesh's tensor axis splits."""
+        """The axes of the parameters that a mesh's tensor axis splits."""
         return self.unet.tensor_rules
 
     @property
     def residuals(self) -> int:
-        """How many residuals each ControlNet gives: one per down block, and the middle's."""
+        """The number of residuals of each ControlNet: one per down block, and the middle's."""
         return len(self.controlnets[0].shapes["controlnet_down_blocks"]) + 1
 
     def embed(self, params: Params, images: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """What the ControlNets make of their images, once for a run. b 1 H W 3 -> b 1 h w c."""
+        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each."""
         names = control_names(len(self.controlnets))
         return tuple(
             net.apply(params[name], image[:, 0], method="embed_condition")[:, None]
@@ -93,13 +93,13 @@ class UNetDenoiser:
         *,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
-        """The prediction for each branch, b h w c.
+        """Predicts for each branch, b h w c.
 
         Args:
-            params: by component: unet, controlnet, controlnet_1 and so on.
+            params: the parameters by component: unet, controlnet, controlnet_1 and so on.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
-            conditions: without the axis of the branches, which are in the batch.
+            conditions: conditions without the axis of the branches, which is merged into the batch.
             inputs: those of one row. control: m k r, or (b/k) m k r; freeu: 4, or (b/k) 4.
             gradient_checkpointing: see `UNet2DConditionModel`.
         """
@@ -118,7 +118,7 @@ class UNetDenoiser:
         return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Classifier-free guidance, and InstructPix2Pix's, see `apply_guidance`."""
+        """Applies classifier-free guidance, or InstructPix2Pix's; see `apply_guidance`."""
         return apply_guidance(predictions, inputs.weights, inputs.rescale)
 
     def _residuals(
@@ -152,16 +152,16 @@ class UNetDenoiser:
 
 
 def _per_branch(numbers: jax.Array, b: int) -> jax.Array:
-    """One row of numbers for all, or one per image for each of its branches, b in all."""
+    """Repeats numbers, one row for all or one per image, for each branch, to b rows in all."""
     return (
         numbers if numbers.ndim == 1 else repeat_branches(numbers[:, None], b // numbers.shape[0])
     )
 
 
 def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:
-    """What a distilled UNet is told of the guidance scales, b: timestep_cond b 1 d.
+    """Embeds the guidance scales, b, for a distilled UNet: timestep_cond, b 1 d.
 
-    Meng et al. 2023, "On Distillation of Guided Diffusion Models".
+    Source: Meng et al. 2023, "On Distillation of Guided Diffusion Models".
     """
     dim = denoiser.unet.config.time_cond_proj_dim
     return {"timestep_cond": _embed_scales(np.asarray(scales, np.float32) - 1, dim)[:, None]}

@@ -1,1 +1,1 @@
-"""One file per task."""
+"""The training recipes, one file per task."""

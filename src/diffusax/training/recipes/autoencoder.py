@@ -1,4 +1,4 @@
-"""The autoencoder: absolute error, image gradients, structure, and a little KL.
+"""Trains an autoencoder with absolute error, image gradients, structural similarity and KL.
 
 The terms of Rombach et al. 2022, appendix G, without the learned perceptual and adversarial ones,
 which need networks of their own.
@@ -45,7 +45,7 @@ from diffusax.typed.options import Weight
 _ENCODER = ("encoder", "quant_conv")
 
 _SAMPLES = 64
-"""Pictures from which the scale of the latents is measured."""
+"""The number of images from which the scale of the latents is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class AutoencoderConfig(TrainConfig):
 
 
 def autoencoder(config: AutoencoderConfig) -> Recipe:
-    """The recipe for these options.
+    """Returns the recipe for these options.
 
     Raises:
         ValueError: the network or the data set cannot be used, or options do not go together; says
@@ -95,12 +95,12 @@ def autoencoder(config: AutoencoderConfig) -> Recipe:
 
 
 class Autoencoder:
-    """The recipe, with the network's config read and the data set opened."""
+    """The recipe that trains an autoencoder, with the config read and the data set opened."""
 
     name = "autoencoder"
 
     def __init__(self, config: AutoencoderConfig):
-        """See `autoencoder`."""
+        """Reads the network's config and opens the data set; raises the errors of `autoencoder`."""
         require_options(config, ("model", "data.path"))
         if config.from_scratch and config.decoder_only:
             raise ValueError("decoder_only keeps an encoder, and from_scratch leaves none to keep")
@@ -119,11 +119,11 @@ class Autoencoder:
         self.source = open_data(config.data, (config.data.image_column,))
 
     def shapes(self) -> Params:
-        """What is trained, as shapes."""
+        """Returns the shapes of the trained parameters."""
         return {"vae": self._part(self.network.shapes, kept=False)}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """The network's parameters, or the decoder's alone, float32."""
+        """Returns the network's parameters, or the decoder's alone, float32."""
         if self.config.from_scratch:
             params = initialize_params(self.network.shapes, seed=self.config.seed)
         else:
@@ -131,25 +131,25 @@ class Autoencoder:
         return {"vae": self._part(params, kept=False)}
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """The encoder's parameters where the decoder alone is trained."""
+        """Returns the encoder's parameters where only the decoder is trained, else none."""
         if not self.config.decoder_only:
             return {}
         return cast_params(self._part(self._load(mesh), kept=True), self.config.compute_dtype)
 
     def frozen_shapes(self) -> Params:
-        """What `frozen` gives, as shapes."""
+        """Returns the shapes of what `frozen` returns."""
         if not self.config.decoder_only:
             return {}
         kept = self._part(self.network.shapes, kept=True)
         return cast_shapes(kept, self.config.compute_dtype)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Pixels."""
+        """Returns the pixels of a row, H W 3 uint8, under "pixel_values"."""
         data = self.config.data
         return {"pixel_values": read_pixels(data, self.size, data.image_column, row, rng)}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """What a picture (b H W 3 uint8, under "pixel_values") loses through the latents, b."""
+        """Returns the reconstruction loss of images (b H W 3 uint8, under "pixel_values"), b."""
         config, apply = self.config, self.network.apply
         weights = cast_params({**frozen, **trained["vae"]}, jnp.dtype(config.compute_dtype))
         x = from_bytes(batch["pixel_values"])
@@ -166,13 +166,13 @@ class Autoencoder:
         )
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Pictures of the data set, each beside its reconstruction."""
+        """Returns images of the data set, each beside its reconstruction."""
         pixels = self._pictures(self.config.validation.images)
         pairs = _reconstruct(self.network, {**frozen, **trained["vae"]}, pixels)
         return to_pil(np.asarray(pairs))
 
     def save(self, trained: Params, folder: Path) -> None:
-        """The network, with the scaling factor that its latents ask for where they are new."""
+        """Saves the network, with a newly measured scaling factor where the encoder was trained."""
         network, params = self.network, trained["vae"]
         if self.config.decoder_only:
             params = {**self._part(self._load(), kept=True), **params}
@@ -183,19 +183,19 @@ class Autoencoder:
         save_network(Model(network, params), folder)
 
     def card(self) -> dict[str, Any]:
-        """The network that this one was trained from."""
+        """Returns the model that this one was trained from."""
         return {"base_model": self.config.model}
 
     def _load(self, mesh: Mesh | None = None) -> Params:
         return load_network(self.folder, dtype="float32", device=mesh).params
 
     def _part(self, params: Params, *, kept: bool) -> Params:
-        """What is kept as it is, or what is trained."""
+        """Returns the parameters that are kept fixed, or those that are trained."""
         names = _ENCODER if self.config.decoder_only else ()
         return {name: part for name, part in params.items() if (name in names) is kept}
 
     def _pictures(self, count: int) -> np.ndarray:
-        """Rows spread evenly over the data set. b H W 3 uint8."""
+        """Returns images of rows spread evenly over the data set, b H W 3 uint8."""
         n = len(self.source)
         rng = np.random.default_rng(0)
         rows = np.linspace(0, n - 1, min(count, n)).astype(int)
@@ -204,13 +204,13 @@ class Autoencoder:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reconstruct(network: Network, params: Params, pixels: jax.Array) -> jax.Array:
-    """b H W 3 uint8 -> b H 2W 3 in [0, 1]."""
+    """Returns images beside their reconstructions, b H W 3 uint8 -> b H 2W 3 in [0, 1]."""
     x = from_bytes(pixels)
     return to_unit(jnp.concatenate([x, network.apply(params, x)], axis=2))
 
 
 def latent_scale(network: Network, params: Params, pixels: np.ndarray) -> float:
-    """1 / the standard deviation of the latents of some pictures (Rombach et al. 2022, section G).
+    """Returns 1 / the standard deviation of images' latents (Rombach et al. 2022, section G).
 
     pixels: b H W 3 uint8.
     """
@@ -224,6 +224,6 @@ def _encode(network: Network, params: Params, pixels: jax.Array) -> tuple[jax.Ar
 
 
 def _folder(path_or_repo: str) -> Path:
-    """The autoencoder's folder: the checkpoint itself, or `vae` in a pipeline's."""
+    """Returns the autoencoder's folder: the checkpoint itself, or `vae` in a pipeline's."""
     root = resolve(path_or_repo)
     return root / "vae" if (root / "model_index.json").is_file() else root

@@ -1,6 +1,6 @@
-"""ControlNet (Zhang et al. 2023): a copy of its encoder learns to steer a denoiser.
+"""Trains a ControlNet (Zhang et al. 2023), a copy of a denoiser's encoder that steers it.
 
-The denoising loss of text to image with the denoiser frozen, as in diffusers' examples/controlnet.
+The loss is that of text to image with the denoiser frozen, as in diffusers' examples/controlnet.
 """
 
 import dataclasses
@@ -51,23 +51,23 @@ class ControlNetConfig(DenoiserConfig):
 
 
 def controlnet(config: ControlNetConfig) -> Recipe:
-    """The recipe for these options.
+    """Returns the recipe for these options.
 
     Raises:
-        ValueError: the checkpoint, the ControlNet, the data set or a validation picture cannot be
+        ValueError: the checkpoint, the ControlNet, the data set or a validation image cannot be
             used, or options do not go together; says why.
     """
     return ControlNet(config)
 
 
 class ControlNet(Denoiser):
-    """The recipe, with the checkpoint's configs read and the data set opened."""
+    """The recipe that trains a ControlNet, with the configs read and the data set opened."""
 
     name = "controlnet"
     config: ControlNetConfig
 
     def __init__(self, config: ControlNetConfig):
-        """See `controlnet`."""
+        """Reads the configs and opens the data set; raises the errors of `controlnet`."""
         given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
         if given:
             raise ValueError(
@@ -84,7 +84,7 @@ class ControlNet(Denoiser):
         self.pictures = [load_image(path) for path in config.validation.images]
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """The ControlNet's parameters, float32."""
+        """Returns the ControlNet's parameters, float32."""
         if self.config.controlnet:
             folder = resolve(self.config.controlnet)
             return {"controlnet": load_network(folder, dtype="float32", device=mesh).params}
@@ -93,11 +93,14 @@ class ControlNet(Denoiser):
         return {"controlnet": controlnet_params(network, params, seed=self.config.seed)}
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Both pictures, tokens and, where the family has them, sizes."""
+        """Returns a row's image, control image, tokens and, where the family has them, sizes."""
         return control_example(self.config.data, self.base, self.size, row, rng)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """The validation prompts' pictures, steered, with the prompts, from the seed of the run."""
+        """Generates images for the validation prompts, with the prompts beneath, steered.
+
+        The seed is that of the run.
+        """
         size = (self.size, self.size)
         pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in self.pictures]
         count = len(self.config.validation.prompts)
@@ -105,12 +108,12 @@ class ControlNet(Denoiser):
         return self.captioned(self.draw(trained, frozen, control_text_to_image, image=pictures))
 
     def save(self, trained: Params, folder: Path) -> None:
-        """The ControlNet alone, float32."""
+        """Saves the ControlNet alone, float32."""
         network = self.base.networks["controlnet"]
         save_network(Model(network, trained["controlnet"]), folder)
 
     def card(self) -> dict[str, Any]:
-        """The model that this one steers."""
+        """Returns the model that this one steers."""
         return {
             "base_model": self.config.model,
             "pipeline_tag": "text-to-image",

@@ -1,4 +1,4 @@
-"""What the recipes that train a denoiser have in common: the checkpoint, its parts, validation."""
+"""The base of the recipes that train a denoiser: its checkpoint, loss, validation and result."""
 
 import dataclasses
 from collections.abc import Callable
@@ -95,14 +95,14 @@ class DenoiserConfig(TrainConfig):
 
 
 class Denoiser:
-    """A checkpoint's denoiser in training, with the checkpoint's configs read and the data opened.
+    """A checkpoint's denoiser in training, with the configs read and the data set opened.
 
-    Recipes derive from it and add what their examples, pictures and results are.
+    Recipes derive from it and define their examples, validation images and results.
     """
 
     config: DenoiserConfig
     pipeline_class: Any = DiffusionPipeline
-    """Of the result; by default the checkpoint's own."""
+    """The class of the result's pipeline; by default the checkpoint's own."""
 
     def __init__(
         self,
@@ -113,14 +113,15 @@ class Denoiser:
         controlnet: str | None = None,
         **dropout: Any,
     ):
-        """The parts that follow from the options.
+        """Opens the checkpoint and the data set, and makes the loss.
 
         Args:
             config: the options.
-            columns: of the data set.
+            columns: the columns that are read from the data set.
             edits: see `BaseModel.open`.
-            controlnet: that is trained instead of the denoiser; see `BaseModel.with_controlnet`.
-            dropout: for `DenoisingLoss`.
+            controlnet: the ControlNet that is trained instead of the denoiser; see
+                `BaseModel.with_controlnet`.
+            dropout: options of `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
         self.config, data = config, config.data
@@ -164,11 +165,11 @@ class Denoiser:
         )
 
     def shapes(self) -> Params:
-        """What is trained, as shapes."""
+        """Returns the shapes of the trained parameters."""
         return {name: self.base.networks[name].shapes for name in self.components}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
-        """What is trained, float32."""
+        """Returns the trained parameters, float32."""
         if not self.config.from_scratch:
             return {name: self.base.load(name, device=mesh).params for name in self.components}
         return {
@@ -181,7 +182,7 @@ class Denoiser:
         }
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """Networks that are not trained, in the dtype of the computation, and the empty caption."""
+        """Returns the frozen networks in the dtype of the computation, and the empty caption."""
         base, dtype = self.base, self.config.compute_dtype
         names = self._frozen_names()
         frozen = {name: base.load(name, dtype, device=mesh).params for name in names}
@@ -192,7 +193,7 @@ class Denoiser:
         return {**frozen, "empty": self._embedded(params, empty)}
 
     def frozen_shapes(self) -> Params:
-        """What `frozen` gives, as shapes; no parameters are read."""
+        """Returns the shapes of what `frozen` returns; no parameters are read."""
         networks, dtype = self.base.networks, self.config.compute_dtype
         frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
         empty = jax.eval_shape(lambda: self.base.tokenize(""))
@@ -202,11 +203,11 @@ class Denoiser:
         return {**frozen, "empty": empty}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
-        """See `DenoisingLoss`."""
+        """Returns the loss of each example, b; see `DenoisingLoss`."""
         return self.denoising(trained, frozen, batch, keys)
 
     def save(self, trained: Params, folder: Path) -> None:
-        """The checkpoint with its trained parts replaced, all in float32."""
+        """Saves the checkpoint with its trained parts replaced, all in float32."""
         models: dict[str, Any] = {
             name: Model(self.base.networks[name], trained[name]) for name in self.components
         }
@@ -217,7 +218,7 @@ class Denoiser:
         pipe.save_pretrained(folder)
 
     def result_options(self) -> dict[str, Any]:
-        """Options in the result's model_index.json that are not the checkpoint's."""
+        """Returns the options in the result's model_index.json that are not the checkpoint's."""
         return {}
 
     def draw(
@@ -227,9 +228,9 @@ class Denoiser:
         task: Callable[[Components, Call], PreparedRun],
         **arguments: Any,
     ) -> list[Image.Image]:
-        """The validation prompts' pictures, from the seed of the run.
+        """Generates an image for each validation prompt, with the seed of the run.
 
-        arguments: of the call, besides what all recipes have.
+        arguments: arguments of the call, besides those of all recipes.
         """
         config, params = self.config, {**frozen, **trained}
         params.pop("empty")
@@ -250,7 +251,7 @@ class Denoiser:
         return images
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
-        """The pictures with the validation prompts beneath."""
+        """Returns the images with the validation prompts beneath."""
         return captioned(images, self.config.validation.prompts)
 
     def _frozen_names(self) -> list[str]:
@@ -261,7 +262,7 @@ class Denoiser:
         return [name for name in names if name not in self.components]
 
     def _embedded(self, params: Params, empty: Params) -> Params:
-        """The embeddings of the empty caption, from its ids."""
+        """Returns the embeddings of the empty caption, from its ids."""
         batch = {name: ids[None] for name, ids in empty.items()}
         encoded = encode_captions(self.base.family, self.base.networks, params, batch)
         dtype = self.config.compute_dtype
@@ -283,7 +284,7 @@ class Denoiser:
 
 
 def _check_without_pictures(data: DataConfig) -> None:
-    """Raises ValueError where options of pictures are given for a cache of latents."""
+    """Raises ValueError where options for images are given with a cache of latents."""
     names = [field.name for field in dataclasses.fields(data) if field.name.endswith("_column")]
     names = ["resolution", "center_crop", "random_flip", *names]
     given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]

@@ -1,7 +1,7 @@
-"""InstructPix2Pix (Brooks et al. 2023): pictures edited as a text says.
+"""Trains InstructPix2Pix (Brooks et al. 2023), which edits images as a text says.
 
-The denoising loss of the edited picture, given the latents of the picture before beside the noisy
-ones and the instruction as the caption, as in diffusers' examples/instruct_pix2pix.
+The denoising loss of the edited image, with the latents of the original image as further input
+channels and the instruction as the caption, as in diffusers' examples/instruct_pix2pix.
 """
 
 import dataclasses
@@ -56,26 +56,26 @@ class InstructPix2PixConfig(DenoiserConfig):
 
 
 def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
-    """The recipe for these options.
+    """Returns the recipe for these options.
 
-    The denoiser of a text-to-image checkpoint is given the input channels for the other image,
-    with weights of zero; that of an InstructPix2Pix checkpoint is trained as it is.
+    The denoiser of a text-to-image checkpoint gets input channels for the other image, with weights
+    of zero; that of an InstructPix2Pix checkpoint is trained as it is.
 
     Raises:
-        ValueError: the checkpoint, the data set or a validation picture cannot be used, or options
-            do not go together; says why.
+        ValueError: the checkpoint, the data set or a validation image cannot be used, or options do
+            not go together; says why.
     """
     return InstructPix2Pix(config)
 
 
 class InstructPix2Pix(Denoiser):
-    """The recipe, with the checkpoint's configs read and the data set opened."""
+    """The recipe that trains InstructPix2Pix, with the configs read and the data set opened."""
 
     name = "instruct-pix2pix"
     config: InstructPix2PixConfig
 
     def __init__(self, config: InstructPix2PixConfig):
-        """See `instruct_pix2pix`."""
+        """Reads the configs and opens the data set; raises the errors of `instruct_pix2pix`."""
         data = config.data
         super().__init__(
             config,
@@ -88,13 +88,16 @@ class InstructPix2Pix(Denoiser):
         self.pictures = [self._cut(path) for path in config.validation.images]
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Both pictures, tokens and, where it has them, sizes; a cached row is an example."""
+        """Returns a row's images, tokens and, where the family has them, sizes.
+
+        A row of a cache is returned as it is.
+        """
         return (
             row if self.cached else edit_example(self.config.data, self.base, self.size, row, rng)
         )
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """Each validation picture beside what becomes of it, above the prompt."""
+        """Returns each validation image beside its edited one, with the prompt beneath."""
         count = len(self.config.validation.prompts)
         before = self.pictures * (count // len(self.pictures))
         after = self.draw(
@@ -109,16 +112,16 @@ class InstructPix2Pix(Denoiser):
         )
 
     def result_options(self) -> dict[str, Any]:
-        """A missing negative prompt is the empty text, as in training, and not zeros."""
+        """Returns the options that make a missing negative prompt an empty text, as in training."""
         name = "force_zeros_for_empty_prompt"
         return {name: False} if name in self.base.options else {}
 
     def card(self) -> dict[str, Any]:
-        """The model that this one was trained from."""
+        """Returns the model that this one was trained from."""
         return {"base_model": self.config.model, "pipeline_tag": "image-to-image"}
 
     def _cut(self, path: str) -> Image.Image:
-        """The middle of a validation picture, at the size of the training."""
+        """Returns the center of a validation image, at the size of the training."""
         rng = np.random.default_rng(0)
         (pixels,), _ = prepare_images(
             [load_image(path)], rng, resolution=self.size, center_crop=True, random_flip=False

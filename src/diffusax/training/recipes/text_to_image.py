@@ -1,4 +1,4 @@
-"""Text to image: the denoising loss on latents, as in diffusers' examples/text_to_image."""
+"""Trains text to image: the denoising loss on latents, as in diffusers' examples/text_to_image."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ class TextToImageConfig(DenoiserConfig):
 
 
 def text_to_image(config: TextToImageConfig) -> Recipe:
-    """The recipe for these options.
+    """Returns the recipe for these options.
 
     Raises:
         ValueError: the checkpoint or the data set cannot be used, or options do not go together;
@@ -37,18 +37,21 @@ def text_to_image(config: TextToImageConfig) -> Recipe:
 
 
 class TextToImage(Denoiser):
-    """The recipe, with the checkpoint's configs read and the data set opened."""
+    """The recipe that trains text to image, with the configs read and the data set opened."""
 
     name = "text-to-image"
     config: TextToImageConfig
 
     def __init__(self, config: TextToImageConfig):
-        """See `text_to_image`."""
+        """Reads the configs and opens the data set; raises the errors of `text_to_image`."""
         columns = (config.data.image_column, config.data.caption_column)
         super().__init__(config, columns, edits=False, caption_dropout=config.caption_dropout)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Pixels, tokens and, where the family has them, sizes; a cached row is an example."""
+        """Returns a row's pixels, tokens and, where the family has them, sizes.
+
+        A row of a cache is returned as it is.
+        """
         return (
             row
             if self.cached
@@ -56,9 +59,12 @@ class TextToImage(Denoiser):
         )
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
-        """The validation prompts' pictures, with the prompts, from the seed of the run."""
+        """Generates images for the validation prompts, with the prompts beneath.
+
+        The seed is that of the run.
+        """
         return self.captioned(self.draw(trained, frozen, tasks.text_to_image))
 
     def card(self) -> dict[str, Any]:
-        """The model that this one was trained from."""
+        """Returns the model that this one was trained from."""
         return {"base_model": self.config.model, "pipeline_tag": self.name}
