@@ -18,7 +18,7 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import Plan, StepInputs
-from diffusax.pipelines.sample import Sampled, at_once, decode, sample
+from diffusax.pipelines.sample import BoundDenoiser, at_once, decode, sample
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import image_size, require_channels
 from diffusax.pipelines.tasks import guidance_weights, prepare_run
@@ -96,8 +96,8 @@ def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
 
 def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
     """Generates the images, b H W 3 in [0, 1]; also returns whether each is finite, b."""
-    who = Sampled(c.denoiser, c.denoiser_params, c.mesh)
-    return decode(c, sample(who, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
+    bound = BoundDenoiser(c.denoiser, c.denoiser_params, c.mesh)
+    return decode(c, sample(bound, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
 
 
 def _zeros(c: Components) -> bool:

@@ -20,7 +20,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Role
 from diffusax.pipelines.loading import IGNORED, class_for
 from diffusax.pipelines.plan import Plan
-from diffusax.pipelines.sample import Sampled, at_once, decode, sample
+from diffusax.pipelines.sample import BoundDenoiser, at_once, decode, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
@@ -130,7 +130,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(Sampled(c.denoiser, c.denoiser_params), plan, at_once(rows))
+    latents = sample(BoundDenoiser(c.denoiser, c.denoiser_params), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 

@@ -15,7 +15,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, Prompt, Tokens
 from diffusax.pipelines.prompts import given_embeds, split_groups, stack_prompts, token_groups
-from diffusax.pipelines.sample import Sampled, differentiably, sample
+from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
 
@@ -97,7 +97,7 @@ def _generate(
     told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
     plan = plan._replace(conditions=plan.conditions._replace(**told))
     rows = plan.table.timestep.shape[0]
-    latents = sample(Sampled(denoiser, params), plan, differentiably(rows))
+    latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae

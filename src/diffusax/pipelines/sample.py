@@ -33,7 +33,7 @@ from diffusax.runtime.noise import TorchNoise
 _SECONDS_PER_PIECE = 0.1
 
 
-class Sampled(NamedTuple):
+class BoundDenoiser(NamedTuple):
     """A denoiser with its parameters, and the devices that these lie on."""
 
     denoiser: Denoiser
@@ -41,29 +41,29 @@ class Sampled(NamedTuple):
     mesh: Mesh | None = None
 
 
-Advance = Callable[[Sampled, jax.Array, Plan], jax.Array]
+Advance = Callable[[BoundDenoiser, jax.Array, Plan], jax.Array]
 """A function (denoiser, the sampler's state, a plan on the devices) -> the state after the rows."""
 OnRow = Callable[[int, jax.Array, PreparedRun], tuple[jax.Array, PreparedRun, bool]]
 """A function (row, this process's state, run) -> (state, run, stop) that is called after each
 row."""
 
 
-def sample(who: Sampled, plan: Plan, advance: Advance) -> jax.Array:
+def sample(bound: BoundDenoiser, plan: Plan, advance: Advance) -> jax.Array:
     """Returns the latents after a run, b h w c; on a mesh, those of this process's images.
 
     Args:
-        who: the denoiser with its parameters and devices.
+        bound: the denoiser with its parameters and devices.
         plan: the run, with arrays on the host or on any device.
         advance: goes through the rows: `at_once`, `differentiably`, or in pieces as in `watch`.
     """
-    images, placed = len(plan.latents), place(who, plan)
-    state = advance(who, programs.first_state(placed.latents), placed)
-    return own_images(who.mesh, programs.final_latents(state), images)
+    images, placed = len(plan.latents), place(bound, plan)
+    state = advance(bound, programs.first_state(placed.latents), placed)
+    return own_images(bound.mesh, programs.final_latents(state), images)
 
 
 def at_once(rows: int) -> Advance:
     """Returns a function that runs all rows in one dispatch of the compiled program."""
-    return lambda who, state, plan: _rows(who, state, plan, 0, rows)
+    return lambda bound, state, plan: _rows(bound, state, plan, 0, rows)
 
 
 def differentiably(rows: int) -> Advance:
@@ -72,27 +72,29 @@ def differentiably(rows: int) -> Advance:
     For a gradient, activations are computed again instead of being kept in memory.
     """
 
-    def advance(who: Sampled, state: jax.Array, plan: Plan) -> jax.Array:
-        return programs.advance(who.denoiser, who.params, state, plan, 0, rows, rematerialize=True)
+    def advance(bound: BoundDenoiser, state: jax.Array, plan: Plan) -> jax.Array:
+        return programs.advance(
+            bound.denoiser, bound.params, state, plan, 0, rows, rematerialize=True
+        )
 
     return advance
 
 
-def place(who: Sampled, plan: Plan, before: Plan | None = None) -> Plan:
+def place(bound: BoundDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
     """Returns the plan on the devices, with its control images embedded.
 
     before: an earlier plan of the same run on the devices, whose embedded control images are
     reused; None embeds them.
     """
     if not plan.conditions.control:
-        return put_plan(who.mesh, plan)
+        return put_plan(bound.mesh, plan)
     if before is not None:
         without = plan._replace(conditions=plan.conditions._replace(control=()))
-        placed, hints = put_plan(who.mesh, without), before.conditions.control
+        placed, hints = put_plan(bound.mesh, without), before.conditions.control
     else:
-        placed = put_plan(who.mesh, plan)
-        with in_mesh(who.mesh):
-            hints = programs.embed_control(who.denoiser, who.params, placed.conditions.control)
+        placed = put_plan(bound.mesh, plan)
+        with in_mesh(bound.mesh):
+            hints = programs.embed_control(bound.denoiser, bound.params, placed.conditions.control)
     return placed._replace(conditions=placed.conditions._replace(control=hints))
 
 
@@ -120,22 +122,22 @@ def watch(
         The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule), c.mesh
-    who = Sampled(c.denoiser, c.denoiser_params, mesh)
+    bound = BoundDenoiser(c.denoiser, c.denoiser_params, mesh)
     row_noise = _row_noise(run)
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
     shared = mesh is not None and mesh != mesh.local_mesh
     if (shown.disable or shared) and on_row is None and row_noise is None:
-        return sample(who, run.plan, at_once(n))
+        return sample(bound, run.plan, at_once(n))
     single = on_row is not None or row_noise is not None
 
-    def advance(who: Sampled, state: jax.Array, placed: Plan) -> jax.Array:
+    def advance(bound: BoundDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
         now, row, size = run, 0, 1
         images = len(run.plan.latents)
         while row < n and not interrupted():
             stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
             noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
-            state = _rows(who, state, placed._replace(**noise), row, stop)
+            state = _rows(bound, state, placed._replace(**noise), row, stop)
             if on_row is not None:
                 own = state if mesh is None else own_images(mesh, state, images, 1)
                 changed, after, stopped = on_row(row, own, now)
@@ -143,7 +145,7 @@ def watch(
                 if stopped:
                     break
                 if after.plan is not now.plan and stop < n:
-                    placed = place(who, after.plan, placed)
+                    placed = place(bound, after.plan, placed)
                 now = after
             _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
             size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)
@@ -151,7 +153,7 @@ def watch(
         return state
 
     with shown:
-        return sample(who, run.plan, advance)
+        return sample(bound, run.plan, advance)
 
 
 def decode(
@@ -182,11 +184,11 @@ def decode(
     return images, finite
 
 
-def _rows(who: Sampled, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
+def _rows(bound: BoundDenoiser, state: jax.Array, plan: Plan, start: int, stop: int) -> jax.Array:
     """Runs the rows start..stop of a plan that lies on the devices, by the compiled program."""
     rows = np.int32(start), np.int32(stop)
-    with in_mesh(who.mesh):
-        return programs.denoise(who.denoiser, who.params, state, plan, *rows)
+    with in_mesh(bound.mesh):
+        return programs.denoise(bound.denoiser, bound.params, state, plan, *rows)
 
 
 def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:

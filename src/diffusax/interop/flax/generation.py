@@ -14,7 +14,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unet import UNetDenoiser
 from diffusax.pipelines.plan import Conditions, Plan, Prompt, StepInputs, Tokens
-from diffusax.pipelines.sample import Sampled, differentiably, sample
+from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.samplers import Schedule
 
 Params = Mapping[str, Any]
@@ -119,7 +119,7 @@ def denoise(
     inputs = StepInputs(jnp.broadcast_to(weights, (n, *weights.shape)), jnp.zeros(n), control)
     table = jax.tree.map(lambda column: column[:n], schedule.table())
     plan = Plan(latents, conditions, table, inputs, _row_keys(key, b))
-    return sample(Sampled(denoiser, narrowed), plan, differentiably(n))
+    return sample(BoundDenoiser(denoiser, narrowed), plan, differentiably(n))
 
 
 def decode(pipe: Any, params: Params, latents: jax.Array) -> jax.Array:

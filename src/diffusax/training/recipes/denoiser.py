@@ -18,7 +18,7 @@ from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.output import output
 from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.sample import Sampled, at_once, sample
+from diffusax.pipelines.sample import BoundDenoiser, at_once, sample
 from diffusax.training.base_model import BaseModel
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import DataConfig
@@ -245,8 +245,8 @@ class Denoiser:
             **arguments,
         )
         run = task(components, call)
-        who = Sampled(components.denoiser, components.denoiser_params)
-        latents = sample(who, run.plan, at_once(len(run.schedule)))
+        bound = BoundDenoiser(components.denoiser, components.denoiser_params)
+        latents = sample(bound, run.plan, at_once(len(run.schedule)))
         images: list[Image.Image] = output(components, latents, run, "pil", tiled=False)
         return images
 
