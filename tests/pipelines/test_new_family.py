@@ -10,10 +10,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from offline.runs import pictures, pixels, run
 from PIL import Image
 from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
+from diffusax import offline
 from diffusax.offline.batches import check_picture, draw_batch, plan_batch
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
@@ -116,6 +118,28 @@ def test_offline_batches_of_own_prompts_steps_and_guidance(pipe):
         names = ("prompt", "negative_prompt", "seed", "num_inference_steps", "guidance_scale")
         alone = pipe(**{name: options[name] for name in names}).images[0]
         np.testing.assert_allclose(image, alone, atol=1e-4)
+
+
+def test_a_whole_offline_run(pipe, tmp_path):
+    rows = [
+        {"prompt": "a red apple", "seed": 1},
+        {"prompt": "an old house on a hill by the sea", "seed": 2, "steps": 3},
+        {"prompt": "a red pear!", "seed": 3, "guidance": 1.0},
+    ]
+    assert run(pipe, rows, tmp_path) == offline.Summary(drawn=3, errors=0, finished=True)
+    found = {info["line"]: pixels(data) for info, data in pictures(tmp_path)}
+    for number, row in enumerate(rows, 1):
+        expected = pipe(
+            row["prompt"],
+            num_inference_steps=row.get("steps", 2),
+            guidance_scale=row.get("guidance", 3.0),
+            seed=row["seed"],
+            output_type="pil",
+        ).images[0]
+        # Programs of another batch size round otherwise, which may turn a half.
+        difference = found[number].astype(int) - np.asarray(expected).astype(int)
+        assert np.abs(difference).max() <= 1
+        assert found[number].std() > 1
 
 
 def test_compiled_ahead_and_knobs_compile_nothing(pipe):

@@ -22,14 +22,13 @@ class Constructed:
 
         def __init__(self, *args: Any, **named: Any) -> None: ...
 
+        # The constructor takes this method's docstring.
+        def _configure(self, given: Mapping[str, Any]) -> None: ...
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "arguments" in vars(cls):
             cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
-
-    def _configure(self, given: Mapping[str, Any]) -> None:
-        # The constructor takes this method's docstring.
-        raise NotImplementedError
 
 
 def _constructor(cls: type[Constructed]) -> Callable[..., None]:
