@@ -9,14 +9,25 @@ import numpy as np
 from diffusax.extras import require_extra
 from diffusax.images.pictures import to_pil
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.plan import DecoderCondition, Decoding
 from diffusax.pipelines.sample import decode
 
 
 def output(
-    c: Components, latents: jax.Array, run: PreparedRun, output_type: str, *, tiled: bool
+    c: Components,
+    latents: jax.Array,
+    decoding: Decoding,
+    condition: DecoderCondition | None,
+    output_type: str,
 ) -> Any:
     """Converts latents b h w c after a run to the output that the call asked for.
+
+    Args:
+        c: the components.
+        latents: b h w c.
+        decoding: the static options of the decoder.
+        condition: see `PreparedRun.decoder_condition`.
+        output_type: "pil", "np", "pt", "jax" or "latent".
 
     Raises:
         FloatingPointError: the latents or the images are not finite.
@@ -25,7 +36,8 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    images, finite = decode(c, latents, run.decoding, run.decoder_condition, tiled=tiled)
+    tiled = c.models[c.autoencoder_name].switches.tiling
+    images, finite = decode(c, latents, decoding, condition, tiled=tiled)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
         raise FloatingPointError(_not_finite(c, culprit))

@@ -327,8 +327,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
             interrupted=lambda: self._interrupt,
             bar=self.progress_bar_options,
         )
-        tiled = self.parts.models[self.parts.autoencoder_name].switches.tiling
-        images = output(self.parts, latents, run, call.output_type, tiled=tiled)
+        images = output(self.parts, latents, run.decoding, run.decoder_condition, call.output_type)
         images = images if run.finish is None else run.finish(images)
         if call.return_dict:
             return ImagePipelineOutput(images)

@@ -6,6 +6,7 @@ the same shapes, compiles nothing. The README lists under "Shapes and compilatio
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +14,15 @@ import jax.numpy as jnp
 
 from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
+from diffusax.pipelines.branches import Beside, Branches, lane_inputs
 from diffusax.pipelines.families import Denoiser
-from diffusax.pipelines.plan import DecoderCondition, Plan, repeat_branches
+from diffusax.pipelines.plan import (
+    Conditions,
+    DecoderCondition,
+    Inpainting,
+    Plan,
+    StepInputs,
+)
 from diffusax.runtime.mesh import split_images
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
@@ -51,28 +59,57 @@ def advance(
     activations in memory.
     """
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
-    b, k = state.shape[1], plan.step_inputs.weights.shape[-1] + 1
-    conditions = jax.tree.map(lambda y: repeat_branches(y, k), plan.conditions)
+    branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
+    conditions = jax.tree.map(branches.own, plan.conditions)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
-        branches = repeat_branches(x[:, None], k)
-        t = repeat_branches(jnp.broadcast_to(timestep, (b,))[:, None], k)
-        y = predict(params, branches, t, conditions, inputs)
-        y = y.astype(jnp.float32)[..., : x.shape[-1]]
-        return denoiser.guide(y.reshape(b, k, *y.shape[1:]), inputs)
+        return guided(predict, denoiser.guide, params, x, timestep, conditions, inputs, branches)
 
     def draw(i: jax.Array) -> jax.Array:
         return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
 
-    def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, i: jax.Array) -> jax.Array:
-        assert plan.inpainting is not None
-        given = signal * plan.inpainting.latents + noise * plan.inpainting.noise
-        return (1 - plan.inpainting.mask) * given + plan.inpainting.mask * x
-
-    constrain = None if plan.inpainting is None else put_back
+    constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
     return run(model, state, plan.table, start, stop, draw, constrain)
+
+
+def guided(
+    predict: Callable[..., jax.Array],
+    guide: Callable[..., jax.Array],
+    params: Params,
+    x: jax.Array,
+    timestep: jax.Array,
+    conditions: Conditions,
+    inputs: StepInputs,
+    branches: Branches,
+) -> jax.Array:
+    """Returns the guided prediction for images, b h w c, float32.
+
+    Args:
+        predict: a denoiser, or a function with its arguments.
+        guide: the denoiser's `guide`.
+        params: the parameters by component.
+        x: b h w c, the scaled latents.
+        timestep: a scalar or b.
+        conditions: those of each lane.
+        inputs: those of one row.
+        branches: the lanes of the network's batch.
+    """
+    b = len(x)
+    t = branches.each(jnp.broadcast_to(timestep, (b,)))
+    y = predict(params, branches.each(x), t, conditions, lane_inputs(inputs, branches, b))
+    return guide(branches.collect(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
+
+
+def keep_known(known: Inpainting) -> Callable[..., jax.Array]:
+    """Returns the function that puts the known region back after a row; see `samplers.run`."""
+
+    def put_back(x: jax.Array, signal: jax.Array, noise: jax.Array, *_: Any) -> jax.Array:
+        given = signal * known.latents + noise * known.noise
+        return (1 - known.mask) * given + known.mask * x
+
+    return put_back
 
 
 @functools.partial(Program, static=("denoiser",), shape_of="images")

@@ -211,6 +211,13 @@ def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
     return () if scale <= 1 or c.denoiser.embeds_guidance else guidance.classifier_free(scale)
 
 
+def most_branches(c: Components, task: Task) -> int:
+    """Returns the most branches of guidance that an image of a task may have."""
+    if task is instruct:
+        return 3
+    return 1 if c.denoiser.embeds_guidance else 2
+
+
 def encode(
     c: Components,
     noise: Noise | None,

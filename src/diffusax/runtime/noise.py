@@ -6,6 +6,7 @@ import secrets
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.torch_random import TorchGenerator
@@ -95,5 +96,13 @@ def draw_noise(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array
 
 
 def draw_rows(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    """Draws standard normal numbers for each key, b ...; they differ for each index."""
-    return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), shape))(keys)
+    """Draws standard normal numbers for each key, b ...; they differ for each index.
+
+    index: one for all keys, or b.
+    """
+    indices = jnp.broadcast_to(index, keys.shape)
+
+    def draw(key: jax.Array, index: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(key, index), shape)
+
+    return jax.vmap(draw)(keys, indices)

@@ -20,7 +20,7 @@ from diffusax.samplers.schedulers.flow_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.snr_schedulers import *  # noqa: F403
-from diffusax.samplers.step import init_state, run
+from diffusax.samplers.step import init_state, run, step
 
 __all__ = [
     "SAMPLER_NAMES",
@@ -35,6 +35,7 @@ __all__ = [
     "scheduler_from_config",
     "scheduler_from_name",
     "stack_tables",
+    "step",
 ]
 __all__ += alpha_schedulers.__all__
 __all__ += edm_schedulers.__all__

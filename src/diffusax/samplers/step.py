@@ -1,6 +1,8 @@
 """The generic step, in JAX: one loop serves every sampler."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,27 +43,52 @@ def run(
 
     def body(i: jax.Array, state: jax.Array) -> jax.Array:
         row = jax.tree.map(lambda column: jnp.asarray(column)[i], table)
-        x = state[0]
-        raw = model(_spread(row.in_scale, x) * x, row.timestep, i).astype(jnp.float32)
-        raw = raw[..., : x.shape[-1]]
-        p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
-        clip = _spread(row.clip, x)
-        p = jnp.clip(p, -clip, clip)
-        if row.threshold is not None:
-            p = _threshold(p, row.threshold[..., 0], row.threshold[..., 1])
-        drawn = jax.lax.cond(
-            (row.update[..., _NOISE] != 0).any(),
-            lambda: noise(i).astype(jnp.float32),
-            lambda: jnp.zeros_like(x),
-        )
-        terms = jnp.concatenate([state, raw[None], p[None], drawn[None]])
-        state = _mix(row.update, terms)
-        if constrain is None:
-            return state
-        signal, level = (_spread(row.level[..., k], x) for k in range(2))
-        return state.at[0].set(constrain(state[0], signal, level, i))
+        at_row = None if constrain is None else functools.partial(_at_row, constrain, i)
+        return step(lambda x, t: model(x, t, i), state, row, lambda: noise(i), at_row)
 
     return jax.lax.fori_loop(start, stop, body, state)
+
+
+def step(
+    model: Callable[[jax.Array, jax.Array], jax.Array],
+    state: jax.Array,
+    row: Any,
+    noise: Callable[[], jax.Array],
+    constrain: Callable[[jax.Array, jax.Array, jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Evaluates one row of a table and returns the next state, 6 b h w c; see `run`.
+
+    Args:
+        model: (x: b h w c, float32, timestep: scalar or b) -> the raw prediction, b h w c.
+        state: 6 b h w c.
+        row: a `Table` without the axis of the rows; with an axis of images in its place, they have
+            coefficients of their own.
+        noise: () -> standard normal noise, b h w c; called only for rows that use noise.
+        constrain: (x, signal, noise level) -> x, applied to the latents after the row.
+    """
+    x = state[0]
+    raw = model(_spread(row.in_scale, x) * x, row.timestep).astype(jnp.float32)
+    raw = raw[..., : x.shape[-1]]
+    p = _spread(row.prediction[..., 0], x) * x + _spread(row.prediction[..., 1], x) * raw
+    clip = _spread(row.clip, x)
+    p = jnp.clip(p, -clip, clip)
+    if row.threshold is not None:
+        p = _threshold(p, row.threshold[..., 0], row.threshold[..., 1])
+    drawn = jax.lax.cond(
+        (row.update[..., _NOISE] != 0).any(),
+        lambda: noise().astype(jnp.float32),
+        lambda: jnp.zeros_like(x),
+    )
+    terms = jnp.concatenate([state, raw[None], p[None], drawn[None]])
+    state = _mix(row.update, terms)
+    if constrain is None:
+        return state
+    signal, level = (_spread(row.level[..., k], x) for k in range(2))
+    return state.at[0].set(constrain(state[0], signal, level))
+
+
+def _at_row(constrain: Callable[..., jax.Array], i: jax.Array, *values: jax.Array) -> jax.Array:
+    return constrain(*values, i)
 
 
 def _mix(update: jax.Array, terms: jax.Array) -> jax.Array:

@@ -114,7 +114,7 @@ class DenoisingLoss:
             add_noise(process, x0, draws.noise, t),
             process.timesteps(t),
             self._conditions(weights, batch, draws.dropped),
-            StepInputs(None, None, self._control_weights()),
+            StepInputs(None, None, self._control_weights(len(x0))),
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = process.target(x0, draws.noise, t, self.prediction_type)
@@ -130,12 +130,12 @@ class DenoisingLoss:
     def _autoencoder(self) -> str:
         return self.family.names("autoencoder")[0]
 
-    def _control_weights(self) -> jax.Array | None:
-        """Returns 1 for each residual of the ControlNet, m k r; None without one."""
+    def _control_weights(self, b: int) -> jax.Array | None:
+        """Returns 1 for each residual of the ControlNet, b m r; None without one."""
         nets = self._denoiser.controlnets
         if not nets:
             return None
-        return jnp.ones((1, 1, len(nets[0].shapes["controlnet_down_blocks"]) + 1), jnp.float32)
+        return jnp.ones((b, 1, len(nets[0].shapes["controlnet_down_blocks"]) + 1), jnp.float32)
 
     def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
         if "moments" in batch:

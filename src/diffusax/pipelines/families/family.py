@@ -87,7 +87,7 @@ class Denoiser(Protocol):
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row; None for none.
+            inputs: those of one row for each entry of the batch; None for none.
             gradient_checkpointing: "none", "blocks" or "full": what is computed again for
                 gradients.
         """

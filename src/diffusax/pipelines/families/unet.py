@@ -13,7 +13,7 @@ from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, StepInputs, control_names, repeat_branches
+from diffusax.pipelines.plan import Conditions, StepInputs, control_names
 from diffusax.runtime.mesh import Rules
 
 CALLBACK_TENSORS = {
@@ -100,7 +100,7 @@ class UNetDenoiser:
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row. control: m k r, or (b/k) m k r; freeu: 4, or (b/k) 4.
+            inputs: those of one row for each entry of the batch. control: b m r; freeu: b 4.
             gradient_checkpointing: see `UNet2DConditionModel`.
         """
         added = dict(conditions.added or {})
@@ -112,7 +112,7 @@ class UNetDenoiser:
         inputs = inputs or StepInputs(None, None)
         more = self._residuals(params, x, timestep, conditions, inputs.control, options)
         if inputs.freeu is not None:
-            more["freeu"] = _per_branch(inputs.freeu, x.shape[0])
+            more["freeu"] = inputs.freeu
         if conditions.channels is not None:
             x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
         return self.unet.apply(params["unet"], x, timestep, conditions.context, **options, **more)
@@ -137,10 +137,7 @@ class UNetDenoiser:
                 params[name], x, timestep, conditions.context, cond_embedding=hint, **options
             )
             assert control is not None
-            weights = control[..., m, :, :]
-            k, r = weights.shape[-2:]
-            weights = jnp.broadcast_to(weights, (x.shape[0] // k, k, r)).reshape(-1, r).T
-            down, mid = scale_residuals(net.config, residuals, weights)
+            down, mid = scale_residuals(net.config, residuals, control[:, m].T)
             scaled = [*down, mid]
             total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
         if not total:
@@ -149,13 +146,6 @@ class UNetDenoiser:
             "down_block_additional_residuals": total[:-1],
             "mid_block_additional_residual": total[-1],
         }
-
-
-def _per_branch(numbers: jax.Array, b: int) -> jax.Array:
-    """Repeats numbers, one row for all or one per image, for each branch, to b rows in all."""
-    return (
-        numbers if numbers.ndim == 1 else repeat_branches(numbers[:, None], b // numbers.shape[0])
-    )
 
 
 def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:

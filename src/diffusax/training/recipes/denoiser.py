@@ -247,7 +247,8 @@ class Denoiser:
         run = task(components, call)
         bound = BoundDenoiser(components.denoiser, components.denoiser_params)
         latents = sample(bound, run.plan, at_once(len(run.schedule)))
-        images: list[Image.Image] = output(components, latents, run, "pil", tiled=False)
+        decoder = run.decoding, run.decoder_condition
+        images: list[Image.Image] = output(components, latents, *decoder, "pil")
         return images
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:

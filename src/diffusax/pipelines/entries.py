@@ -1,0 +1,113 @@
+"""Prepares the images of a call to join a running batch."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffusax.pipelines import programs
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.plan import DecoderCondition, Decoding, PreparedRun, StepInputs
+from diffusax.pipelines.tasks import Task, most_branches
+from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.noise import TorchNoise
+from diffusax.samplers import Schedule, Table
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Picture:
+    """One image that is ready to join a running batch."""
+
+    entry: Entry
+    key: tuple[Any, ...]
+    """What all images of a batch have in common, because programs are compiled for it."""
+    rows: int
+    """The number of rows of its run."""
+    branches: int
+    """The number of branches that it needs, 1 without guidance."""
+    guided_until: int
+    """The row from which on it needs only its first branch."""
+    levels: np.ndarray
+    """The (signal, noise) of its latents before each row and after the last, n+1 2."""
+    decoding: Decoding
+    decoder_condition: DecoderCondition | None
+    """The image and the mask that the decoder reads beside the latents, or None."""
+
+
+def runs_alone(call: Call, run: PreparedRun) -> bool:
+    """Returns whether a run cannot join others: it has a callback, or draws PyTorch's numbers."""
+    drawn = isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
+    return drawn or call.callback_on_step_end is not None
+
+
+def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Picture]:
+    """Returns the images of a run, each ready to join a running batch.
+
+    Args:
+        c: the components.
+        task: the task that prepared the run.
+        run: the run of one or several images.
+    """
+    plan, branches = run.plan, most_branches(c, task)
+    conditions = plan.conditions
+    with in_mesh(c.mesh):
+        if conditions.control:
+            hints = programs.embed_control(c.denoiser, c.denoiser_params, conditions.control)
+            conditions = conditions._replace(control=hints)
+        given = plan.latents, plan.noise, conditions, plan.inpainting
+        arrays = [
+            entry_arrays(*given, np.int32(i), branches=branches) for i in range(len(plan.latents))
+        ]
+    return [_picture(c, run, one, i, branches) for i, one in enumerate(arrays)]
+
+
+def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: int) -> Picture:
+    rows = len(run.schedule)
+    height = max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    inputs = _step_inputs(run.plan.step_inputs, height, branches)
+    entry = arrays._replace(table=_table(run.schedule, height), step_inputs=inputs)
+    guided = np.flatnonzero(np.any(inputs.weights, axis=1))
+    until = int(guided[-1]) + 1 if len(guided) else 0
+    shown = run.decoder_condition
+    if shown is not None:
+        shown = DecoderCondition(*(x[i : i + 1] for x in shown))
+    return Picture(
+        entry,
+        _key(c, entry),
+        rows,
+        len(run.weights) + 1 if until else 1,
+        until,
+        run.schedule.levels,
+        run.decoding,
+        shown,
+    )
+
+
+def _key(c: Components, entry: Entry) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(entry)
+    params = tuple(id(c.params[name]) for name in c.denoiser.components)
+    shapes = tuple((np.shape(x), jax.numpy.asarray(x).dtype) for x in leaves)
+    return c.denoiser, params, structure, shapes
+
+
+def _step_inputs(inputs: StepInputs, height: int, branches: int) -> StepInputs:
+    """Returns the inputs of the first rows, for the most branches that an image may have."""
+    weights = np.asarray(inputs.weights)[:height]
+    absent = branches - 1 - weights.shape[1]
+    # An image without guidance is not rescaled either.
+    rescale = np.asarray(inputs.rescale)[:height] * bool(weights.shape[1])
+    control = inputs.control
+    if control is not None:
+        control = np.asarray(control)[:height]
+        control = np.pad(control, ((0, 0), (0, 0), (0, branches - control.shape[2]), (0, 0)))
+    freeu = None if inputs.freeu is None else np.asarray(inputs.freeu)[:height]
+    return StepInputs(np.pad(weights, ((0, 0), (0, absent))), rescale, control, freeu)
+
+
+@functools.lru_cache(64)
+def _table(schedule: Schedule, height: int) -> Table:
+    return jax.device_put(jax.tree.map(lambda x: x[:height], schedule.table()))
