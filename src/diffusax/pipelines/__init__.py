@@ -10,6 +10,7 @@ from diffusax.pipelines.auto import (
 from diffusax.pipelines.classes import *  # noqa: F403
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.running_batch import RunningBatch
 
 __all__ = [
     "AutoPipelineForImage2Image",
@@ -18,5 +19,6 @@ __all__ = [
     "DiffusionPipeline",
     "ImagePipelineOutput",
     "MultiControlNetModel",
+    "RunningBatch",
     *classes.__all__,
 ]

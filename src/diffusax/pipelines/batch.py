@@ -176,8 +176,11 @@ def advance_batch(
     at: Any,
     stop: Any,
     rows: Any,
-) -> jax.Array:
-    """Runs the next rows of every image that has some left, and returns the states, 6 s h w c.
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the next rows of every image that has some left.
+
+    Returns the states, 6 s h w c, and the next row of each place, s, which tells that the rows are
+    computed after the states were donated to the next call.
 
     Args:
         denoiser: the denoiser.
@@ -208,7 +211,8 @@ def advance_batch(
         new = step(model, state, table, noise, keep_known(batch.inpainting))
         return jnp.where((at + i < stop)[None, :, None, None, None], new, state)
 
-    return jax.lax.fori_loop(0, rows, one, state)
+    state = jax.lax.fori_loop(0, rows, one, state)
+    return state, jnp.minimum(jnp.asarray(at) + rows, stop)
 
 
 @functools.partial(Program, shape_of="batch")

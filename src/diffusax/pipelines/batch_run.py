@@ -41,6 +41,8 @@ class BatchRun:
         branches = picture.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
         self._members: dict[int, _Member] = {}
+        self.done: jax.Array | None = None
+        """An array that is ready when the rows that were dispatched last are computed."""
         with in_mesh(c.mesh):
             self._batch = programs.empty(picture.entry, size, size, c.mesh)
 
@@ -48,11 +50,6 @@ class BatchRun:
     def size(self) -> int:
         """The number of lanes."""
         return self.lanes.size
-
-    @property
-    def state(self) -> jax.Array:
-        """The samplers' states, 6 s h w c; after rows were dispatched it may not be ready."""
-        return self._batch.state
 
     def __len__(self) -> int:
         return len(self._members)
@@ -90,7 +87,7 @@ class BatchRun:
             at[place], stop[place] = member.at, member.picture.rows
         state, rest = self._batch.state, self._batch._replace(state=None)
         with in_mesh(self._c.mesh):
-            state = programs.advance_batch(
+            state, self.done = programs.advance_batch(
                 self._c.denoiser,
                 self._params,
                 state,

@@ -36,6 +36,8 @@ class Components:
     process: Kind | None = None
     """The process that the networks were trained with, from the scheduler that they came with; None
     where it is not known."""
+    texts: Any = None
+    """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
 
     @classmethod
     def of(

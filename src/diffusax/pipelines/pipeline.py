@@ -31,8 +31,7 @@ from diffusax.pipelines.loading import (
 )
 from diffusax.pipelines.output import output
 from diffusax.pipelines.placement import put_params
-from diffusax.pipelines.sample import watch
-from diffusax.pipelines.step_callbacks import on_step_end
+from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 
@@ -317,13 +316,12 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         mesh = self.parts.local_mesh
         with in_mesh(mesh):
             run = self.task(self.parts, call)
-        # Callbacks read these from the pipeline.
-        vars(self).update(_guidance_scale=call.guidance_scale, _interrupt=False)
-        vars(self)["_num_timesteps"] = len(run.schedule)
-        latents = watch(
+        vars(self)["_interrupt"] = False
+        latents = watch_call(
+            self,
             self.parts,
+            call,
             run,
-            on_step_end(self, call) if call.callback_on_step_end is not None else None,
             interrupted=lambda: self._interrupt,
             bar=self.progress_bar_options,
         )

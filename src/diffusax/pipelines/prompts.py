@@ -1,13 +1,16 @@
 """Turns the texts of a call into the embeddings of each branch of guidance."""
 
+import collections
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
@@ -42,6 +45,66 @@ def encode_texts(
         family.encode(encoders, params, part, None if g else clip_skip)
         for g, part in enumerate(split_groups(tokens, groups))
     )
+
+
+class TextCache:
+    """The embeddings of the last texts, each of which is encoded by itself.
+
+    So they are the same bits whatever other texts a call has, and the empty negative prompt is
+    encoded once.
+    """
+
+    def __init__(self, size: int = 256):
+        """Makes an empty cache. size: the number of texts that it keeps."""
+        self._size = size
+        self._found: collections.OrderedDict[Any, tuple[Prompt, Any]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def encode(
+        self,
+        family: Family,
+        encoders: tuple[Network, ...],
+        params: tuple[Params, ...],
+        tokens: Tokens,
+        *,
+        groups: int = 1,
+        clip_skip: int | None = None,
+    ) -> tuple[Prompt, ...]:
+        """Encodes like `encode_texts`."""
+        n = len(tokens.ids[0]) // groups
+        options = family, encoders, params
+        found = [
+            self._one(*options, jax.tree.map(lambda x, i=i: x[i : i + 1], tokens), skip)
+            for group in range(groups)
+            for i in range(group * n, (group + 1) * n)
+            for skip in [None if group else clip_skip]
+        ]
+        if n == 1:
+            return tuple(found)
+        parts = (found[g * n : (g + 1) * n] for g in range(groups))
+        return tuple(jax.tree.map(lambda *x: jnp.concatenate(x), *part) for part in parts)
+
+    def _one(
+        self,
+        family: Family,
+        encoders: tuple[Network, ...],
+        params: tuple[Params, ...],
+        tokens: Tokens,
+        clip_skip: int | None,
+    ) -> Prompt:
+        leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
+        # The parameters are kept with the result, so that no others get their identity.
+        key = encoders, tuple(map(id, params)), leaves, clip_skip
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key][0]
+        (prompt,) = encode_texts(family, encoders, params, tokens, clip_skip=clip_skip)
+        with self._lock:
+            self._found[key] = prompt, params
+            while len(self._found) > self._size:
+                self._found.popitem(last=False)
+        return prompt
 
 
 def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
@@ -86,7 +149,8 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
         params = tuple(c.params[name] for name in names)
         options: dict[str, Any] = {"groups": len(texts)}
         options["clip_skip"] = None if "" in found else call.clip_skip
-        found |= dict(zip(texts, encode_texts(c.family, networks, params, tokens, **options)))
+        encode = encode_texts if c.texts is None else c.texts.encode
+        found |= dict(zip(texts, encode(c.family, networks, params, tokens, **options)))
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
         raise ValueError(

@@ -1,7 +1,8 @@
 """callback_on_step_end: passes the values of a run to callbacks, and takes their changes."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,9 +11,10 @@ import numpy as np
 
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.sample import OnRow
+from diffusax.pipelines.sample import watch
 from diffusax.pipelines.tasks import check_latents
 
 _NEGATIVES = {
@@ -24,12 +26,31 @@ _NEGATIVES = {
 _PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
 
 
-def on_step_end(pipe: Any, call: Call) -> OnRow:
-    """Returns the function for `watch` that calls the call's callback_on_step_end after each row.
+def watch_call(
+    pipe: Any,
+    c: Components,
+    call: Call,
+    run: PreparedRun,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+    bar: Mapping[str, Any],
+) -> jax.Array:
+    """Runs a prepared call like `watch`, and calls its callback_on_step_end after each row.
 
-    pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
+    Args:
+        pipe: the pipeline, which is passed to the callback; it may set its `_guidance_scale`.
+        c: the components that run.
+        call: the call.
+        run: the run.
+        interrupted: see `watch`.
+        bar: see `watch`.
     """
-    return lambda row, state, run: _call_back(pipe, call, row, state, run)
+    # Callbacks read these from the pipeline.
+    vars(pipe).update(_guidance_scale=call.guidance_scale, _num_timesteps=len(run.schedule))
+    on_row = None
+    if call.callback_on_step_end is not None:
+        on_row = functools.partial(_call_back, pipe, call)
+    return watch(c, run, on_row, interrupted=interrupted, bar=bar)
 
 
 def _call_back(

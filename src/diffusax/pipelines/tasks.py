@@ -46,8 +46,8 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
     b, height, width = count_images(call), *image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
-    noise = noise_source(call.noise, call.seed, b)
     schedule = make_schedule(c, call, (height, width))
+    noise = noise_source(call.noise, call.seed, b)
     x = _pure_noise(call, noise, schedule, b, shape)
     return prepare_run(c, call, schedule, noise, x, size=(height, width))
 
@@ -71,10 +71,10 @@ def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
 def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     """Prepares a run that starts from images. start: options of `make_schedule`."""
     b = count_images(call)
-    noise = noise_source(call.noise, call.seed, b)
     pixels = _pixels(c, call, call.height, call.width)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size, **start)
+    noise = noise_source(call.noise, call.seed, b)
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "image to image")
     if call.latents is not None:
@@ -93,10 +93,10 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     after each row; one with more is given the mask and the masked image beside the latents.
     """
     b, height, width = count_images(call), *image_size(c, call)
-    noise = noise_source(call.noise, call.seed, b)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
     schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
+    noise = noise_source(call.noise, call.seed, b)
     crop = crop_options(call, height, width)
     pixels = _pixels(c, call, height, width, **crop)
     mask = to_mask(_required(call, "mask_image"), height, width, factor=c.latents.factor, **crop)
@@ -139,11 +139,11 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
 def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     b = count_images(call)
-    noise = noise_source(call.noise, call.seed, b)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
     pixels = _pixels(c, call, *resized)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size)
+    noise = noise_source(call.noise, call.seed, b)
     shape = c.latents.shape(*size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
     image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))

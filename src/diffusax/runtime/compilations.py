@@ -10,13 +10,14 @@ from diffusax.runtime.compat import COMPILE_EVENT
 
 
 @contextlib.contextmanager
-def count_compilations() -> Iterator[list[str]]:
-    """Yields a list of the programs that this thread compiles inside the context."""
+def count_compilations(*, every_thread: bool = False) -> Iterator[list[str]]:
+    """Yields a list of the programs that this thread, or every one, compiles inside the context."""
     compiled: list[str] = []
     active, thread = True, threading.get_ident()
 
     def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        if active and event == COMPILE_EVENT and threading.get_ident() == thread:
+        counted = every_thread or threading.get_ident() == thread
+        if active and counted and event == COMPILE_EVENT:
             compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)

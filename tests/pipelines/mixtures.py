@@ -1,0 +1,52 @@
+"""Calls at random for one running batch: tasks, samplers, steps, guidance and more."""
+
+import numpy as np
+from hypothesis import strategies as st
+from PIL import Image
+
+from diffusax.samplers import SAMPLER_NAMES
+
+NAMES = tuple(n for n in SAMPLER_NAMES if not n.startswith(("edm", "flow")))
+"""The samplers for networks that predict noise."""
+PROMPTS = ("a cat", "a dog, red", "two owls", "", "a very old boat on a lake in winter")
+
+
+def picture(seed: int) -> Image.Image:
+    """Returns smooth random colours, 64x64."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    return Image.fromarray(pixels).resize((64, 64))
+
+
+@st.composite
+def calls(draw, tasks):
+    """A task, a sampler's name and the arguments of a call."""
+    task = draw(st.sampled_from(tasks))
+    guidance = draw(st.sampled_from([1.0, 1.0, 2.0, 5.0, 7.5]))
+    given = {
+        "prompt": draw(st.sampled_from(PROMPTS)),
+        "negative_prompt": draw(st.sampled_from([None, "blurry"])),
+        "num_inference_steps": draw(st.integers(1, 12)),
+        "guidance_scale": guidance,
+        "seed": draw(st.integers(0, 99)),
+        "output_type": "latent",
+    }
+    if draw(st.booleans()):
+        start = draw(st.sampled_from([0.0, 0.3, 0.9]))
+        given |= {"guidance_start": start, "guidance_end": draw(st.sampled_from([0.5, 1.0]))}
+    if task in ("text", "xl") and draw(st.booleans()):
+        given["guidance_rescale"] = 0.7
+    if task == "image":
+        given |= {"image": picture(0), "strength": draw(st.sampled_from([0.4, 0.8, 1.0]))}
+    if task == "inpaint":
+        mask = picture(1).convert("L")
+        strength = draw(st.sampled_from([0.6, 1.0]))
+        given |= {"image": picture(0), "mask_image": mask, "strength": strength}
+    if task == "control":
+        scale = draw(st.sampled_from([0.5, 1.0]))
+        given |= {"image": picture(2), "controlnet_conditioning_scale": scale}
+        given |= {"guess_mode": draw(st.booleans()), "control_guidance_end": 0.7}
+    if task == "instruct":
+        scale = draw(st.sampled_from([1.0, 1.5]))
+        given |= {"image": picture(0), "image_guidance_scale": scale}
+        given["guidance_scale"] = max(guidance, 2.0)
+    return task, draw(st.sampled_from(NAMES)), given

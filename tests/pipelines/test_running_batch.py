@@ -1,0 +1,354 @@
+"""Images join and leave one batch at any step, and are what each call alone generates."""
+
+import dataclasses
+import re
+import threading
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import strategies as st
+from mixtures import calls, picture
+
+import diffusax
+from diffusax import samplers
+from diffusax.pipelines import batch as programs
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.entries import prepare_pictures
+from diffusax.pipelines.lanes import Lanes, Seat
+from diffusax.pipelines.prompts import TextCache
+from diffusax.runtime.compilations import count_compilations
+
+SECONDS = 120
+CALL = {"num_inference_steps": 4, "guidance_scale": 3.0, "output_type": "latent"}
+
+
+@pytest.fixture(scope="module")
+def pipes(tiny_checkpoints):
+    """One pipeline for each task; those of Stable Diffusion share their components."""
+    folder = tiny_checkpoints.pipeline("sd")[0]
+    text = diffusax.StableDiffusionPipeline.from_pretrained(folder)
+    net = diffusax.ControlNetModel.from_pretrained(tiny_checkpoints.controlnet("sd")[0])
+    edits = tiny_checkpoints.pipeline("sd-instruct")[0]
+    large = tiny_checkpoints.pipeline("xl")[0]
+    found = {
+        "text": text,
+        "image": diffusax.StableDiffusionImg2ImgPipeline.from_pipe(text),
+        "inpaint": diffusax.StableDiffusionInpaintPipeline.from_pipe(text),
+        "control": diffusax.StableDiffusionControlNetPipeline.from_pipe(text, controlnet=net),
+        "instruct": diffusax.StableDiffusionInstructPix2PixPipeline.from_pretrained(edits),
+        "xl": diffusax.StableDiffusionXLPipeline.from_pretrained(large),
+    }
+    for pipe in found.values():
+        pipe.set_progress_bar_config(disable=True)
+    return found
+
+
+@pytest.fixture
+def batch(pipes):
+    with diffusax.RunningBatch(pipes["text"]) as batch:
+        yield batch
+
+
+def alone(pipe, sampler, given):
+    own = pipe.scheduler
+    if sampler is not None:
+        pipe.scheduler = samplers.scheduler_from_name(sampler, own)
+    try:
+        return np.asarray(pipe(**given).images)
+    finally:
+        pipe.scheduler = own
+
+
+def check_mixture(pipes, batch, mixture):
+    futures = [
+        batch.submit(pipe=pipes[task], sampler=sampler, **given) for task, sampler, given in mixture
+    ]
+    for future, (task, sampler, given) in zip(futures, mixture, strict=True):
+        expected, refused = None, None
+        try:
+            expected = alone(pipes[task], sampler, given)
+        except (ValueError, FloatingPointError) as error:
+            refused = error
+        if expected is None:
+            with pytest.raises(type(refused), match=re.escape(str(refused))):
+                future.result(SECONDS)
+            continue
+        found = np.asarray(future.result(SECONDS).images)
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert error < 1e-5, f"{task} {sampler}: {error:.1e}"
+        assert future.progress == 1
+
+
+@pytest.mark.parametrize(
+    ("tasks", "few", "many"),
+    [
+        (("text", "image", "inpaint"), 14, 180),
+        (("control",), 6, 40),
+        (("instruct",), 5, 40),
+        (("xl",), 5, 40),
+    ],
+)
+def test_a_random_mixture_equals_each_call_alone(pipes, batch, tasks, few, many):
+    @hypothesis.seed(0)
+    @hypothesis.settings(max_examples=examples(few, many), deadline=None, database=None)
+    @hypothesis.given(st.lists(calls(tasks), min_size=3, max_size=7))
+    def check(mixture):
+        check_mixture(pipes, batch, mixture)
+
+    check()
+
+
+def test_after_the_first_of_a_kind_nothing_compiles(pipes, batch):
+    given = {"image": picture(0), "strength": 0.7}
+    masked = {**given, "mask_image": picture(1).convert("L")}
+    for scale in (1.0, 4.0):
+        kinds = [("text", {}), ("image", given), ("inpaint", masked)]
+        for task, more in kinds:
+            batch.warm("a cat", pipe=pipes[task], **{**CALL, "guidance_scale": scale}, **more)
+    with count_compilations(every_thread=True) as compiled:
+        futures = [
+            batch.submit(
+                f"{i} dogs",
+                pipe=pipes[task],
+                sampler=sampler,
+                seed=i,
+                guidance_end=0.6,
+                **{**CALL, "num_inference_steps": 3 + i, "guidance_scale": float(i % 3)},
+                **more,
+            )
+            for i, sampler in enumerate(("euler", "heun", "dpm++2m_sde", "lcm", "unipc"))
+            for task, more in kinds
+        ]
+        for future in futures:
+            future.result(SECONDS)
+    assert compiled == []
+
+
+def pictures_of(pipe, *given):
+    """The images of calls with the sampler euler, ready to join, encoded one by one."""
+    scheduler = samplers.scheduler_from_name("euler", pipe.scheduler)
+    c = dataclasses.replace(pipe.parts, scheduler=scheduler, texts=TextCache())
+    runs = [pipe.task(c, check_call({**CALL, "prompt": "a cat", **one})) for one in given]
+    return [one for run in runs for one in prepare_pictures(c, pipe.task, run)]
+
+
+def run_at(pipe, size, *seated):
+    """The latents of images in these seats, all of which begin at once."""
+    run = BatchRun(pipe.parts, seated[0][0], size)
+    found, where = {}, {}
+    for i, (one, seat) in enumerate(seated):
+        run.join(one, seat)
+        where[seat.place] = i
+    while len(run):
+        for place in run.advance(run.rows_until_change()):
+            found[where[place]] = np.asarray(run.latents(place))
+            run.leave(place)
+    return [found[i] for i in range(len(seated))]
+
+
+SEATS = [Seat(i, (2 * i, 2 * i + 1)) for i in range(4)]
+
+
+def test_in_the_same_seat_an_image_has_the_same_bits_whoever_is_beside_it(pipes):
+    pipe = pipes["text"]
+    one, *others = pictures_of(
+        pipe, *({"seed": i, "num_inference_steps": 5 - i, "prompt": f"{i} dogs"} for i in range(4))
+    )
+    (single,) = run_at(pipe, 8, (one, SEATS[1]))
+    together = run_at(pipe, 8, (one, SEATS[1]), *zip(others, [SEATS[0], *SEATS[2:]]))
+    assert np.array_equal(single, together[0])
+    assert not np.array_equal(single, together[1])
+
+
+def test_an_image_that_is_not_finite_leaves_the_others_bits(pipes):
+    pipe = pipes["text"]
+    nothing = np.full((1, 4, 16, 16), np.nan, np.float32)
+    given = [{"seed": i, "guidance_scale": 1.0 + 2 * (i % 2)} for i in range(7)]
+    bad, good = pictures_of(pipe, {"latents": nothing}, given[0]), pictures_of(pipe, *given)
+    seats = [Seat(i, (2 * i, 2 * i + 1)[: one.branches]) for i, one in enumerate(good)]
+    expected = run_at(pipe, 16, *zip(good, seats, strict=True))
+    mixed = [*good[:3], bad[0], *good[4:]]
+    seats[3] = Seat(3, (6, 7))
+    found = run_at(pipe, 16, *zip(mixed, seats, strict=True))
+    assert np.isnan(found[3]).all()
+    for i in (0, 1, 2, 4, 5, 6):
+        assert np.array_equal(found[i], expected[i]), i
+
+
+def test_a_call_that_is_not_finite_fails_alone(pipes, batch):
+    nothing = np.full((1, 4, 16, 16), np.nan, np.float32)
+    good = [batch.submit("a cat", seed=i, **CALL) for i in range(3)]
+    bad = batch.submit("a cat", latents=nothing, **CALL)
+    with pytest.raises(FloatingPointError, match="the latents are not finite"):
+        bad.result(SECONDS)
+    assert all(np.isfinite(future.result(SECONDS).images).all() for future in good)
+
+
+def test_lanes_are_kept_until_guidance_begins_and_given_back_when_it_ends(pipes):
+    late, early = pictures_of(
+        pipes["text"],
+        {"guidance_start": 0.75, "num_inference_steps": 4},
+        {"guidance_end": 0.5, "num_inference_steps": 4},
+    )
+    assert (late.branches, late.guided_until) == (2, 4)
+    assert (early.branches, early.guided_until) == (2, 2)
+    run = BatchRun(pipes["text"].parts, late, 4)
+    for one in (late, early):
+        seat = run.lanes.find(one.branches)
+        run.join(one, seat)
+    assert run.lanes.find(1) is None
+    assert run.rows_until_change() == 2
+    assert run.advance(2) == []
+    assert run.lanes.taken == 3
+    assert sorted(run.advance(2)) == [0, 1]
+
+
+def test_late_guidance_never_waits_for_ever(pipes, batch):
+    given = {**CALL, "guidance_start": 0.9, "num_inference_steps": 10}
+    futures = [batch.submit("a cat", seed=i, **given) for i in range(20)]
+    assert all(np.isfinite(future.result(SECONDS).images).all() for future in futures)
+
+
+def test_a_call_of_several_images_is_the_pipelines_own(pipes, batch):
+    given = {**CALL, "seed": [3, 4, 5], "output_type": "np"}
+    prompts = ["a cat", "a dog", "an owl"]
+    expected = pipes["text"](prompts, **given).images
+    found = batch.submit(prompts, **given).result(SECONDS).images
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    given = {**CALL, "num_images_per_prompt": 2, "seed": 1, "output_type": "pil"}
+    found = batch.submit("a cat", **given).result(SECONDS).images
+    assert [image.size for image in found] == [(64, 64)] * 2
+
+
+def test_images_of_another_size_form_a_batch_of_their_own(pipes, batch):
+    futures = [batch.submit("a cat", width=32 + 32 * (i % 2), seed=i, **CALL) for i in range(4)]
+    assert [f.result(SECONDS).images.shape[-1] for f in futures] == [8, 16, 8, 16]
+
+
+def test_torch_numbers_and_callbacks_run_alone(pipes, batch):
+    rows = []
+
+    def on_row(pipe, row, timestep, tensors):
+        rows.append(row)
+        return {}
+
+    torch = {**CALL, "noise": "torch", "seed": 1}
+    futures = [
+        batch.submit("a cat", sampler="euler_a", **torch),
+        batch.submit("a cat", sampler="euler", **torch),
+        batch.submit("a cat", callback_on_step_end=on_row, **CALL),
+    ]
+    found = [np.asarray(future.result(SECONDS).images) for future in futures]
+    assert rows == [0, 1, 2, 3, 4]
+    for sampler, one in zip(("euler_a", "euler"), found):
+        expected = alone(pipes["text"], sampler, {"prompt": "a cat", **torch})
+        np.testing.assert_allclose(one, expected, atol=1e-4)
+
+
+def test_a_cancelled_call_frees_its_lanes(pipes, batch):
+    long = {**CALL, "num_inference_steps": 999}
+    futures = [batch.submit("a cat", seed=i, **long) for i in range(4)]
+    waiting = batch.submit("a dog", **CALL)
+    while not futures[0].progress:
+        threading.Event().wait(0.01)
+    assert 0 < futures[0].progress < 1
+    assert futures[0].cancel()
+    assert waiting.result(SECONDS) is not None
+    assert not futures[1].done()
+    for future in futures[1:]:
+        assert future.cancel()
+        assert future.cancelled()
+
+
+def test_a_preview_shows_the_image_as_it_is(pipes, batch):
+    future = batch.submit("a cat", **{**CALL, "num_inference_steps": 999})
+    while not future.progress:
+        threading.Event().wait(0.01)
+    (image,) = future.preview(SECONDS)
+    assert image.size == (64, 64)
+    assert np.asarray(image).std() > 5
+    future.cancel()
+    assert future.preview(SECONDS) == []
+
+
+def test_the_components_are_those_at_the_time_of_the_call(pipes, batch):
+    pipe = pipes["text"]
+    before = pipe.params
+    expected = alone(pipe, None, {"prompt": "a cat", "seed": 1, **CALL})
+    first = batch.submit("a cat", seed=1, **CALL)
+    try:
+        pipe.params = jax.tree.map(lambda x: x * 1.1, before)
+        other = alone(pipe, None, {"prompt": "a cat", "seed": 1, **CALL})
+        second = batch.submit("a cat", seed=1, **CALL)
+    finally:
+        pipe.params = before
+    scale = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(first.result(SECONDS).images, expected, atol=scale)
+    np.testing.assert_allclose(second.result(SECONDS).images, other, atol=scale)
+    assert np.abs(expected - other).max() > 100 * scale
+
+
+def test_mistakes_are_one_sentence(pipes, batch):
+    with pytest.raises(ValueError, match="num_inference_steps must be"):
+        batch.submit("a cat", num_inference_steps=0)
+    with pytest.raises(ValueError, match="sampler"):
+        batch.submit("a cat", sampler="nothing")
+    with pytest.raises(TypeError, match="propmt"):
+        batch.submit(propmt="a cat")
+    with pytest.raises(ValueError, match="height must be divisible by 4"):
+        batch.submit("a cat", height=65).result(SECONDS)
+    for lanes in (0, 3, 6):
+        with pytest.raises(ValueError, match="lanes must be a power of two, at least 4"):
+            diffusax.RunningBatch(pipes["text"], lanes=lanes)
+    batch.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        batch.submit("a cat")
+
+
+def test_an_error_of_the_loop_ends_the_calls_and_not_the_batch(pipes, batch, monkeypatch):
+    monkeypatch.setattr(BatchRun, "advance", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
+    future = batch.submit("a cat", **CALL)
+    with pytest.raises(MemoryError, match="full"):
+        future.result(SECONDS)
+    monkeypatch.undo()
+    assert batch.submit("a cat", **CALL).result(SECONDS)
+
+
+def test_lanes_of_a_mesh_stay_on_their_device():
+    lanes = Lanes(16, 2, devices=4)
+    seats = []
+    for count in (2, 1, 2, 2, 2, 1):
+        seats.append(lanes.find(count))
+        lanes.take(seats[-1])
+    for seat in seats:
+        assert {seat.place // 4} == {lane // 4 for lane in seat.lanes}
+    assert [seat.place // 4 for seat in seats[:4]] == [0, 1, 2, 3]
+    indices = lanes.indices()
+    assert indices.owner.max() < 4
+    for seat in seats:
+        local = indices.lanes[seat.place]
+        assert list(local[: len(seat.lanes)]) == [lane % 4 for lane in seat.lanes]
+        assert (local[len(seat.lanes) :] == 4).all()
+    smaller, places, from_lanes = lanes.compacted(32, devices=4)
+    assert smaller.taken == lanes.taken
+    moved = smaller.moved(places)
+    for seat in seats:
+        new = smaller.seats[moved[seat.place]]
+        assert tuple(from_lanes[list(new.lanes)]) == seat.lanes
+    with pytest.raises(ValueError, match="do not fit"):
+        lanes.compacted(4, devices=4)
+
+
+def test_an_images_conditions_reach_only_its_lanes(pipes):
+    one, two = pictures_of(pipes["text"], {"prompt": "a cat"}, {"prompt": "a dog"})
+    run = BatchRun(pipes["text"].parts, one, 8)
+    run.join(one, Seat(2, (5, 1)))
+    run.join(two, Seat(0, (4, 3)))
+    context = np.asarray(run._batch.conditions.context)
+    for picture_, lanes in ((one, (5, 1)), (two, (4, 3))):
+        np.testing.assert_array_equal(context[list(lanes)], picture_.entry.conditions.context)
+    assert run._batch.table.timestep.shape[1] == programs.MIN_ROWS
