@@ -16,8 +16,9 @@ from PIL import Image
 import diffusax
 from diffusax import offline
 from diffusax.offline.requests import Requests, line_seed
-from diffusax.offline.stages import make_batches
-from diffusax.pipelines import programs
+from diffusax.offline.seating import seat_requests
+from diffusax.pipelines import batch
+from diffusax.pipelines.lanes import Lanes
 
 ROWS = [
     {"prompt": "a cat"},
@@ -74,26 +75,55 @@ def test_each_line_is_the_picture_that_the_pipeline_draws(pipe, whole):
 
 
 def test_other_samplers_steps_and_guidance_compile_nothing(pipe, whole, tmp_path):
-    before = len(programs.denoise.bounded)
+    before = len(batch.advance_batch.bounded)
     rows = [
         {"prompt": "x", "sampler": "unipc", "steps": 3, "guidance": 4.0},
         {"prompt": "y", "sampler": "lms", "steps": 5, "guidance": 9.0, "negative_prompt": "z"},
     ]
     run(pipe, rows, tmp_path / "two")
     run(pipe, rows[:1], tmp_path / "one")
-    assert len(programs.denoise.bounded) == before
+    assert len(batch.advance_batch.bounded) == before
     name = "000000/000000001.png"
     assert files(tmp_path / "one")[name] == files(tmp_path / "two")[name]
     # Batches of two, the last of which is filled up.
     run(pipe, [*rows, "z"], tmp_path / "three", batch_size=2)
-    assert len(programs.denoise.bounded) == before + 1
+    assert len(batch.advance_batch.bounded) == before + 1
 
 
-def test_runs_of_as_many_steps_share_batches(pipe):
-    requests = Requests(pipe, settings())
-    rows = [{"prompt": "a", "steps": steps} for steps in (2, 9, 3, 9, 2)]
-    made = make_batches([requests.of_row(row, n)[0] for n, row in enumerate(rows, 1)], 2)
-    assert [[r.info["line"] for r in batch] for batch in made] == [[1, 5], [3, 2], [4]]
+def test_seats_follow_from_the_lines_and_long_runs_begin_first(pipe):
+    requests = Requests(pipe, settings(sampler="euler"))
+    rows = [{"prompt": "a", "steps": steps, "guidance": 2.0} for steps in (2, 9, 3, 9, 2)]
+    rows += [{"prompt": "a", "steps": 4, "guidance": 1.0}] * 2
+    found = [requests.of_row(row, n)[0] for n, row in enumerate(rows, 1)]
+    pieces = seat_requests(found, 3, lambda: Lanes(4, 2))
+    images = [image for piece in pieces for image in piece]
+    assert [len(piece) for piece in pieces] == [3, 3, 1]
+    by_line = {image.request.info["line"]: image for image in images}
+    assert sorted(by_line) == list(range(1, 8))
+    # The two of nine steps first, then the two without guidance in one lane each.
+    begun = sorted(by_line, key=lambda line: by_line[line].turn)
+    assert begun[:4] == [2, 4, 6, 7]
+    assert [len(by_line[line].seat.lanes) for line in begun[:4]] == [2, 2, 1, 1]
+    again = seat_requests(found, 3, lambda: Lanes(4, 2))
+    assert [[i.seat for i in piece] for piece in again] == [[i.seat for i in p] for p in pieces]
+
+
+def test_the_batch_stays_full_over_many_lines(pipe):
+    r = np.random.default_rng(0)
+    rows = [
+        {"prompt": "a", "steps": int(r.integers(4, 51)), "guidance": float(r.choice([1.0, 3.0]))}
+        for _ in range(100)
+    ]
+    requests = Requests(pipe, settings(sampler="euler"))
+    images = [requests.of_row(row, n)[0] for n, row in enumerate(rows, 1)]
+    pieces = seat_requests(images, 8, lambda: Lanes(16, 2))
+    free_from = np.zeros(16, int)
+    seated = sorted((image for piece in pieces for image in piece), key=lambda image: image.turn)
+    for image in seated:
+        lanes = list(image.seat.lanes)
+        free_from[lanes] = free_from[lanes].max() + image.request.picture.rows
+    work = sum(i.request.picture.rows * len(i.seat.lanes) for i in seated)
+    assert work / (16 * free_from.max()) > 0.95
 
 
 def test_a_picture_does_not_depend_on_the_lines_around_it(pipe, tmp_path):
@@ -231,13 +261,13 @@ def test_bad_lines_are_reported_and_skipped(pipe, tmp_path, caplog):
 
 
 def test_pictures_that_are_not_finite_are_reported(pipe, tmp_path, monkeypatch):
-    drawn = offline.stages.draw_batch
+    decode, seen = offline.stages.decode, []
 
-    def broken(*args, **options):
-        images, finite = drawn(*args, **options)
-        return images.at[1].set(np.nan), finite.at[1].set(False)
+    def broken(c, latents, *args, **options):
+        seen.append(latents)
+        return decode(c, latents * np.nan if len(seen) == 2 else latents, *args, **options)
 
-    monkeypatch.setattr(offline.stages, "draw_batch", broken)
+    monkeypatch.setattr(offline.stages, "decode", broken)
     done = run(pipe, ROWS[:3], tmp_path)
     (error,) = errors(tmp_path)
     assert (done.drawn, done.errors) == (2, 1)
@@ -376,23 +406,23 @@ def test_a_full_disk_ends_the_run_and_another_one_goes_on(pipe, tmp_path, monkey
 
 
 def test_the_next_batch_is_drawn_while_the_files_of_one_are_made(pipe, tmp_path, monkeypatch):
-    draw, encode = offline.stages.draw_batch, offline.stages.Drawing._encode
+    decode, encode = offline.stages.decode, offline.stages.Drawing._encode
     second, drawn = threading.Event(), []
 
     def drawing(*args, **options):
         drawn.append(args)
-        if len(drawn) == 2:
+        if len(drawn) == 6:
             second.set()
-        return draw(*args, **options)
+        return decode(*args, **options)
 
     def encoding(self, request, picture):
         assert second.wait(20)
         return encode(self, request, picture)
 
-    monkeypatch.setattr(offline.stages, "draw_batch", drawing)
+    monkeypatch.setattr(offline.stages, "decode", drawing)
     monkeypatch.setattr(offline.stages.Drawing, "_encode", encoding)
     assert run(pipe, ["a cat"] * 6, tmp_path, images_per_shard=6).drawn == 6
-    assert len(drawn) == 2
+    assert len(drawn) == 6
 
 
 def test_without_looking_ahead_the_files_are_the_same(pipe, whole, tmp_path):

@@ -1,20 +1,15 @@
 """FreeU in batches, in programs made ahead and exported, in what is shared and noted."""
 
-import dataclasses
 import logging
 
-import jax
 import numpy as np
 import pytest
 from jax import export
 
 import diffusax
 from diffusax import samplers
-from diffusax.offline.batches import check_picture, draw_batch, plan_batch
 from diffusax.offline.run import pipeline_facts
 from diffusax.pipelines import ahead
-from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.plan import StepInputs
 from diffusax.runtime.ahead import compile_all
 from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.program import PROGRAMS, forget_executables
@@ -32,36 +27,23 @@ def pipe(tiny_checkpoints):
 
 
 @pytest.mark.slow
-def test_a_batch_of_samplers(pipe):
-    own, pictures, alone = pipe.scheduler, [], []
-    for seed, name in enumerate(("euler_a", "heun")):
+def test_images_of_one_batch_have_samplers_and_numbers_of_their_own(pipe):
+    given = {0: ("euler_a", NUMBERS), 1: ("heun", (0.6, 0.4, 1.1, 1.2))}
+    with diffusax.RunningBatch(pipe) as batch:
+        futures = []
+        for seed, (name, numbers) in given.items():
+            pipe.enable_freeu(*numbers)
+            futures.append(batch.submit("a cat", seed=seed, sampler=name, **CALL))
+        together = [future.result(120).images[0] for future in futures]
+    own, alone = pipe.scheduler, []
+    for seed, (name, numbers) in given.items():
+        pipe.enable_freeu(*numbers)
         pipe.scheduler = samplers.scheduler_from_name(name, own)
         alone.append(pipe("a cat", seed=seed, **CALL).images[0])
-        call = Call(prompt="a cat", seed=seed, **CALL)
-        pictures.append(check_picture(pipe.parts, call, pipe.scheduler))
-    batch = plan_batch(pipe.parts, pictures)
-    assert batch.plan.step_inputs.freeu.shape[1:] == (2, 4)
-    images, finite = draw_batch(pipe.parts, batch)
-    assert finite.all()
-    np.testing.assert_allclose(images, alone, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_each_image_of_a_plan_may_have_numbers_of_its_own(pipe):
-    other = (0.6, 0.4, 1.1, 1.2)
-    alone = []
-    for numbers in (NUMBERS, other):
-        pipe.enable_freeu(*numbers)
-        alone.append(pipe("a cat", seed=1, **CALL).images[0])
-    picture = check_picture(pipe.parts, Call(prompt="a cat", seed=1, **CALL), pipe.scheduler)
-    batch = plan_batch(pipe.parts, [picture, picture])
-    rows = np.array(batch.plan.step_inputs.freeu)
-    rows[:, 0] = NUMBERS
-    changed = StepInputs(*batch.plan.step_inputs)._replace(freeu=jax.numpy.asarray(rows))
-    batch = dataclasses.replace(batch, plan=batch.plan._replace(step_inputs=changed))
-    images, _ = draw_batch(pipe.parts, batch)
-    np.testing.assert_allclose(images, alone, atol=1e-4)
-    assert np.abs(alone[0] - alone[1]).max() > 1e-3
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    pipe.enable_freeu(*NUMBERS)
+    other = pipe("a cat", seed=1, **CALL).images[0]
+    assert np.abs(alone[1] - other).max() > 1e-3
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
 
 import diffusax
 from diffusax import offline
-from diffusax.offline.batches import check_picture, draw_batch, plan_batch
+from diffusax.offline.pictures import check_picture
 from diffusax.pipelines import ahead
 from diffusax.pipelines.arguments import Call
 from diffusax.runtime.compilations import count_compilations
@@ -98,7 +98,7 @@ def test_image_to_image(pipe):
     assert alike[0] > alike[1] + 0.3
 
 
-def test_offline_batches_of_own_prompts_steps_and_guidance(pipe):
+def test_a_running_batch_of_own_prompts_steps_and_guidance(pipe):
     calls = [
         Call(prompt="a red apple", negative_prompt="", seed=1, num_inference_steps=3),
         Call(
@@ -109,15 +109,15 @@ def test_offline_batches_of_own_prompts_steps_and_guidance(pipe):
             guidance_scale=2.0,
         ),
     ]
+    names = ("prompt", "negative_prompt", "seed", "num_inference_steps", "guidance_scale")
+    given = [{name: dataclasses.asdict(call)[name] for name in names} for call in calls]
     pictures = [check_picture(pipe.parts, call, pipe.scheduler) for call in calls]
     assert pictures[0].kind == pictures[1].kind
-    images, finite = draw_batch(pipe.parts, plan_batch(pipe.parts, pictures))
-    assert finite.all()
-    for image, call in zip(images, calls):
-        options = dataclasses.asdict(call)
-        names = ("prompt", "negative_prompt", "seed", "num_inference_steps", "guidance_scale")
-        alone = pipe(**{name: options[name] for name in names}).images[0]
-        np.testing.assert_allclose(image, alone, atol=1e-4)
+    with diffusax.RunningBatch(pipe) as batch:
+        futures = [batch.submit(**one) for one in given]
+        for future, one in zip(futures, given, strict=True):
+            alone = pipe(**one).images[0]
+            np.testing.assert_allclose(future.result(120).images[0], alone, atol=1e-4)
 
 
 def test_a_whole_offline_run(pipe, tmp_path):

@@ -49,7 +49,7 @@ def pipes(tiny_checkpoints):
 
 @pytest.fixture
 def batch(pipes):
-    with diffusax.RunningBatch(pipes["text"]) as batch:
+    with diffusax.RunningBatch(pipes["text"], smallest=4) as batch:
         yield batch
 
 
@@ -304,6 +304,8 @@ def test_mistakes_are_one_sentence(pipes, batch):
     for lanes in (0, 3, 6):
         with pytest.raises(ValueError, match="lanes must be a power of two, at least 4"):
             diffusax.RunningBatch(pipes["text"], lanes=lanes)
+    with pytest.raises(ValueError, match=r"smallest must be.*\(got 16\)"):
+        diffusax.RunningBatch(pipes["text"], smallest=16)
     batch.close()
     with pytest.raises(RuntimeError, match="is closed"):
         batch.submit("a cat")

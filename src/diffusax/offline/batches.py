@@ -1,125 +1,154 @@
-"""Batches of images, each with a prompt, seed, sampler, steps and guidance of its own.
+"""Images with a prompt, seed, sampler, steps and guidance of their own, in a running batch."""
 
-A pipeline's call has one sampler and guidance for all its images. In a batch the sampler's rows and
-the guidance are data of each image, so that other ones compile nothing.
-"""
-
+import collections
 import dataclasses
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.freeu import freeu_rows
-from diffusax.pipelines import guidance, programs
-from diffusax.pipelines.arguments import Call
+from diffusax.offline.pictures import Picture
+from diffusax.offline.seating import Seated
+from diffusax.pipelines import entries, programs
+from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.plan import Plan, StepInputs
-from diffusax.pipelines.sample import BoundDenoiser, at_once, decode, sample
-from diffusax.pipelines.schedules import make_schedule
-from diffusax.pipelines.sizes import image_size, require_channels
-from diffusax.pipelines.tasks import guidance_weights, prepare_run
+from diffusax.pipelines.lanes import Lanes
+from diffusax.pipelines.prompts import TextCache
+from diffusax.pipelines.tasks import most_branches, prepare_run, text_to_image
+from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import JaxNoise, image_keys
-from diffusax.samplers import Schedule, Table, stack_tables
+
+_PREPARED = 4
+"""The images that are encoded while the device runs others."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A checked image to generate from a prompt.
+def new_lanes(c: Components, images: int) -> Lanes:
+    """Returns the free lanes of a batch of so many guided images, a few more on some meshes."""
+    devices = count_shares(c.mesh)
+    branches = most_branches(c, text_to_image)
+    return Lanes(-(-images // devices) * devices * branches, branches, devices)
 
-    call: a call with one prompt and one seed. schedule: the rows of its sampler. kind: the key that
-    all images of a batch have in common. number: the index of the image; image i of a seed is the
-    same as that of a pipeline's call.
+
+def prepare(c: Components, picture: Picture) -> entries.Picture:
+    """Encodes an image's prompt and draws its noise, to join a running batch."""
+    c = dataclasses.replace(c, scheduler=picture.scheduler)
+    height, width = picture.kind[:2]
+    call = picture.call
+    keys = image_keys(np.array([call.seed], np.uint32), np.array([picture.number], np.uint32))
+    with in_mesh(c.local_mesh):
+        noise = JaxNoise(keys)
+        x = noise.draw("start", c.latents.shape(height, width))
+        x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
+        run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
+    return entries.prepare_pictures(c, text_to_image, run)[0]
+
+
+class Batches:
+    """Runs seated images in one running batch for each kind.
+
+    An image begins as soon as its seat is free and no image that comes before it waits for a part
+    of that seat. The images of other shards follow without a gap.
     """
 
-    call: Call
-    schedule: Schedule
-    kind: tuple[Any, ...]
-    number: int = 0
+    def __init__(self, c: Components, images: int):
+        """Starts without images. images: see `new_lanes`.
 
+        Raises:
+            ValueError: the mesh has devices of several processes.
+        """
+        check_local(c.mesh)
+        self._c = dataclasses.replace(c, texts=TextCache())
+        self._images = images
+        self._waiting: dict[Any, collections.deque[Seated]] = {}
+        self._prepared: dict[Seated, entries.Picture] = {}
+        self._runs: dict[Any, BatchRun] = {}
+        self._seated: dict[Any, dict[int, Seated]] = {}
+        self.live, self.all = 0, 0
+        """The lanes that had an image, and all lanes, summed over the rows that ran."""
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """A plan for all images of a batch. rows: the number of rows of the longest run."""
+    def add(self, images: list[Seated]) -> None:
+        """Adds images of a shard, which begin in the order of their turns."""
+        for one in sorted(images, key=lambda one: one.turn):
+            kind = one.request.picture.kind
+            self._waiting.setdefault(kind, collections.deque()).append(one)
 
-    plan: Plan
-    rows: int
+    def keep(self, wanted: set[Seated]) -> None:
+        """Drops the images that wait and are not among these."""
+        for kind, queue in self._waiting.items():
+            self._waiting[kind] = collections.deque(one for one in queue if one in wanted)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether images have not begun."""
+        return any(self._waiting.values())
 
-def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
-    """Checks the arguments of a call for one image with this sampler, and makes its schedule.
+    @property
+    def running(self) -> set[Seated]:
+        """The images that have begun and not ended."""
+        return {one for seated in self._seated.values() for one in seated.values()}
 
-    Raises:
-        ValueError: an argument is not valid; says which, and what is.
-    """
-    c = dataclasses.replace(c, scheduler=scheduler)
-    size = image_size(c, call)
-    require_channels(c, c.latents.channels, "text to image")
-    if call.noise != "jax":
-        raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
-    if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
-        raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
-    guided = bool(guidance_weights(c, call))
-    zeros = guided and call.negative_prompt is None and _zeros(c)
-    key = None if c.family.batch_key is None else c.family.batch_key(c, call)
-    kind = (*size, guided, zeros, key)
-    return Picture(call, make_schedule(c, call, size), kind, number)
+    def step(self) -> list[tuple[Seated, jax.Array]]:
+        """Runs rows of a batch until an image ends or gives lanes back.
 
+        Returns the images that have ended, with their latents 1 h w c.
+        """
+        kind = self._next_kind()
+        self._admit(kind)
+        run, seated = self._runs[kind], self._seated[kind]
+        rows = run.rows_until_change()
+        self.live += rows * run.lanes.taken
+        self.all += rows * run.size
+        ended = []
+        for place in run.advance(rows):
+            ended.append((seated.pop(place), run.latents(place)))
+            run.leave(place)
+        # The device is busy: what comes next is prepared meanwhile.
+        for one in list(self._waiting.get(kind, ()))[:_PREPARED]:
+            self._prepare(one)
+        if not seated and not self._waiting.get(kind):
+            self._forget(kind)
+        return ended
 
-def plan_batch(c: Components, pictures: Sequence[Picture]) -> Batch:
-    """Makes the plan of images of one kind."""
-    first, calls = pictures[0], [picture.call for picture in pictures]
-    schedules = tuple(picture.schedule for picture in pictures)
-    height, width, _, zeros, _ = first.kind
-    prompts: list[Any] = [call.prompt for call in calls]
-    negative: list[Any] = [call.negative_prompt or "" for call in calls]
-    together = dataclasses.replace(
-        first.call, prompt=prompts, negative_prompt=None if zeros else negative
-    )
-    seeds = np.array([call.seed for call in calls], np.uint32)
-    numbers = np.array([picture.number for picture in pictures], np.uint32)
-    noise = JaxNoise(image_keys(seeds, numbers))
-    x = noise.draw("start", c.latents.shape(height, width))
-    sigmas = np.array([schedule.init_noise_sigma for schedule in schedules], np.float32)
-    x = programs.begin(x, sigmas[:, None, None, None], None, None)
-    scales = np.array([call.guidance_scale or 1.0 for call in calls], np.float32)
-    size = height, width
-    run = prepare_run(c, together, first.schedule, noise, x, size=size, scales=scales)
-    table = _table(schedules)
-    inputs = _step_inputs(c, pictures, len(table.timestep))
-    plan = run.plan._replace(table=table, step_inputs=inputs)
-    return Batch(plan, max(map(len, schedules)))
+    def _next_kind(self) -> Any:
+        """Returns the kind of a batch in which images wait, or else of one in which some run.
 
+        The last images of a batch so wait for those of the next shard.
+        """
+        found = next((kind for kind, queue in self._waiting.items() if queue), None)
+        if found is not None:
+            return found
+        return next(kind for kind, seated in self._seated.items() if seated)
 
-def draw_batch(c: Components, batch: Batch, *, tiled: bool = False) -> tuple[Any, Any]:
-    """Generates the images, b H W 3 in [0, 1]; also returns whether each is finite, b."""
-    bound = BoundDenoiser(c.denoiser, c.denoiser_params, c.mesh)
-    return decode(c, sample(bound, batch.plan, at_once(batch.rows)), c.decoding(), tiled=tiled)
+    def _admit(self, kind: Any) -> None:
+        queue = self._waiting.setdefault(kind, collections.deque())
+        if kind not in self._runs:
+            first = self._prepare(queue[0])
+            size = new_lanes(self._c, self._images).size
+            self._runs[kind], self._seated[kind] = BatchRun(self._c, first, size), {}
+        run, seated = self._runs[kind], self._seated[kind]
+        places: set[int] = set()
+        lanes: set[int] = set()
+        left: collections.deque[Seated] = collections.deque()
+        while queue and len(lanes) < run.size:
+            one = queue.popleft()
+            seat = one.seat
+            free = seat.place not in places and lanes.isdisjoint(seat.lanes)
+            if free and run.lanes.is_free(seat):
+                run.join(self._prepare(one), seat)
+                del self._prepared[one]
+                seated[seat.place] = one
+            else:
+                places.add(seat.place)
+                lanes.update(seat.lanes)
+                left.append(one)
+        queue.extendleft(reversed(left))
 
+    def _prepare(self, one: Seated) -> entries.Picture:
+        if one not in self._prepared:
+            self._prepared[one] = prepare(self._c, one.request.picture)
+        return self._prepared[one]
 
-def _zeros(c: Components) -> bool:
-    """Returns whether zeros replace a negative prompt that is not given."""
-    return bool(c.options.get("force_zeros_for_empty_prompt"))
-
-
-@functools.lru_cache(8)
-def _table(schedules: tuple[Schedule, ...]) -> Table:
-    return jax.tree.map(jnp.asarray, stack_tables([schedule.table() for schedule in schedules]))
-
-
-def _step_inputs(c: Components, pictures: Sequence[Picture], height: int) -> StepInputs:
-    columns = []
-    for picture in pictures:
-        call = picture.call
-        weights = guidance_weights(c, call)
-        interval = call.guidance_start, call.guidance_end
-        columns.append(guidance.per_row(weights, len(picture.schedule), height, interval))
-    rescale = np.array([picture.call.guidance_rescale for picture in pictures], np.float32)
-    return StepInputs(
-        np.stack(columns, 1),
-        np.broadcast_to(rescale, (height, len(pictures))),
-        freeu=freeu_rows(c.freeu, height, len(pictures)),
-    )
+    def _forget(self, kind: Any) -> None:
+        """Frees the arrays of a batch in which no image is left."""
+        for group in (self._waiting, self._runs, self._seated):
+            group.pop(kind, None)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.offline.batches import Picture, check_picture
+from diffusax.offline.pictures import Picture, check_picture
 from diffusax.offline.prompts import COLUMNS
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.tasks import text_to_image

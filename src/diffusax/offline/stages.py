@@ -1,33 +1,37 @@
-"""The stages of a batch: its lines are read, its images are generated, its files are written."""
+"""The stages of a shard: its lines are read, its images are generated, its files are written."""
 
-import collections
 import contextlib
 import dataclasses
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from PIL import Image
 
 from diffusax.images.pictures import png_parameters, to_pil
-from diffusax.offline.batches import draw_batch, plan_batch
+from diffusax.offline.batches import Batches, new_lanes
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
 from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
+from diffusax.offline.seating import Seated, seat_requests
 from diffusax.parameters import parameters_text
+from diffusax.pipelines.sample import decode
 from diffusax.runtime.signals import StopRequest
 
 log = logging.getLogger(__name__)
 
 Advance = Callable[[int], object]
 
+_SHARDS = 2
+"""The shards of which some images may be unfinished."""
 _ENCODERS = 8
 """The most PNG files that are encoded at the same time."""
 
@@ -53,23 +57,30 @@ class Order:
         return Folder(self.out, open_format(self.settings.format))
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A batch to generate; a task without requests follows the last one and finishes the shard."""
+@dataclasses.dataclass(eq=False)
+class Piece:
+    """Images of a shard whose files are written together.
+
+    A piece without images follows a shard's last one, and finishes the shard.
+    """
 
     opened: "OpenShard"
     number: int
-    batch: list[Request]
+    images: list[Seated]
+    drawn: dict[Seated, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    """For each image that has ended, its pixels 1 H W 3 and whether they are finite, 1."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class OpenShard:
     """A shard whose lines have been read. left_out: the number of images that will be missing."""
 
     shard: Shard
-    batches: list[list[Request]]
+    pieces: list[list[Seated]]
     errors: list[dict[str, Any]]
     left_out: int
+    unfinished: int = 0
+    """The pieces that are not drawn yet."""
 
 
 class Drawing:
@@ -102,10 +113,10 @@ class Drawing:
                 for n, name in ((1, "read"), (1, "write"), (encoders, "png"))
             )
             opened = ahead(reader, self._open, parts, min(self._order.lookahead, 1))
-            drawn = map(self._draw, self._tasks(opened, advance))
+            drawn = self._draw(opened, advance)
 
-            def write(result: tuple[Task, Any, Any]) -> tuple[int, int]:
-                return self._write(*result, pool)
+            def write(piece: Piece) -> tuple[int, int]:
+                return self._write(piece, pool)
 
             for settled, added in ahead(writer, write, drawn, self._order.lookahead):
                 advance(settled)
@@ -114,10 +125,11 @@ class Drawing:
     def _open(self, part: Part) -> OpenShard:
         number, lines = part
         requests, errors, left_out = self._read(lines)
-        batches = list(make_batches(requests, self._order.settings.batch_size))
+        size = self._order.settings.batch_size
+        pieces = seat_requests(requests, size, lambda: new_lanes(self._pipe.parts, size))
         shard = self._folder.shard(number)
         shard.begin()
-        return OpenShard(shard, batches, errors, left_out)
+        return OpenShard(shard, pieces, errors, left_out)
 
     def _read(self, lines: list[Line]) -> tuple[list[Request], list[dict[str, Any]], int]:
         """Returns the requests of the lines, the errors, and the number of missing images."""
@@ -144,43 +156,86 @@ class Drawing:
                 self._unknown.add(name)
                 log.warning("%s: the column %r is not read", self._order.name, name)
 
-    def _tasks(self, opened: Iterator[OpenShard], advance: Advance) -> Iterator[Task]:
-        for one in opened:
-            advance(one.left_out)
-            for number, batch in enumerate(one.batches):
-                if one.shard.has_batch(number):
-                    advance(len(batch))
+    def _draw(self, opened: Iterator[OpenShard], advance: Advance) -> Iterator[Piece]:
+        """Yields the pieces of the shards as they are drawn.
+
+        A shard is opened when no image of those before waits to begin, so that the batch stays
+        full; there are at most two, so that none stays unfinished for long.
+        """
+        batches = Batches(self._pipe.parts, self._order.settings.batch_size)
+        pieces: dict[Seated, Piece] = {}
+        shards: set[OpenShard] = set()
+        while True:
+            stopping = self._stop.number is not None
+            if stopping:
+                self._keep_begun(batches, pieces)
+            while not stopping and not batches.waiting and len(shards) < _SHARDS:
+                one = next(opened, None)
+                if one is None:
+                    break
+                advance(one.left_out)
+                pieces |= self._begin(one, batches, advance)
+                if one.unfinished:
+                    shards.add(one)
+                else:
+                    yield Piece(one, len(one.pieces), [])
+            if not batches.waiting and not batches.running:
+                return
+            for image, latents in batches.step():
+                piece = pieces.pop(image)
+                piece.drawn[image] = self._decode(latents)
+                if len(piece.drawn) < len(piece.images):
                     continue
-                yield Task(one, number, batch)
-                if self._stop.number is not None:
-                    return
-            yield Task(one, len(one.batches), [])
+                yield piece
+                one = piece.opened
+                one.unfinished -= 1
+                if not one.unfinished:
+                    shards.remove(one)
+                    yield Piece(one, len(one.pieces), [])
 
-    def _draw(self, task: Task) -> tuple[Task, Any, Any]:
-        if not task.batch:
-            return task, None, None
-        c, pictures = self._pipe.parts, [request.picture for request in task.batch]
-        # One program serves all batches; the images of padding are dropped.
-        pictures += pictures[-1:] * (self._order.settings.batch_size - len(pictures))
-        return task, *draw_batch(c, plan_batch(c, pictures), tiled=self._pipe.vae.tiling)
+    @staticmethod
+    def _begin(one: OpenShard, batches: Batches, advance: Advance) -> dict[Seated, Piece]:
+        """Adds the images of a shard that are not written, and returns the piece of each."""
+        found: dict[Seated, Piece] = {}
+        for number, images in enumerate(one.pieces):
+            if one.shard.has_batch(number):
+                advance(len(images))
+                continue
+            one.unfinished += 1
+            found |= dict.fromkeys(images, Piece(one, number, images))
+        batches.add(list(found))
+        return found
 
-    def _write(self, task: Task, images: Any, finite: Any, pool: Executor) -> tuple[int, int]:
-        """Writes a batch, or the shard; returns how many images that settles, and generates."""
-        opened, batch = task.opened, task.batch
-        if not batch:
-            opened.shard.finish(task.number, opened.errors)
+    @staticmethod
+    def _keep_begun(batches: Batches, pieces: Mapping[Seated, Piece]) -> None:
+        """Drops the images of pieces of which none has begun."""
+        begun = {pieces[image] for image in batches.running}
+        begun |= {piece for piece in pieces.values() if piece.drawn}
+        batches.keep({image for piece in begun for image in piece.images})
+
+    def _decode(self, latents: jax.Array) -> tuple[Any, Any]:
+        c = self._pipe.parts
+        return decode(c, latents, c.decoding(), tiled=self._pipe.vae.tiling)
+
+    def _write(self, piece: Piece, pool: Executor) -> tuple[int, int]:
+        """Writes a piece, or the shard; returns how many images that settles, and generates."""
+        opened, images = piece.opened, piece.images
+        if not images:
+            opened.shard.finish(piece.number, opened.errors)
             return 0, 0
-        whole = np.asarray(finite)[: len(batch)]
-        pictures = to_pil(np.asarray(images)[: len(batch)][whole])
-        good = [request for request, ok in zip(batch, whole) if ok]
+        drawn = [tuple(map(np.asarray, piece.drawn[image])) for image in images]
+        requests = [image.request for image in images]
+        whole = [bool(finite.all()) for _, finite in drawn]
+        pictures = [to_pil(pixels)[0] for (pixels, _), ok in zip(drawn, whole) if ok]
+        good = [request for request, ok in zip(requests, whole) if ok]
         items: list[Item] = list(pool.map(self._encode, good, pictures))
         errors = [
             self._error(request.info["line"], self._not_finite(), key=request.key)
-            for request, ok in zip(batch, whole)
+            for request, ok in zip(requests, whole)
             if not ok
         ]
-        opened.shard.add_batch(task.number, items, errors, pool)
-        return len(batch), len(items)
+        opened.shard.add_batch(piece.number, items, errors, pool)
+        return len(images), len(items)
 
     def _encode(self, request: Request, picture: Image.Image) -> Item:
         file = io.BytesIO()
@@ -198,17 +253,6 @@ class Drawing:
             f"the picture is not finite in {self._pipe.dtype} (autoencoder {vae}); use bfloat16 or "
             "float32"
         )
-
-
-def make_batches(requests: Sequence[Request], size: int) -> Iterator[list[Request]]:
-    """Yields batches of requests of one kind; those with as many rows are beside each other."""
-    kinds = collections.defaultdict(list)
-    for request in requests:
-        kinds[request.picture.kind].append(request)
-    for alike in kinds.values():
-        # All images of a batch wait for the one with the most rows.
-        alike.sort(key=lambda request: len(request.picture.schedule))
-        yield from (alike[i : i + size] for i in range(0, len(alike), size))
 
 
 def png_text(info: Mapping[str, Any], order: Order) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.components import Components
@@ -19,6 +20,20 @@ class _Member:
     picture: Picture
     at: int = 0
     """The next row of its run."""
+
+
+def check_local(mesh: Mesh | None) -> None:
+    """Raises ValueError for a mesh of several processes, which would have to run alike."""
+    if mesh is not None and mesh != mesh.local_mesh:
+        raise ValueError(
+            "a running batch needs a mesh within one process; load the pipeline with a mesh of "
+            "jax.local_devices()"
+        )
+
+
+def count_shares(mesh: Mesh | None) -> int:
+    """Returns the number of parts into which a mesh splits a batch."""
+    return 1 if mesh is None else batch_size(mesh)
 
 
 class BatchRun:
@@ -37,7 +52,7 @@ class BatchRun:
         """
         self.key = picture.key
         self._c, self._params = c, c.denoiser_params
-        self._devices = 1 if c.mesh is None else batch_size(c.mesh)
+        self._devices = count_shares(c.mesh)
         branches = picture.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
         self._members: dict[int, _Member] = {}

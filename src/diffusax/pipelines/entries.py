@@ -11,6 +11,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.guidance import last_guided_row
 from diffusax.pipelines.plan import DecoderCondition, Decoding, PreparedRun, StepInputs
 from diffusax.pipelines.tasks import Task, most_branches
 from diffusax.runtime.mesh import in_mesh
@@ -36,6 +37,11 @@ class Picture:
     decoding: Decoding
     decoder_condition: DecoderCondition | None
     """The image and the mask that the decoder reads beside the latents, or None."""
+
+
+def table_height(rows: int) -> int:
+    """Returns the rows of the tables of a batch that an image of so many rows joins."""
+    return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def runs_alone(call: Call, run: PreparedRun) -> bool:
@@ -67,11 +73,10 @@ def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Pictur
 
 def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: int) -> Picture:
     rows = len(run.schedule)
-    height = max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    height = table_height(rows)
     inputs = _step_inputs(run.plan.step_inputs, height, branches)
     entry = arrays._replace(table=_table(run.schedule, height), step_inputs=inputs)
-    guided = np.flatnonzero(np.any(inputs.weights, axis=1))
-    until = int(guided[-1]) + 1 if len(guided) else 0
+    until = last_guided_row(inputs.weights)
     shown = run.decoder_condition
     if shown is not None:
         shown = DecoderCondition(*(x[i : i + 1] for x in shown))

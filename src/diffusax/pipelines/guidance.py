@@ -41,6 +41,12 @@ def per_row(
     return table
 
 
+def last_guided_row(weights: np.ndarray) -> int:
+    """Returns the row after the last one with guidance, 0 without any. weights: n k-1."""
+    guided = np.flatnonzero(np.any(weights, axis=1))
+    return int(guided[-1]) + 1 if len(guided) else 0
+
+
 def apply_guidance(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.Array:
     """Returns the guided prediction.
 

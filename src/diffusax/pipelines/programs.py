@@ -26,7 +26,7 @@ from diffusax.pipelines.plan import (
 from diffusax.runtime.mesh import split_images
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
-from diffusax.samplers import Schedule, Table, init_state, run, stack_tables
+from diffusax.samplers import Schedule, Table, init_state, run
 
 
 @functools.partial(Program, static=("denoiser",), donate=("state",), shape_of="state")
@@ -223,31 +223,6 @@ def stack_branches(
         return jnp.repeat(jnp.stack(chosen, axis=1), repeats, axis=0)
 
     return jax.tree.map(one, *branches)
-
-
-def batch_plans(plans: list[Plan]) -> Plan:
-    """Joins plans of one shape into one, in which every image keeps its own sampler and inputs.
-
-    The noise of the plans must be random keys, not arrays of noise.
-    """
-
-    def join(axis: int, trees: list[Any]) -> Any:
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
-
-    sizes = [plan.latents.shape[0] for plan in plans]
-    spread_rows = [
-        jax.tree.map(lambda c, b=b: jnp.repeat(jnp.asarray(c)[:, None], b, 1), plan.step_inputs)
-        for plan, b in zip(plans, sizes)
-    ]
-    tables = [plan.table for plan, b in zip(plans, sizes) for _ in range(b)]
-    return Plan(
-        join(0, [plan.latents for plan in plans]),
-        join(0, [plan.conditions for plan in plans]),
-        stack_tables(tables),
-        join(1, spread_rows),
-        jnp.concatenate([plan.noise for plan in plans]),
-        None if plans[0].inpainting is None else join(0, [plan.inpainting for plan in plans]),
-    )
 
 
 @functools.lru_cache(64)

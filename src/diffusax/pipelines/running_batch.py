@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,14 +15,13 @@ import jax
 import numpy as np
 
 from diffusax.pipelines.arguments import bound_arguments, check_call
-from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Generation, Request
-from diffusax.pipelines.lanes import Lanes
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.prompts import TextCache
 from diffusax.pipelines.step_callbacks import watch_call
-from diffusax.runtime.mesh import batch_size, in_mesh
+from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Scheduler, scheduler_from_name
 
 log = logging.getLogger(__name__)
@@ -74,31 +72,32 @@ class RunningBatch:
             images = [future.result().images[0] for future in futures]
     """
 
-    def __init__(self, pipe: Any, *, lanes: int = 8):
+    def __init__(self, pipe: Any, *, lanes: int = 8, smallest: int | None = None):
         """Starts a running batch.
 
         Args:
             pipe: the pipeline whose calls are submitted. Others may be named with each call.
-            lanes: the most entries of the network's batch, a power of two times the devices of the
-                pipeline's mesh. An image takes one without guidance, two with classifier-free
-                guidance and three with InstructPix2Pix's.
+            lanes: the most entries of the network's batch, a power of two, at least 4, times the
+                devices of the pipeline's mesh. An image takes one without guidance, two with
+                classifier-free guidance and three with InstructPix2Pix's.
+            smallest: the entries of the network's batch while little is to do, such a power of two
+                from 1 to lanes; by default one for each device. A step of a small batch takes less
+                time on CPUs, and each size compiles once.
 
         Raises:
-            ValueError: lanes is not such a number, or the mesh belongs to several processes.
+            ValueError: lanes or smallest is not such a number, or the mesh belongs to several
+                processes.
         """
-        mesh = pipe.mesh
-        self._devices = 1 if mesh is None else batch_size(mesh)
-        if mesh is not None and mesh != mesh.local_mesh:
-            raise ValueError(
-                "a running batch needs a mesh within one process; load the pipeline with a mesh of "
-                "jax.local_devices()"
-            )
-        share = lanes / self._devices
-        if share < 4 or share != 2 ** round(math.log2(share)):
-            raise ValueError(
-                f"lanes must be a power of two, at least 4, times {self._devices} devices (got "
-                f"{lanes})"
-            )
+        check_local(pipe.mesh)
+        self._devices = count_shares(pipe.mesh)
+        self._smallest = self._devices if smallest is None else smallest
+        for name, value, least in (("lanes", lanes, 4), ("smallest", self._smallest, 1)):
+            share, rest = divmod(value, self._devices)
+            if rest or share < least or share.bit_count() != 1 or value > lanes:
+                raise ValueError(
+                    f"{name} must be a power of two, at least {least}, times {self._devices} "
+                    f"devices, and smallest at most lanes (got {value})"
+                )
         self._pipe, self._lanes, self._texts = pipe, lanes, TextCache()
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
@@ -149,14 +148,15 @@ class RunningBatch:
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe or self._pipe, sampler, args, kwargs)
         picture = prepare_pictures(request.c, request.pipe.task, self._prepared(request))[0]
-        sizes = [self._size_for(1)]
+        sizes = [self._smallest]
         run = BatchRun(request.c, picture, sizes[0])
         while sizes[-1] < self._lanes:
             sizes.append(2 * sizes[-1])
         for size in (*sizes, *sizes[-2::-1]):
             if size != run.size:
                 run.resize(size)
-            seat = Lanes(size, run.lanes.branches, self._devices).find(picture.branches)
+            # The programs are the same for any number of branches.
+            seat = run.lanes.find(1)
             assert seat is not None
             run.join(picture, seat)
             run.advance(1)
@@ -193,8 +193,10 @@ class RunningBatch:
         scheduler = parts.scheduler if sampler is None else sampler
         if isinstance(scheduler, str):
             scheduler = scheduler_from_name(scheduler, parts.scheduler)
-        # What the pipeline's owner assigns later concerns later calls.
-        copies = {name: dict(getattr(parts, name)) for name in ("models", "params", "tokenizers")}
+        # What the pipeline's owner changes later concerns later calls.
+        params: dict[str, Any] = {}
+        models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
+        copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
         c = dataclasses.replace(parts, scheduler=scheduler, texts=self._texts, **copies)
         return Request(pipe, c, call, Generation(self._wake))
 
@@ -303,35 +305,33 @@ class RunningBatch:
             if not queue:
                 return
             first = queue[0]
-            run = BatchRun(first.request.c, first.picture, self._size_for(1))
-            self._runs[key] = run
-            self._seated[key] = {}
-        self._fit(key, run, sum(w.picture.branches for w in queue))
+            run = BatchRun(first.request.c, first.picture, self._smallest)
+            self._runs[key], self._seated[key] = run, {}
+        if not queue:
+            self._shrink(key, run)
         while queue:
             seat = run.lanes.find(queue[0].picture.branches)
-            if seat is None:
+            if seat is not None:
+                waiting = queue.popleft()
+                run.join(waiting.picture, seat)
+                self._seated[key][seat.place] = waiting
+            elif run.size < self._lanes:
+                self._resize(key, run, 2 * run.size)
+            else:
                 return
-            waiting = queue.popleft()
-            run.join(waiting.picture, seat)
-            self._seated[key][seat.place] = waiting
 
-    def _size_for(self, lanes: int) -> int:
-        """Returns the smallest size of a batch that holds so many lanes, or the largest."""
-        size = 4 * self._devices
-        while size < min(lanes, self._lanes):
-            size *= 2
-        return size
-
-    def _fit(self, key: Any, run: BatchRun, wanted: int) -> None:
-        """Doubles or halves the batch until it has the size for its images and those that wait."""
-        size = self._size_for(run.lanes.taken + wanted)
-        while run.size != size:
+    def _shrink(self, key: Any, run: BatchRun) -> None:
+        """Halves the batch while its images fit the half."""
+        while run.size > self._smallest and run.lanes.taken <= run.size // 2:
             try:
-                moved = run.resize(2 * run.size if size > run.size else run.size // 2)
+                self._resize(key, run, run.size // 2)
             except ValueError:
                 # On a mesh some device may still be full.
                 return
-            self._seated[key] = {moved[p]: w for p, w in self._seated[key].items()}
+
+    def _resize(self, key: Any, run: BatchRun, size: int) -> None:
+        moved = run.resize(size)
+        self._seated[key] = {moved[place]: w for place, w in self._seated[key].items()}
 
     def _advance(self, key: Any, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""

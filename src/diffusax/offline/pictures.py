@@ -1,0 +1,62 @@
+"""Images of a run over many prompts, checked before any of them is generated."""
+
+import dataclasses
+from typing import Any
+
+from diffusax.pipelines import guidance
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.entries import table_height
+from diffusax.pipelines.schedules import make_schedule
+from diffusax.pipelines.sizes import image_size, require_channels
+from diffusax.pipelines.tasks import guidance_weights
+from diffusax.samplers import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A checked image to generate from a prompt."""
+
+    call: Call
+    """A call with one prompt and one seed."""
+    scheduler: Any
+    schedule: Schedule
+    """The rows of its sampler."""
+    kind: tuple[Any, ...]
+    """The key that all images of a batch have in common; it begins with height and width."""
+    branches: int
+    """The lanes that it needs at first."""
+    guided_until: int
+    """The row from which on it needs one lane."""
+    number: int = 0
+    """The index of the image; image i of a seed is the same as that of a pipeline's call."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of its run."""
+        return len(self.schedule)
+
+
+def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) -> Picture:
+    """Checks the arguments of a call for one image with this sampler, and makes its schedule.
+
+    Raises:
+        ValueError: an argument is not valid; says which, and what is.
+    """
+    c = dataclasses.replace(c, scheduler=scheduler)
+    size = image_size(c, call)
+    require_channels(c, c.latents.channels, "text to image")
+    if call.noise != "jax":
+        raise ValueError(f"noise must be 'jax' in a batch of several seeds (got {call.noise!r})")
+    if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
+        raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
+    schedule = make_schedule(c, call, size)
+    rows, weights = len(schedule), guidance_weights(c, call)
+    until = guidance.last_guided_row(
+        guidance.per_row(weights, rows, rows, (call.guidance_start, call.guidance_end))
+    )
+    thresholds = schedule.table().threshold is not None
+    key = None if c.family.batch_key is None else c.family.batch_key(c, call)
+    kind = (*size, key, table_height(rows), thresholds)
+    branches = len(weights) + 1 if until else 1
+    return Picture(call, scheduler, schedule, kind, branches, until, number)
