@@ -1,6 +1,6 @@
 """Runs mixed calls in running batches on meshes of eight devices, and each alone on one device.
 
-python batch_on_mesh.py CHECKPOINTS OUT.json MESH ...
+python batch_on_mesh.py CHECKPOINTS OUT.json 'TASK MESH' ...
 """
 
 import json
@@ -14,6 +14,9 @@ from mixtures import picture
 
 import diffusax
 from diffusax.pipelines import batch as programs
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.entries import prepare_pictures
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, recorded_requests
 
@@ -62,35 +65,32 @@ def moved(requests: list, mesh: jax.sharding.Mesh) -> list[list[str]]:
 
 
 def main() -> None:
-    """Writes the largest difference of a pixel for each mesh and task, and what is exchanged."""
-    root, out, *meshes = sys.argv[1:]
+    """Writes the largest difference of a pixel for each case, and what is exchanged."""
+    root, out, *cases = sys.argv[1:]
     single = load(Path(root), device=jax.devices()[0])
-    expected = {task: [alone(pipe, c) for c in calls(task)] for task, pipe in single.items()}
     differences, exchanged = {}, {}
-    for mesh in meshes:
-        pipes = load(Path(root), mesh=mesh)
-        shares = pipes["text"].mesh.shape["data"] * pipes["text"].mesh.shape["fsdp"]
-        for task, pipe in pipes.items():
-            with diffusax.RunningBatch(pipe, lanes=4 * shares) as batch:
-                futures = [batch.submit(**call) for call in calls(task)]
-                found = [future.result(300).images for future in futures]
-            pairs = zip(found, expected[task], strict=True)
-            differences[f"{task} {mesh}"] = float(max(np.abs(a - b).max() for a, b in pairs))
-        exchanged[mesh] = exchange(pipes["text"], shares)
+    for case in cases:
+        task, mesh = case.split()
+        expected = [alone(single[task], call) for call in calls(task)]
+        pipe = load(Path(root), mesh=mesh)[task]
+        lanes = 4 * pipe.mesh.shape["data"] * pipe.mesh.shape["fsdp"]
+        with diffusax.RunningBatch(pipe, lanes=lanes, smallest=lanes) as batch:
+            futures = [batch.submit(**call) for call in calls(task)]
+            found = [future.result(300).images for future in futures]
+        pairs = zip(found, expected, strict=True)
+        differences[case] = float(max(np.abs(a - b).max() for a, b in pairs))
+        if task == "text":
+            exchanged[mesh] = exchange(pipe, lanes)
     Path(out).write_text(json.dumps({"differences": differences, "exchanged": exchanged}))
 
 
-def exchange(pipe: diffusax.DiffusionPipeline, shares: int) -> list[list[str]]:
+def exchange(pipe: diffusax.DiffusionPipeline, lanes: int) -> list[list[str]]:
     """What the devices exchange in a step of text to image."""
-    from diffusax.pipelines.arguments import check_call
-    from diffusax.pipelines.batch_run import BatchRun
-    from diffusax.pipelines.entries import prepare_pictures
-
     c = pipe.parts
     with in_mesh(c.local_mesh):
         run = pipe.task(c, check_call({"prompt": "a cat", "num_inference_steps": 2, "seed": 0}))
     (one,) = prepare_pictures(c, pipe.task, run)
-    batch = BatchRun(c, one, 4 * shares)
+    batch = BatchRun(c, one, lanes)
     batch.join(one, batch.lanes.find(one.branches))
     with recorded_requests() as requests:
         batch.advance(1)

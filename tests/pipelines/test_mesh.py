@@ -64,6 +64,27 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
     assert found["split"]["data=8"] == {"fsdp": 0, "tensor": 0}
 
 
+RUNNING = ["text data=8"]
+MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2"]
+
+
+@pytest.mark.parametrize("cases", [RUNNING, pytest.param(MORE_RUNNING, marks=pytest.mark.slow)])
+def test_a_running_batch_on_eight_devices_equals_each_call_on_one(root, tmp_path, cases):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "batch_on_mesh.py"), str(root), str(tmp_path / "out"), *cases],
+        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "out").read_text())
+    assert set(found["differences"]) == set(cases)
+    assert max(found["differences"].values()) < 1e-4, found["differences"]
+    if cases == RUNNING:
+        # Whether any image draws noise is all that the devices tell each other.
+        assert found["exchanged"] == {"data=8": [["pred[]", "all-reduce"]]}
+
+
 def start(root: Path, folder: Path, mesh: str, *more: str) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
