@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import adapted
 import diffusers
@@ -124,11 +123,8 @@ def test_the_adapter_of_every_layer_counts_where_devices_share_layers(tmp_path, 
     assert set(found["effects"]) == set(kernel_shapes(network_of(name)))
     assert min(found["effects"].values()) > 1e-4, found["effects"]
     # As the kernels: B where columns are split, A where rows are.
-    assert {tuple(axes) for axes in found["split"].values()} == {
-        (None, None),
-        (-2, None),
-        (None, -1),
-    }
+    shares = {tuple(axes) for axes in found["split"].values()}
+    assert shares - {(None, None)} == {(-2, None), (None, -1)}
 
 
 def test_other_adapters_weights_and_numbers_of_adapters_compile_nothing():

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import Denoiser, Family
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
@@ -36,6 +37,8 @@ class Components:
     process: Kind | None = None
     """The process that the networks were trained with, from the scheduler that they came with; None
     where it is not known."""
+    adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
+    """The adapters that calls may name."""
 
     @classmethod
     def of(

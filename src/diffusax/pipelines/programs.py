@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser
-from diffusax.pipelines.plan import DecoderCondition, Plan, repeat_branches
+from diffusax.pipelines.plan import DecoderCondition, Plan, StepInputs, repeat_branches
 from diffusax.runtime.mesh import split_images
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
@@ -57,6 +57,7 @@ def advance(
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
+        inputs = inputs._replace(adapters=_adapters_of_branches(inputs.adapters, b, k))
         branches = repeat_branches(x[:, None], k)
         t = repeat_branches(jnp.broadcast_to(timestep, (b,))[:, None], k)
         y = predict(params, branches, t, conditions, inputs)
@@ -75,12 +76,29 @@ def advance(
     return run(model, state, plan.table, start, stop, draw, constrain)
 
 
+def _adapters_of_branches(weights: jax.Array | None, b: int, k: int) -> jax.Array | None:
+    """Repeats the weights of adapters, a or b a, for each branch of each image, (b k) a."""
+    if weights is None:
+        return None
+    return repeat_branches(jnp.broadcast_to(weights, (b, weights.shape[-1]))[:, None], k)
+
+
 @functools.partial(Program, static=("denoiser",), shape_of="images")
 def embed_control(
-    denoiser: Denoiser, params: Params, images: tuple[jax.Array, ...]
+    denoiser: Denoiser,
+    params: Params,
+    images: tuple[jax.Array, ...],
+    weights: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`."""
-    return denoiser.embed(params, images)
+    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`.
+
+    weights: the weights of a adapters for each image, b a, or a where they agree; None without
+    adapters.
+    """
+    if weights is None:
+        return denoiser.embed(params, images)
+    rows = jnp.broadcast_to(weights, (images[0].shape[0], weights.shape[-1]))
+    return denoiser.embed(params, images, rows)
 
 
 @jax.jit
@@ -198,10 +216,7 @@ def batch_plans(plans: list[Plan]) -> Plan:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
 
     sizes = [plan.latents.shape[0] for plan in plans]
-    spread_rows = [
-        jax.tree.map(lambda c, b=b: jnp.repeat(jnp.asarray(c)[:, None], b, 1), plan.step_inputs)
-        for plan, b in zip(plans, sizes)
-    ]
+    spread_rows = [_of_images(plan.step_inputs, b) for plan, b in zip(plans, sizes)]
     tables = [plan.table for plan, b in zip(plans, sizes) for _ in range(b)]
     return Plan(
         join(0, [plan.latents for plan in plans]),
@@ -211,6 +226,15 @@ def batch_plans(plans: list[Plan]) -> Plan:
         jnp.concatenate([plan.noise for plan in plans]),
         None if plans[0].inpainting is None else join(0, [plan.inpainting for plan in plans]),
     )
+
+
+def _of_images(inputs: StepInputs, b: int) -> StepInputs:
+    """Repeats the inputs of each row, n ..., for each of b images, n b ..."""
+    repeated: StepInputs = jax.tree.map(
+        lambda column: jnp.repeat(jnp.asarray(column)[:, None], b, 1), inputs
+    )
+    own = inputs.adapters is not None and inputs.adapters.ndim == 3
+    return repeated._replace(adapters=jnp.asarray(inputs.adapters)) if own else repeated
 
 
 @functools.lru_cache(64)

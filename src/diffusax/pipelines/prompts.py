@@ -8,9 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from diffusax.models.adapters import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
+from diffusax.pipelines.adapter_store import call_adapters
 from diffusax.pipelines.arguments import Call, as_list, check_call, match_length, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
@@ -27,21 +30,39 @@ def encode_texts(
     encoders: tuple[Network, ...],
     params: tuple[Params, ...],
     tokens: Tokens,
+    adapters: tuple[Layers | None, ...] = (),
     *,
     groups: int = 1,
     clip_skip: int | None = None,
 ) -> tuple[Prompt, ...]:
     """Encodes texts to embeddings, for each of `groups` equal parts of the texts.
 
-    tokens: see the families' `encode`. clip_skip: the number of the encoder's last layers to leave
-    out; it applies to the first part alone, the prompts, as in diffusers.
+    tokens: see the families' `encode`. adapters: the layers of each encoder's adapters, whose
+    weights are in the tokens; empty for none at all. clip_skip: the number of the encoder's last
+    layers to leave out; it applies to the first part alone, the prompts, as in diffusers.
     """
     if not clip_skip:
-        return split_groups(family.encode(encoders, params, tokens), groups)
+        return split_groups(encode_adapted(family, encoders, params, tokens, adapters), groups)
     return tuple(
-        family.encode(encoders, params, part, None if g else clip_skip)
+        encode_adapted(family, encoders, params, part, adapters, None if g else clip_skip)
         for g, part in enumerate(split_groups(tokens, groups))
     )
+
+
+def encode_adapted(
+    family: Family,
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    adapters: tuple[Layers | None, ...],
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens by the family's function, with encoders that have adapters.
+
+    adapters: see `encode_texts`.
+    """
+    networks = adapted_networks(encoders, adapters, tokens.adapters)
+    return family.encode(networks, params, tokens._replace(adapters=None), clip_skip)
 
 
 def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
@@ -82,11 +103,13 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     texts = _texts_to_encode(c, call, found, guided=branches > 1)
     if texts:
         tokens = tokenize(c, call, texts, _length(found))
+        tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
         params = tuple(c.params[name] for name in names)
         options: dict[str, Any] = {"groups": len(texts)}
         options["clip_skip"] = None if "" in found else call.clip_skip
-        found |= dict(zip(texts, encode_texts(c.family, networks, params, tokens, **options)))
+        encoded = encode_texts(c.family, networks, params, tokens, adapters, **options)
+        found |= dict(zip(texts, encoded))
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
@@ -94,6 +117,17 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
             f"{found[''].context.shape} and {found['negative_'].context.shape})"
         )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
+
+
+def _with_adapters(
+    c: Components, call: Call, tokens: Tokens, groups: int
+) -> tuple[Tokens, tuple[Layers | None, ...]]:
+    """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
+    adapters = call_adapters(c, call, count_prompts(call))
+    layers = tuple(adapters.layers.get(name) for _, _, name in c.text) if adapters else ()
+    if adapters is None or not any(layers):
+        return tokens, ()
+    return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:
