@@ -168,6 +168,7 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     mesh = placement.component_mesh(mesh, role)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
+        "adapters": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
