@@ -1,5 +1,8 @@
 """Adapters in pipelines: names and weights are data, stacks are shared, mistakes are told."""
 
+import dataclasses
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from adapted import random_adapter
 import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines import programs
-from diffusax.pipelines.adapters import group_of, round_rank, stack, stack_weights
+from diffusax.pipelines.adapters import group_of, read_adapter, round_rank, stack, stack_weights
 from diffusax.pipelines.sample import at_once, bind, sample
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
@@ -221,6 +224,19 @@ def test_adapters_that_fit_nothing(pipe, layers, message):
         pipe.add_adapter("mine", layers)
     assert "\n" not in str(error.value)
     assert "mine" in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPyTorch:
+    """As the networks of PyTorch's modules: parameters by whole names, without kernels."""
+
+    shapes = MappingProxyType({"conv_in.weight": jax.ShapeDtypeStruct((4, 4), jnp.float32)})
+
+
+def test_networks_of_other_libraries_take_none():
+    layers = {"unet": {"conv_in": pair((4, 2), (2, 4))}}
+    with pytest.raises(ValueError, match="no network of diffusax's own"):
+        read_adapter("mine", layers, {"unet": OfPyTorch()})
 
 
 def test_names_that_cannot_be(pipe):

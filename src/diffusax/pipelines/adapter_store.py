@@ -1,6 +1,7 @@
 """The adapters of a pipeline, and what a call takes of them."""
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ class AdapterStore:
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] = {}
         self._stacks: dict[Any, dict[str, Layers]] = {}
+        self._lock = threading.RLock()
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -64,10 +66,11 @@ class AdapterStore:
         """
         for name in names:
             self._require(name, "adapter_names")
-        for name in names:
-            self._adapters.pop(name, None)
-        for key in [key for key in self._stacks if set(key[0]) & set(names)]:
-            del self._stacks[key]
+        with self._lock:
+            for name in names:
+                self._adapters.pop(name, None)
+            for key in [key for key in self._stacks if set(key[0]) & set(names)]:
+                del self._stacks[key]
 
     def names_of(self, rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
         """Returns the names in the rows, in the order in which the adapters were added.
@@ -97,17 +100,19 @@ class AdapterStore:
         leaves = {name: jax.tree.leaves(c.params[name])[0] for name in networks}
         places = {name: None if c.mesh is not None else _device(x) for name, x in leaves.items()}
         of = tuple((name, net, leaves[name].dtype, places[name]) for name, net in networks.items())
-        key = (tuple(names), tuple(self._adapters[name] for name in names), of, c.mesh, rank)
-        found = self._stacks.pop(key, None)
-        if found is None:
+        with self._lock:
             adapters = {name: self._adapters[name] for name in names}
-            found = {
-                name: self._put(c, name, layers, leaves[name].dtype, places[name])
-                for name, layers in stack(adapters, networks, rank=rank).items()
-            }
-        self._stacks[key] = found
-        while len(self._stacks) > KEPT:
-            del self._stacks[next(iter(self._stacks))]
+            key = (tuple(names), tuple(adapters.values()), of, c.mesh, rank)
+            found = self._stacks.pop(key, None)
+            if found is None:
+                found = {
+                    name: self._put(c, name, layers, leaves[name].dtype, places[name])
+                    for name, layers in stack(adapters, networks, rank=rank).items()
+                }
+            # The last to be used is the last of all.
+            self._stacks[key] = found
+            while len(self._stacks) > KEPT:
+                del self._stacks[next(iter(self._stacks))]
         return found
 
     def _put(self, c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:
