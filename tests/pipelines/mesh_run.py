@@ -5,6 +5,7 @@ python mesh_run.py CHECKPOINTS OUT.json 'TASK MESH [SAMPLER]' ...
 CHECKPOINTS holds tiny checkpoints by kind.
 """
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -12,17 +13,20 @@ from unittest import mock
 
 import jax
 import numpy as np
+from adapted import random_adapter
 from PIL import Image
 
 import diffusax
 from diffusax.models import attention
 from diffusax.pipelines import programs
+from diffusax.runtime import mesh as meshes
 from diffusax.runtime.mesh import in_mesh, make_mesh
-from diffusax.runtime.program import lower
+from diffusax.runtime.program import PROGRAMS, lower
 
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}
 PROMPTS = ["a frog", "a boat", "two dogs"]
+ADAPTERS = [{"style": 0.8}, {"face": -0.5, "style": 0.2}, {}]
 
 
 def picture(seed: int) -> Image.Image:
@@ -50,13 +54,19 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "freeu": ("StableDiffusionPipeline", "sd", {}),
         "asymmetric": ("StableDiffusionInpaintPipeline", "sd", masked),
         "control": ("StableDiffusionControlNetPipeline", "sd", image),
+        "adapters": ("StableDiffusionPipeline", "sd", {"adapters": ADAPTERS}),
+        "adapters_of_control": (
+            "StableDiffusionControlNetPipeline",
+            "sd",
+            {**image, "adapters": ADAPTERS},
+        ),
     }
 
 
 def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.ndarray:
     """The pictures of three prompts, a number that no mesh divides."""
     name, kind, arguments = tasks()[task]
-    if task == "control":
+    if "control" in task:
         net = diffusax.ControlNetModel.from_pretrained(root / "controlnet")
         options["controlnet"] = net
     if task == "asymmetric":
@@ -64,6 +74,8 @@ def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.nda
     pipe = getattr(diffusax, name).from_pretrained(root / kind, **options)
     if task == "freeu":
         pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+    if "adapters" in task:
+        add_adapters(pipe)
     pipe.set_progress_bar_config(disable=True)
     calls: list[int] = []
     if sampler:
@@ -79,6 +91,39 @@ def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.nda
     images = pipe(PROMPTS, **arguments, **CALL).images
     assert len(calls) == (CALL["num_inference_steps"] if sampler else 0)
     return images
+
+
+def add_adapters(pipe) -> None:
+    """Adds two LoRAs that change every layer; their arrays are split, small as they are."""
+    networks = {k: v for k, v in pipe.parts.networks.items() if k != "vae"}
+    for seed, name in enumerate(("style", "face")):
+        layers: dict = {}
+        for component, network in networks.items():
+            layers |= random_adapter(network, component, 3 + seed, seed=seed).components
+        pipe.add_adapter(name, layers)
+    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
+        stacks = pipe.parts.adapters.stacked(pipe.parts, ("style", "face"))
+    if (mesh := pipe.mesh) is not None and mesh.shape["tensor"] > 1:
+        specs = [leaf.sharding.spec for leaf in jax.tree.leaves(stacks["unet"])]
+        assert sum("tensor" in spec for spec in specs) > 10, specs
+
+
+def check_ahead(root: Path, mesh: str) -> None:
+    """What is compiled ahead on a mesh is what a call with adapters runs."""
+    options = {"controlnet": diffusax.ControlNetModel.from_pretrained(root / "controlnet")}
+    pipe = diffusax.StableDiffusionControlNetPipeline.from_pretrained(
+        root / "sd", mesh=mesh, **options
+    )
+    add_adapters(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_images_per_prompt": 3, "image": picture(0), **CALL}
+    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
+        pipe.params = pipe.params
+        pipe.compile((3,), adapters=ADAPTERS[1], guidance_scale=CALL["guidance_scale"])
+    with contextlib.ExitStack() as stack:
+        for program in PROGRAMS.values():
+            stack.enter_context(mock.patch.object(program, "bounded", None))
+        pipe("a frog", adapters=ADAPTERS[1], **call)
 
 
 def check_split(root: Path, mesh: str) -> dict[str, int]:
@@ -127,6 +172,8 @@ def main(root: Path, out: Path, *cases: str) -> None:
     found = {"split": {mesh: check_split(root, mesh) for mesh in MESHES}, "differences": {}}
     found["encoding"] = encoding_share(root)
     found["kernel"] = {heads: kernel_shares(heads) for heads in (4, 5)}
+    if any("adapters" in case for case in cases):
+        check_ahead(root, MESHES[2])
     alone = {}
     for case in cases:
         task, mesh, sampler = (*case.split(" "), "")[:3]

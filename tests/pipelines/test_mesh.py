@@ -26,6 +26,8 @@ MORE = [
         for task in ("xl", "img2img", "several", "inpaint", "inpaint9", "instruct", "freeu")
     ),
     f"asymmetric {MIXED}",
+    *(f"adapters {mesh}" for mesh in ("default", "fsdp=8", MIXED)),
+    f"adapters_of_control {MIXED}",
 ]
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
@@ -44,9 +46,10 @@ def root(tmp_path_factory):
 
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.slow)])
 def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
+    path = os.pathsep.join([str(HERE.parent), *sys.path])
     done = subprocess.run(
         [sys.executable, str(HERE / "mesh_run.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8"},
+        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )

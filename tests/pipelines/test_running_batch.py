@@ -19,7 +19,7 @@ from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.lanes import Lanes, Seat
-from diffusax.pipelines.prompts import TextCache
+from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.compilations import count_compilations
 
 SECONDS = 120

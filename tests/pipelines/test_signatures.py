@@ -17,6 +17,7 @@ OWN = {
     "prompt_weighting": False,
     "guidance_start": 0.0,
     "guidance_end": 1.0,
+    "adapters": None,
 }
 # Arguments of diffusers' calls that ours do not have: those that it has deprecated.
 ABSENT = {"kwargs"}

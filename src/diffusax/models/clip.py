@@ -22,6 +22,8 @@ TENSOR_RULES: Rules = (
     (r"fc2\.kernel", -2),
 )
 """The rules of both towers."""
+ADAPTER_GROUPS = (r".*\.self_attn\.(q|k|v|out)_proj", r".*\.encoder\.layers\..*")
+"""The products of attention; all layers of the transformer."""
 
 
 class CLIPTextOutput(NamedTuple):
@@ -151,6 +153,7 @@ class CLIPTextModel(nnx.Module):
 
     config_class = CLIPTextConfig
     tensor_rules = TENSOR_RULES
+    adapter_groups = ADAPTER_GROUPS
     # transformers 5 writes this class's tensors without the prefix that all older files have.
     key_prefix = "text_model."
     ignored_keys = ("embeddings.position_ids",)

@@ -76,6 +76,7 @@ class ControlNetModel(UNetEncoder):
 
     config_class = ControlNetConfig
     tensor_rules = (*transformer.TENSOR_RULES, *resnet.TENSOR_RULES)
+    adapter_groups = transformer.ADAPTER_GROUPS
 
     def __init__(self, config: ControlNetConfig, *, rngs: nnx.Rngs):
         width = config.block_out_channels[0]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
+from diffusax.models.adapters import LayerAdapters
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
 from diffusax.models.rngs import shaped
@@ -32,13 +33,18 @@ def gelu(x: jax.Array) -> jax.Array:
 class Linear(nnx.Linear):
     """A linear layer. x: ... c -> ... d."""
 
+    adapters: LayerAdapters | None = None
+    """The layer's adapters, while a network is traced with some; x is b ... c then."""
+
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
         bias = None if self.bias is None else self.bias[...]
-        return matmul(x.astype(kernel.dtype), kernel, bias)
+        x = x.astype(kernel.dtype)
+        y = matmul(x, kernel, bias)
+        return y if self.adapters is None else y + self.adapters.linear(x)
 
 
 class Conv2d(nnx.Conv):
@@ -46,6 +52,9 @@ class Conv2d(nnx.Conv):
 
     x: b h w c -> b h' w' d.
     """
+
+    adapters: LayerAdapters | None = None
+    """The layer's adapters, while a network is traced with some."""
 
     def __init__(
         self,
@@ -67,8 +76,12 @@ class Conv2d(nnx.Conv):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
-        y = conv2d(x.astype(kernel.dtype), kernel, stride=self.stride, padding=self.pad)
-        return y if self.bias is None else y + self.bias[...]
+        x = x.astype(kernel.dtype)
+        y = conv2d(x, kernel, stride=self.stride, padding=self.pad)
+        y = y if self.bias is None else y + self.bias[...]
+        if self.adapters is None:
+            return y
+        return y + self.adapters.conv(x, stride=self.stride, padding=self.pad)
 
 
 class GroupNorm(nnx.GroupNorm):

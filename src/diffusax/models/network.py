@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.missing import NETWORK, hinting
+from diffusax.models.adapters import Adapters, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.rngs import ShapeRngs
 from diffusax.runtime.mesh import Rules
@@ -44,14 +45,34 @@ class Network:
         return getattr(self.module_class, "tensor_rules", ())
 
     @property
+    def adapter_groups(self) -> tuple[str, ...]:
+        """Regular expressions for the layers that adapters mostly change, the fewest first."""
+        return getattr(self.module_class, "adapter_groups", ())
+
+    @property
     def shapes(self) -> Params:
         """The parameter tree as shapes; computes nothing."""
         return _abstract(self.module_class, self.config)[1]
 
-    def apply(self, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """Calls the named method of the network with these parameters."""
+    def apply(
+        self,
+        params: Params,
+        *args: Any,
+        method: str = "__call__",
+        adapters: Adapters | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the named method of the network with these parameters, and with adapters, if any.
+
+        Raises:
+            ValueError: the adapters have a layer that the network lacks, or not as many rows of
+                weights as the inputs have.
+        """
         graphdef, _ = _abstract(self.module_class, self.config)
-        return getattr(nnx.merge(graphdef, params), method)(*args, **kwargs)
+        module = nnx.merge(graphdef, params)
+        if adapters is not None:
+            attach(module, adapters)
+        return getattr(module, method)(*args, **kwargs)
 
 
 @dataclasses.dataclass

@@ -18,6 +18,8 @@ TENSOR_RULES: Rules = (
     (r"net\.2\.kernel", -2),
 )
 """The tensor axis splits the heads, and the feed-forward's inner channels."""
+ADAPTER_GROUPS = (r".*\.attn\d\.to_(q|k|v|out\.0)", r".*\.?attentions\.\d+\..*")
+"""The products of attention; all layers of the transformers."""
 
 
 class Attention(nnx.Module):
@@ -69,7 +71,12 @@ class GEGLU(nnx.Module):
         """Applies one of the two layers that are side by side in the kernel."""
         layer: Any = self.proj
         kernel, bias = (jnp.split(y[...], 2, axis=-1)[i] for y in (layer.kernel, layer.bias))
-        return matmul(x.astype(kernel.dtype), split_columns(kernel), bias)
+        x = x.astype(kernel.dtype)
+        y = matmul(x, split_columns(kernel), bias)
+        if (adapters := layer.adapters) is None:
+            return y
+        up = split_columns(jnp.split(adapters.up, 2, axis=-1)[i])
+        return y + adapters._replace(up=up).linear(x)
 
 
 class FeedForward(nnx.Module):

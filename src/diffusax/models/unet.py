@@ -124,6 +124,7 @@ class UNet2DConditionModel(UNetEncoder):
 
     config_class = UNet2DConditionConfig
     tensor_rules = (*transformer.TENSOR_RULES, *resnet.TENSOR_RULES)
+    adapter_groups = transformer.ADAPTER_GROUPS
 
     def __init__(self, config: UNet2DConditionConfig, *, rngs: nnx.Rngs):
         width = config.block_out_channels[0]

@@ -13,8 +13,8 @@ from diffusax.pipelines import entries, programs
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.lanes import Lanes
-from diffusax.pipelines.prompts import TextCache
 from diffusax.pipelines.tasks import most_branches, prepare_run, text_to_image
+from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import JaxNoise, image_keys
 

@@ -20,7 +20,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Role
 from diffusax.pipelines.loading import IGNORED, class_for
 from diffusax.pipelines.plan import Plan
-from diffusax.pipelines.sample import BoundDenoiser, at_once, decode, sample
+from diffusax.pipelines.sample import at_once, bind, decode, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
@@ -87,7 +87,9 @@ def image_axes(request: Request) -> tuple[Any, ...]:
         if isinstance(x, Plan):
             return placement.image_axes(x)
         # Tokens count prompts and negative prompts one after the other, not images.
-        without = name in ("params", "start", "stop", "tokens")
+        without = name in ("params", "adapters", "start", "stop", "tokens")
+        if name == "weights" and x is not None and x.ndim == 1:
+            return NO_IMAGES
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
 
     return tuple(map(axes, request.program.dynamic, request.dynamic))
@@ -130,7 +132,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(BoundDenoiser(c.denoiser, c.denoiser_params), plan, at_once(rows))
+    latents = sample(bind(c, run.adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 
@@ -166,10 +168,12 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     mesh = placement.component_mesh(mesh, role)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
+        "adapters": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
         "latents": lambda: batch_sharding(mesh),
         "condition": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
+        "weights": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
         "images": lambda: jax.tree.map(lambda _: batch_sharding(mesh), x),
     }
     return places[name]() if name in places else None

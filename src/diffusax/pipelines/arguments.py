@@ -66,6 +66,7 @@ class Call:
     denoising_start: Fraction | None = None
     denoising_end: Fraction | None = None
     eta: Fraction | None = 0.0
+    adapters: Any = None
 
     guidance_scale: Scale | None = 7.5
     image_guidance_scale: Scale = 1.5
@@ -138,6 +139,8 @@ DESCRIPTIONS = {
     "(b c h/8 w/8).",
     "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
     "return changed tensors, and False stops the run.",
+    "adapters": "The names and weights of LoRAs that `add_adapter` has added, `{'style': 0.8}`, or "
+    "a list with one dictionary for each prompt.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from diffusax.pipelines.plan import StepInputs, repeat_branches
+from diffusax.pipelines.plan import StepInputs
 from diffusax.runtime.mesh import BATCH_AXES, batch_size
 
 
@@ -93,17 +93,20 @@ def lane_inputs(inputs: StepInputs, branches: Branches, b: int) -> StepInputs:
     """Returns a row's inputs for each lane, as a denoiser takes them.
 
     Args:
-        inputs: the inputs of one row. control: m k r or b m k r for m ControlNets; freeu: 4 or b 4.
+        inputs: the inputs of one row. control: m k r or b m k r for m ControlNets; freeu: 4 or b 4;
+            adapters: a or b a.
         branches: the lanes.
         b: the number of images.
     """
-    control, freeu = inputs.control, inputs.freeu
+    control = inputs.control
     if control is not None:
         each = jnp.broadcast_to(control, (b, *control.shape[-3:]))
         control = branches.own(jnp.moveaxis(each, 2, 1))
-    if freeu is not None:
-        freeu = branches.each(jnp.broadcast_to(freeu, (b, freeu.shape[-1])))
-    return StepInputs(None, None, control, freeu)
+
+    def of_images(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else branches.each(jnp.broadcast_to(x, (b, x.shape[-1])))
+
+    return StepInputs(None, None, control, of_images(inputs.freeu), of_images(inputs.adapters))
 
 
 def _on_each_device(function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
@@ -119,3 +122,11 @@ def _on_each_device(function: Callable[..., jax.Array], *arrays: Any) -> jax.Arr
         jax.shard_map, in_specs=spec, out_specs=spec, axis_names=set(BATCH_AXES)
     )(function)
     return mapped(*arrays)
+
+
+def repeat_branches(y: jax.Array, k: int) -> jax.Array:
+    """Merges the axis of the branches into the batch, b (k or 1) ... -> (b k) ....
+
+    The k branches of an image stay beside each other.
+    """
+    return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])

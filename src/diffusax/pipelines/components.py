@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import Denoiser, Family
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
@@ -38,6 +39,8 @@ class Components:
     where it is not known."""
     texts: Any = None
     """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
+    adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
+    """The adapters that calls may name."""
 
     @classmethod
     def of(

@@ -2,19 +2,26 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.adapters import Layers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, Prompt, Tokens
-from diffusax.pipelines.prompts import given_embeds, split_groups, stack_prompts, token_groups
+from diffusax.pipelines.prompts import (
+    encode_adapted,
+    given_embeds,
+    split_groups,
+    stack_prompts,
+    token_groups,
+)
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
@@ -31,6 +38,8 @@ class Inputs(NamedTuple):
     embeds: the call's embeddings, if any, under the names of its arguments: prompt_embeds n s d,
     pooled_prompt_embeds n p, and their negative_ forms.
     lengths: g n, the number of tokens that are not padding, where the family has it.
+    adapters: the layers of the call's adapters by component, text encoders among them; their
+    weights are those in the first row of the plan's step inputs.
     """
 
     ids: tuple[Any, ...]
@@ -39,6 +48,7 @@ class Inputs(NamedTuple):
     embeds: dict[str, Any]
     decoding: Decoding
     lengths: Any = None
+    adapters: Mapping[str, Layers] | None = None
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -65,7 +75,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths)
+    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, run.adapters)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -97,6 +107,8 @@ def _generate(
     told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
     plan = plan._replace(conditions=plan.conditions._replace(**told))
     rows = plan.table.timestep.shape[0]
+    if inputs.adapters is not None:
+        params = {**params, "adapters": inputs.adapters}
     latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
@@ -122,10 +134,25 @@ def _embed(
     tokens = jax.tree.map(
         lambda x: x.reshape(groups * n, *x.shape[2:]), Tokens(inputs.ids, None, inputs.lengths)
     )
-    encoded = family.encode(
+    adapters: tuple[Layers | None, ...] = ()
+    if inputs.adapters is not None:
+        adapters = tuple(inputs.adapters.get(name) for name, _ in encoders)
+        tokens = tokens._replace(adapters=_text_weights(inputs.plan, groups, n))
+    encoded = encode_adapted(
+        family,
         tuple(network for _, network in encoders),
         tuple(params[name] for name, _ in encoders),
         tokens,
+        adapters,
     )
     texts = [prefix for prefix in ("", "negative_") if prefix not in found]
     return found | dict(zip(texts, split_groups(encoded, groups)))
+
+
+def _text_weights(plan: Plan, groups: int, n: int) -> jax.Array:
+    """Returns the weights of adapters for n prompts and negative prompts, (g n) a."""
+    weights = jnp.asarray(plan.step_inputs.adapters)[0]
+    if weights.ndim == 2:
+        # The images of a prompt stand together.
+        weights = weights[:: len(weights) // n]
+    return jnp.tile(jnp.broadcast_to(weights, (n, weights.shape[-1])), (groups, 1))

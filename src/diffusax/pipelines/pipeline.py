@@ -176,6 +176,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         new = cls(**{**shared, **pipe.config, **components})
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
+        new.parts.adapters = pipe.parts.adapters
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)

@@ -41,8 +41,8 @@ def image_axes(plan: Plan) -> Plan:
     """Returns the axis of each array of a plan that counts images."""
     table = 1 if plan.table.timestep.ndim == 2 else NO_IMAGES
     inputs = 1 if plan.step_inputs.rescale.ndim == 2 else NO_IMAGES
+    of_rows = jax.tree.map(lambda _: inputs, plan.step_inputs)
+    if (adapters := plan.step_inputs.adapters) is not None:
+        of_rows = of_rows._replace(adapters=1 if adapters.ndim == 3 else NO_IMAGES)
     axes = jax.tree.map(lambda _: 0, plan)
-    return axes._replace(
-        table=jax.tree.map(lambda _: table, plan.table),
-        step_inputs=jax.tree.map(lambda _: inputs, plan.step_inputs),
-    )
+    return axes._replace(table=jax.tree.map(lambda _: table, plan.table), step_inputs=of_rows)

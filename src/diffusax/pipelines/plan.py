@@ -5,12 +5,12 @@ the context, h w c a latent, H W an image in pixels.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from diffusax.models.adapters import Layers
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 
@@ -27,6 +27,9 @@ class Tokens(NamedTuple):
     lengths: Any = None
     """The number of context tokens of each text that are not padding, n; None where none is
     padding."""
+    adapters: Any = None
+    """The weights of m adapters of the text encoders for each text, n m; None without adapters.
+    Families' functions have no need of them."""
 
 
 class Prompt(NamedTuple):
@@ -72,13 +75,15 @@ class StepInputs(NamedTuple):
     A row's values may be one per image. The arrays have an axis of n rows first. weights: n k-1,
     the weights of guidance. rescale: n, the strength of guidance rescaling. control: n m k r, the
     scale of each of the r residuals of each of m ControlNets in each branch; None without
-    ControlNets. freeu: n 4, the numbers of `FreeU`; None without it.
+    ControlNets. freeu: n 4, the numbers of `FreeU`; None without it. adapters: n b a, the weight of
+    each of a adapters in each image, or n a where the images agree; None without adapters.
     """
 
     weights: Any
     rescale: Any
     control: Any = None
     freeu: Any = None
+    adapters: Any = None
 
 
 class Inpainting(NamedTuple):
@@ -144,16 +149,10 @@ class PreparedRun:
     same."""
     guidance_scale: float | None = None
     """The guidance scale that a callback has set; None where the call's own applies."""
+    adapters: Mapping[str, Layers] | None = None
+    """The adapters of the call by component, on the devices; None where it has none."""
 
 
 def control_names(count: int) -> tuple[str, ...]:
     """Returns the component names of `count` ControlNets: controlnet, controlnet_1, and so on."""
     return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))
-
-
-def repeat_branches(y: jax.Array, k: int) -> jax.Array:
-    """Merges the axis of the branches into the batch, b (k or 1) ... -> (b k) ....
-
-    The k branches of an image stay beside each other.
-    """
-    return jnp.broadcast_to(y, (y.shape[0], k, *y.shape[2:])).reshape(-1, *y.shape[2:])

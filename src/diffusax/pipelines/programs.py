@@ -114,10 +114,20 @@ def keep_known(known: Inpainting) -> Callable[..., jax.Array]:
 
 @functools.partial(Program, static=("denoiser",), shape_of="images")
 def embed_control(
-    denoiser: Denoiser, params: Params, images: tuple[jax.Array, ...]
+    denoiser: Denoiser,
+    params: Params,
+    images: tuple[jax.Array, ...],
+    weights: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`."""
-    return denoiser.embed(params, images)
+    """Embeds the images of `Conditions.control` for `denoise`; see `Denoiser.embed`.
+
+    weights: the weights of a adapters for each image, b a, or a where they agree; None without
+    adapters.
+    """
+    if weights is None:
+        return denoiser.embed(params, images)
+    rows = jnp.broadcast_to(weights, (images[0].shape[0], weights.shape[-1]))
+    return denoiser.embed(params, images, rows)
 
 
 @jax.jit

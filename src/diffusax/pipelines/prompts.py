@@ -1,10 +1,8 @@
 """Turns the texts of a call into the embeddings of each branch of guidance."""
 
-import collections
 import functools
 import inspect
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.models.adapters import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
+from diffusax.pipelines.adapter_store import call_adapters
 from diffusax.pipelines.arguments import Call, as_list, check_call, match_length, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
@@ -30,81 +30,39 @@ def encode_texts(
     encoders: tuple[Network, ...],
     params: tuple[Params, ...],
     tokens: Tokens,
+    adapters: tuple[Layers | None, ...] = (),
     *,
     groups: int = 1,
     clip_skip: int | None = None,
 ) -> tuple[Prompt, ...]:
     """Encodes texts to embeddings, for each of `groups` equal parts of the texts.
 
-    tokens: see the families' `encode`. clip_skip: the number of the encoder's last layers to leave
-    out; it applies to the first part alone, the prompts, as in diffusers.
+    tokens: see the families' `encode`. adapters: the layers of each encoder's adapters, whose
+    weights are in the tokens; empty for none at all. clip_skip: the number of the encoder's last
+    layers to leave out; it applies to the first part alone, the prompts, as in diffusers.
     """
     if not clip_skip:
-        return split_groups(family.encode(encoders, params, tokens), groups)
+        return split_groups(encode_adapted(family, encoders, params, tokens, adapters), groups)
     return tuple(
-        family.encode(encoders, params, part, None if g else clip_skip)
+        encode_adapted(family, encoders, params, part, adapters, None if g else clip_skip)
         for g, part in enumerate(split_groups(tokens, groups))
     )
 
 
-class TextCache:
-    """The embeddings of the last texts, each of which is encoded by itself.
+def encode_adapted(
+    family: Family,
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    adapters: tuple[Layers | None, ...],
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens by the family's function, with encoders that have adapters.
 
-    So they are the same bits whatever other texts a call has, and the empty negative prompt is
-    encoded once.
+    adapters: see `encode_texts`.
     """
-
-    def __init__(self, size: int = 256):
-        """Makes an empty cache. size: the number of texts that it keeps."""
-        self._size = size
-        self._found: collections.OrderedDict[Any, tuple[Prompt, Any]] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def encode(
-        self,
-        family: Family,
-        encoders: tuple[Network, ...],
-        params: tuple[Params, ...],
-        tokens: Tokens,
-        *,
-        groups: int = 1,
-        clip_skip: int | None = None,
-    ) -> tuple[Prompt, ...]:
-        """Encodes like `encode_texts`."""
-        n = len(tokens.ids[0]) // groups
-        options = family, encoders, params
-        found = [
-            self._one(*options, jax.tree.map(lambda x, i=i: x[i : i + 1], tokens), skip)
-            for group in range(groups)
-            for i in range(group * n, (group + 1) * n)
-            for skip in [None if group else clip_skip]
-        ]
-        if n == 1:
-            return tuple(found)
-        parts = (found[g * n : (g + 1) * n] for g in range(groups))
-        return tuple(jax.tree.map(lambda *x: jnp.concatenate(x), *part) for part in parts)
-
-    def _one(
-        self,
-        family: Family,
-        encoders: tuple[Network, ...],
-        params: tuple[Params, ...],
-        tokens: Tokens,
-        clip_skip: int | None,
-    ) -> Prompt:
-        leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
-        # The parameters are kept with the result, so that no others get their identity.
-        key = encoders, tuple(map(id, params)), leaves, clip_skip
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key][0]
-        (prompt,) = encode_texts(family, encoders, params, tokens, clip_skip=clip_skip)
-        with self._lock:
-            self._found[key] = prompt, params
-            while len(self._found) > self._size:
-                self._found.popitem(last=False)
-        return prompt
+    networks = adapted_networks(encoders, adapters, tokens.adapters)
+    return family.encode(networks, params, tokens._replace(adapters=None), clip_skip)
 
 
 def split_groups(tree: Any, groups: int) -> tuple[Any, ...]:
@@ -145,12 +103,14 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     texts = _texts_to_encode(c, call, found, guided=branches > 1)
     if texts:
         tokens = tokenize(c, call, texts, _length(found))
+        tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
         params = tuple(c.params[name] for name in names)
         options: dict[str, Any] = {"groups": len(texts)}
         options["clip_skip"] = None if "" in found else call.clip_skip
         encode = encode_texts if c.texts is None else c.texts.encode
-        found |= dict(zip(texts, encode(c.family, networks, params, tokens, **options)))
+        encoded = encode(c.family, networks, params, tokens, adapters, **options)
+        found |= dict(zip(texts, encoded))
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
@@ -158,6 +118,17 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
             f"{found[''].context.shape} and {found['negative_'].context.shape})"
         )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
+
+
+def _with_adapters(
+    c: Components, call: Call, tokens: Tokens, groups: int
+) -> tuple[Tokens, tuple[Layers | None, ...]]:
+    """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
+    adapters = call_adapters(c, call, count_prompts(call))
+    layers = tuple(adapters.layers.get(name) for _, _, name in c.text) if adapters else ()
+    if adapters is None or not any(layers):
+        return tokens, ()
+    return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
 
 
 def stack_prompts(found: Found, *, branches: int, repeats: int) -> Prompt:

@@ -19,8 +19,8 @@ from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.prompts import TextCache
 from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.samplers import Scheduler, scheduler_from_name
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
+from diffusax.models.adapters import Layers
 from diffusax.models.latents import to_unit
 from diffusax.models.network import Params
 from diffusax.models.tiling import tiled_decode
@@ -25,7 +26,7 @@ from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.placement import put_plan
 from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, PreparedRun
 from diffusax.runtime.brownian import BrownianNoise
-from diffusax.runtime.images import own_images, put
+from diffusax.runtime.images import NO_IMAGES, own_images, put
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import TorchNoise
 
@@ -39,6 +40,16 @@ class BoundDenoiser(NamedTuple):
     denoiser: Denoiser
     params: Params
     mesh: Mesh | None = None
+
+
+def bind(c: Components, adapters: Mapping[str, Layers] | None = None) -> BoundDenoiser:
+    """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
+
+    adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
+    """
+    params = c.denoiser_params
+    own = {name: layers for name, layers in (adapters or {}).items() if name in params}
+    return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
 
 
 Advance = Callable[[BoundDenoiser, jax.Array, Plan], jax.Array]
@@ -93,8 +104,9 @@ def place(bound: BoundDenoiser, plan: Plan, before: Plan | None = None) -> Plan:
         placed, hints = put_plan(bound.mesh, without), before.conditions.control
     else:
         placed = put_plan(bound.mesh, plan)
+        given = bound.denoiser, bound.params, placed.conditions.control
         with in_mesh(bound.mesh):
-            hints = programs.embed_control(bound.denoiser, bound.params, placed.conditions.control)
+            hints = programs.embed_control(*given, _first_weights(bound.mesh, plan))
     return placed._replace(conditions=placed.conditions._replace(control=hints))
 
 
@@ -122,7 +134,7 @@ def watch(
         The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule), c.mesh
-    bound = BoundDenoiser(c.denoiser, c.denoiser_params, mesh)
+    bound = bind(c, run.adapters)
     row_noise = _row_noise(run)
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
@@ -189,6 +201,14 @@ def _rows(bound: BoundDenoiser, state: jax.Array, plan: Plan, start: int, stop: 
     rows = np.int32(start), np.int32(stop)
     with in_mesh(bound.mesh):
         return programs.denoise(bound.denoiser, bound.params, state, plan, *rows)
+
+
+def _first_weights(mesh: Mesh | None, plan: Plan) -> Any:
+    """Returns the weights of adapters in the first row on the devices; None without adapters."""
+    weights = plan.step_inputs.adapters
+    if weights is None:
+        return None
+    return put(mesh, weights[0], 0 if weights.ndim == 3 else NO_IMAGES)
 
 
 def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | None) -> None:

@@ -13,6 +13,7 @@ from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
 from diffusax.images.pictures import nearest, to_pixels
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
+from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import (
@@ -23,7 +24,7 @@ from diffusax.pipelines.plan import (
     PreparedRun,
     StepInputs,
 )
-from diffusax.pipelines.prompts import embed_prompts
+from diffusax.pipelines.prompts import count_prompts, embed_prompts
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
     are_latents,
@@ -190,6 +191,7 @@ def prepare_run(
     if weights is None:
         weights = guidance_weights(c, call)
     prompt = embed_prompts(c, call, branches=1 + len(weights))
+    adapters = call_adapters(c, call, count_prompts(call))
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
     conditions = c.family.conditions(c, call, prompt, size, scales)._replace(channels=channels)
@@ -200,9 +202,17 @@ def prepare_run(
         guidance.per_row(weights, n, height, interval),
         np.full(height, call.guidance_rescale, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
+        adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
     plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
-    return PreparedRun(plan, schedule, noise, weights, c.decoding())
+    layers = None if adapters is None else adapters.layers
+    return PreparedRun(plan, schedule, noise, weights, c.decoding(), adapters=layers)
+
+
+def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray:
+    """Returns the weights of adapters in each row and image, height b a."""
+    images = np.repeat(adapters.weights, call.num_images_per_prompt or 1, axis=0)
+    return np.tile(images, (height, 1, 1))
 
 
 def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:

@@ -152,14 +152,14 @@ def param_sharding(
 
     Args:
         mesh: the mesh of the devices.
-        name: the path through the tree, joined by dots.
+        name: the path through the tree, joined by dots; an adapter's ends with down or up.
         shape: the parameter's shape.
         rules: the network's rules.
     """
     axes: list[str | None] = [None] * len(shape)
     if math.prod(shape) >= MIN_SHARDED_SIZE:
         parts = mesh.shape.get(TENSOR_AXIS, 1)
-        split = next((axis for end, axis in rules if re.search(rf"(^|\.){end}$", name)), None)
+        split = _tensor_axis(name, rules)
         if split is not None and parts > 1 and shape[split] % parts == 0:
             axes[split] = TENSOR_AXIS
         parts = mesh.shape.get("fsdp", 1)
@@ -167,6 +167,21 @@ def param_sharding(
         if free and parts > 1:
             axes[max(free, key=lambda i: shape[i])] = "fsdp"
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
+
+
+def _tensor_axis(name: str, rules: Rules) -> int | None:
+    """Returns the axis that the tensor axis splits, by the first rule for a parameter's name.
+
+    An adapter has A (down: ... c R) and B (up: R d) beside a kernel ... c d: where the kernel's
+    rows are split, A's are, and where its columns are split, B's are.
+    """
+    layer, _, kind = name.rpartition(".")
+    adapted = {"down": -2, "up": -1}.get(kind)
+    if adapted is None:
+        return next((axis for end, axis in rules if re.search(rf"(^|\.){end}$", name)), None)
+    split = _tensor_axis(f"{layer}.kernel", rules)
+    # A kernel has two or four axes, so that its rows have an even number.
+    return adapted if split is not None and split % 2 == adapted % 2 else None
 
 
 def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedSharding:

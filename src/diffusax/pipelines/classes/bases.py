@@ -22,7 +22,7 @@ class StableDiffusion(DiffusionPipeline):
         """Returns the embeddings of prompts and of negative prompts, (prompts images) t d each.
 
         The second is None without guidance. device and lora_scale change nothing. options:
-        long_prompt and prompt_weighting.
+        long_prompt, prompt_weighting and adapters.
         """
 
 
@@ -41,5 +41,5 @@ class StableDiffusionXL(DiffusionPipeline):
         """Returns the embeddings of prompts and of negative prompts, then their pooled outputs.
 
         Those of negative prompts are None without guidance. device and lora_scale change nothing.
-        options: long_prompt and prompt_weighting.
+        options: long_prompt, prompt_weighting and adapters.
         """

@@ -67,8 +67,13 @@ class Denoiser(Protocol):
     def tensor_rules(self) -> Rules:
         """The axes of the parameters that a mesh's tensor axis splits."""
 
-    def embed(self, params: Params, images: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each."""
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[jax.Array, ...]:
+        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each.
+
+        weights: the weights of a adapters, b a; it is given only in calls with adapters.
+        """
 
     def __call__(
         self,
@@ -83,11 +88,13 @@ class Denoiser(Protocol):
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component.
+            params: the parameters by component, and under "adapters" the layers of adapters by
+                component, in calls with some (`diffusax.models.adapters.Layers`).
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row for each entry of the batch; None for none.
+            inputs: those of one row for each entry of the batch, such as adapters: b a; None for
+                none.
             gradient_checkpointing: "none", "blocks" or "full": what is computed again for
                 gradients.
         """

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.models.adapters import Adapters
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import Network, Params
@@ -75,11 +76,21 @@ class UNetDenoiser:
         """The number of residuals of each ControlNet: one per down block, and the middle's."""
         return len(self.controlnets[0].shapes["controlnet_down_blocks"]) + 1
 
-    def embed(self, params: Params, images: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each."""
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[jax.Array, ...]:
+        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each.
+
+        weights: the weights of a adapters, b a.
+        """
         names = control_names(len(self.controlnets))
         return tuple(
-            net.apply(params[name], image[:, 0], method="embed_condition")[:, None]
+            net.apply(
+                params[name],
+                image[:, 0],
+                method="embed_condition",
+                **_adapters(params, name, weights),
+            )[:, None]
             for net, name, image in zip(self.controlnets, names, images, strict=True)
         )
 
@@ -96,11 +107,13 @@ class UNetDenoiser:
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component: unet, controlnet, controlnet_1 and so on.
+            params: the parameters by component: unet, controlnet, controlnet_1 and so on, and
+                under "adapters" their adapters' layers.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
-            inputs: those of one row for each entry of the batch. control: b m r; freeu: b 4.
+            inputs: those of one row for each entry of the batch. control: b m r; freeu: b 4;
+                adapters: b a.
             gradient_checkpointing: see `UNet2DConditionModel`.
         """
         added = dict(conditions.added or {})
@@ -110,7 +123,8 @@ class UNetDenoiser:
         options["added_cond"] = added or None
         options["gradient_checkpointing"] = gradient_checkpointing
         inputs = inputs or StepInputs(None, None)
-        more = self._residuals(params, x, timestep, conditions, inputs.control, options)
+        more = self._residuals(params, x, timestep, conditions, inputs, options)
+        more |= _adapters(params, "unet", inputs.adapters)
         if inputs.freeu is not None:
             more["freeu"] = inputs.freeu
         if conditions.channels is not None:
@@ -127,17 +141,18 @@ class UNetDenoiser:
         x: jax.Array,
         timestep: jax.Array,
         conditions: Conditions,
-        control: jax.Array | None,
+        inputs: StepInputs,
         options: dict[str, Any],
     ) -> dict[str, Any]:
         total: list[jax.Array] = []
         names = control_names(len(self.controlnets))
         for m, (net, name, hint) in enumerate(zip(self.controlnets, names, conditions.control)):
+            own = {**options, **_adapters(params, name, inputs.adapters)}
             residuals = net.apply(
-                params[name], x, timestep, conditions.context, cond_embedding=hint, **options
+                params[name], x, timestep, conditions.context, cond_embedding=hint, **own
             )
-            assert control is not None
-            down, mid = scale_residuals(net.config, residuals, control[:, m].T)
+            assert inputs.control is not None
+            down, mid = scale_residuals(net.config, residuals, inputs.control[:, m].T)
             scaled = [*down, mid]
             total = [a + b for a, b in zip(total, scaled, strict=True)] if total else scaled
         if not total:
@@ -146,6 +161,12 @@ class UNetDenoiser:
             "down_block_additional_residuals": total[:-1],
             "mid_block_additional_residual": total[-1],
         }
+
+
+def _adapters(params: Params, name: str, weights: Any) -> dict[str, Adapters]:
+    """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
+    layers = params.get("adapters", {}).get(name)
+    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
 
 
 def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""What LoRAs add to a step of a full-size UNet: time on the CPU, operations, and a TPU's program.
+
+SD 2 (866 M parameters), random weights, 64x64 latents, batch 2 (one picture with guidance), without
+adapters and with adapters of several ranks on all attention layers and on all layers.
+    python benchmarks/adapters_cpu.py --dtype float32 bfloat16
+    python benchmarks/adapters_cpu.py --tpu v5e:2x2 --repeats 0
+"""
+
+import argparse
+import functools
+import itertools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from full_size import SD2
+from machine import describe, interleaved_medians
+
+from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
+from diffusax.models.network import Network, cast_shapes, initialize_params
+from diffusax.pipelines.adapters import COUNTS
+from diffusax.runtime.flops import count_flops
+from diffusax.runtime.mesh import in_mesh, replicated
+from diffusax.runtime.topology import compile_there, cost_of, topology_mesh
+
+NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
+
+
+def main() -> None:
+    """Prints a line for each dtype and kind of adapters."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--rank", nargs="+", type=int, default=[16, 64, 128])
+    parser.add_argument("--size", type=int, default=64, help="of the latents")
+    parser.add_argument("--repeats", type=int, default=5, help="0 measures no time")
+    parser.add_argument("--tpu", help="a topology to compile for, such as v5e:2x2")
+    args = parser.parse_args()
+    print(describe())
+    kinds = {"without": None} | {
+        f"{name}, rank {rank}": functools.partial(adapter_shapes, group, rank)
+        for (name, group), rank in itertools.product(groups().items(), args.rank)
+    }
+    for dtype in args.dtype:
+        if args.repeats:
+            measure(kinds, dtype, args.size, args.repeats)
+        if args.tpu:
+            compile_for(kinds, dtype, args.size, args.tpu)
+
+
+def groups() -> dict[str, list[str]]:
+    """The layers that are adapted, by name."""
+    known, (attention, _) = list(kernel_shapes(NETWORK)), NETWORK.adapter_groups
+    return {"attention": [p for p in known if re.fullmatch(attention, p)], "everything": known}
+
+
+def adapter_shapes(group: list[str], rank: int, dtype: str) -> Adapters:
+    """The adapters' shapes."""
+
+    def layer(kernel: tuple[int, ...]) -> LowRank:
+        down, up = (*kernel[:-1], rank), (rank, kernel[-1])
+        which = jax.ShapeDtypeStruct((rank,), jnp.int32)
+        return LowRank(*(jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in (down, up)), which)
+
+    shapes = kernel_shapes(NETWORK)
+    weights = jax.ShapeDtypeStruct((2, COUNTS), jnp.float32)
+    return Adapters({path: layer(shapes[path]) for path in group}, weights)
+
+
+def step(params: Any, adapters: Adapters | None, sample: Any, context: Any) -> Any:
+    """The UNet at timestep 500."""
+    return NETWORK.apply(params, sample, jnp.float32(500), context, adapters=adapters)
+
+
+def measure(kinds: dict[str, Any], dtype: str, size: int, repeats: int) -> None:
+    """Prints the medians of all kinds in turns, and their operations."""
+    params = initialize_params(NETWORK.shapes, dtype=jnp.dtype(dtype))
+    args = jax.tree.map(draw, input_shapes(size, dtype))
+    runs, flops = {}, {}
+    for name, kind in kinds.items():
+        adapters = None if kind is None else jax.tree.map(draw, kind(dtype))
+        compiled = jax.jit(step).lower(params, adapters, *args).compile()
+        runs[name] = functools.partial(finish, compiled, params, adapters, *args)
+        flops[name] = count_flops(step, params, adapters, *args)
+    medians = interleaved_medians(runs, repeats)
+    first = next(iter(kinds))
+    for name, seconds in medians.items():
+        more = seconds / medians[first] - 1
+        print(
+            f"{dtype}, {size}x{size}, {name}: {seconds:.2f} s ({more:+.1%}), "
+            f"{flops[name] / 1e12:.3f} TFLOP ({flops[name] / flops[first] - 1:+.1%}), "
+            f"median of {repeats}",
+            flush=True,
+        )
+
+
+def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str) -> None:
+    """Prints what the TPU's compiler makes of each kind, on one chip."""
+    mesh = topology_mesh(topology, "data=1")
+
+    def placed(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), tree
+        )
+
+    params, args = cast_shapes(NETWORK.shapes, dtype), input_shapes(size, dtype)
+    for name, kind in kinds.items():
+        adapters = None if kind is None else kind(dtype)
+        with in_mesh(mesh):
+            traced = jax.jit(step).trace(*placed((params, adapters, *args)))
+            # At the least effort much is left unfused.
+            compiled = compile_there(traced.lower(lowering_platforms=("tpu",)), effort=None)
+        cost, text = cost_of(compiled), compiled.as_text()
+        print(
+            f"{topology}, {dtype}, {size}x{size}, {name}: {text.count(' fusion(')} fusions, "
+            f"{cost.tflop:.3f} TFLOP, {cost.moved:.2f} GB moved, {cost.arguments:.2f} GB of "
+            f"arguments, {cost.temporaries:.2f} GB of temporaries",
+            flush=True,
+        )
+
+
+def input_shapes(size: int, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Latents and context."""
+    shapes = (2, size, size, 4), (2, 77, SD2["cross_attention_dim"])
+    return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes)
+
+
+def draw(shape: Any) -> jax.Array:
+    """Small random numbers; of integers, the numbers of two adapters."""
+    rng = np.random.default_rng(0)
+    if jnp.issubdtype(shape.dtype, jnp.integer):
+        return jnp.asarray(rng.integers(0, 2, shape.shape), shape.dtype)
+    return jnp.asarray(0.1 * rng.standard_normal(shape.shape, np.float32), shape.dtype)
+
+
+def finish(compiled: Any, *args: Any) -> None:
+    """Runs the step to its end."""
+    jax.block_until_ready(compiled(*args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) as more rank of a network's layers.
+
+A linear layer with adapters computes y = x W + ((x A) * s) B, where A: c R and B: R d hold the
+ranks of all adapters side by side, and s: b R holds the weight of each column for each row of the
+batch. For a convolution A is a convolution to R channels, and B a product. Which adapters there
+are, and what they weigh in each row, is data: other ones compile nothing.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.conv import Padding, conv2d
+from diffusax.models.matmul import matmul
+from diffusax.runtime.mesh import tree_name
+
+
+class LowRank(NamedTuple):
+    """The adapters of one layer. Their alpha / rank is in `up`."""
+
+    down: Any
+    """A: c R, or kh kw c R with the size of the convolution's kernel."""
+    up: Any
+    """B: R d."""
+    which: Any
+    """The number of the adapter that each of the R columns belongs to, R, int32."""
+
+
+Layers = Mapping[str, LowRank]
+"""The adapters of a network's layers, by the layers' paths in the parameter tree, joined by dots:
+`mid_block.attentions.0.proj_in`."""
+
+
+class Adapters(NamedTuple):
+    """The adapters of a network, and how much each counts.
+
+    layers: the adapters by layer. weights: b n, float32, the weight of each of n adapters in each
+    row of the network's batch; 1 n where all rows agree.
+    """
+
+    layers: Layers
+    weights: Any
+
+
+class LayerAdapters(NamedTuple):
+    """The adapters of one layer while it is traced.
+
+    down, up: see `LowRank`. scale: b R (or 1 R), float32, the weight of each column in each row.
+    """
+
+    down: jax.Array
+    up: jax.Array
+    scale: jax.Array
+
+    def linear(self, x: jax.Array) -> jax.Array:
+        """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
+        return self._raise(matmul(x, self.down))
+
+    def conv(self, x: jax.Array, *, stride: int, padding: Padding) -> jax.Array:
+        """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
+        return self._raise(conv2d(x, self.down, stride=stride, padding=padding))
+
+    def _raise(self, h: jax.Array) -> jax.Array:
+        """Weighs and multiplies with B. h: b ... R -> b ... d."""
+        if len(self.scale) not in (1, len(h)):
+            raise ValueError(
+                f"adapters' weights must have one row for each of the {len(h)} rows of a layer's "
+                f"input, or one for all (got {len(self.scale)})"
+            )
+        scale = self.scale.reshape(len(self.scale), *(1,) * (h.ndim - 2), -1)
+        return matmul((h.astype(jnp.float32) * scale).astype(h.dtype), self.up)
+
+
+def attach(module: Any, adapters: Adapters) -> None:
+    """Gives the layers of a module their adapters, for one trace.
+
+    Raises:
+        ValueError: the module has no layer of that path.
+    """
+    weights = jnp.asarray(adapters.weights, jnp.float32)
+    if not adapters.layers:
+        return
+    # One gather for all layers, which fuses with their products.
+    columns = [layer.which for layer in adapters.layers.values()]
+    ends = np.cumsum([len(which) for which in columns])
+    scales = jnp.split(jnp.take(weights, jnp.concatenate(columns), axis=1), ends[:-1], axis=1)
+    for (path, layer), scale in zip(adapters.layers.items(), scales, strict=True):
+        given = LayerAdapters(layer.down, layer.up, scale)
+        # An attribute of this trace's module alone, which is no part of Flax's state.
+        object.__setattr__(_layer(module, path), "adapters", given)
+
+
+def _layer(module: Any, path: str) -> Any:
+    layer = module
+    for part in path.split("."):
+        try:
+            layer = layer[int(part)] if part.isdecimal() else getattr(layer, part)
+        except (AttributeError, IndexError, TypeError):
+            layer = None
+    if not hasattr(layer, "adapters"):
+        raise ValueError(f"adapters have the layer {path!r}, which {type(module).__name__} lacks")
+    return layer
+
+
+@functools.lru_cache(64)
+def kernel_shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the layers of a network that take adapters, with their kernels' shapes, by path.
+
+    A linear layer's kernel is c d, a convolution's kh kw c d. The networks of other libraries have
+    no such layers.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    return {
+        tree_name(path[:-1]): tuple(leaf.shape)
+        for path, leaf in leaves
+        if len(path) > 1 and getattr(path[-1], "key", None) == "kernel"
+    }
+
+
+def adapted_networks(
+    networks: Sequence[Any], layers: Sequence[Layers | None], weights: Any
+) -> tuple[Any, ...]:
+    """Returns the networks with their adapters, and those unchanged that have none.
+
+    layers: the adapters of each network; empty for none at all. weights: n m, of m adapters in each
+    of n rows of inputs.
+    """
+    pairs = zip(networks, layers, strict=True) if layers else ((net, None) for net in networks)
+    return tuple(
+        net if own is None else AdaptedNetwork(net, Adapters(own, weights)) for net, own in pairs
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdaptedNetwork:
+    """A network that is called with adapters, in the place of one without; for one trace.
+
+    Where the first input has more rows than there are weights, as texts of several windows have,
+    the rows that follow each other share their weights.
+    """
+
+    network: Any
+    adapters: Adapters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    def apply(self, params: Any, first: jax.Array, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network with its adapters, see `Network.apply`."""
+        layers, weights = self.adapters
+        weights = jnp.repeat(weights, len(first) // len(weights), axis=0)
+        return self.network.apply(
+            params, first, *args, adapters=Adapters(layers, weights), **kwargs
+        )

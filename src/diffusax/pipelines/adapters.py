@@ -1,0 +1,205 @@
+"""LoRA adapters on the host: their checks, and stacks of several side by side.
+
+A stack has the shapes of a bucket, so that other adapters compile nothing: the total rank is
+rounded up, and the layers are one of a few groups, with zeros where no adapter changes a layer.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diffusax.images.pictures import as_numpy
+from diffusax.models.adapters import LowRank, kernel_shapes
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank."""
+RANKS = (16, 32, 64, 128, 256)
+"""The total ranks that are compiled; above them the multiples of the last."""
+COUNTS = 8
+"""Stacks have weights for a multiple of as many adapters."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA: a product A B beside the kernels of some layers, as arrays on the host."""
+
+    components: Mapping[str, Mapping[str, Pair]]
+    """For each component (unet, text_encoder, ...) the pairs by the layers' paths in the parameter
+    tree, joined by dots."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        pairs = (pair for layers in self.components.values() for pair in layers.values())
+        return max(len(up) for _, up in pairs)
+
+
+def read_adapter(name: str, layers: Any, networks: Mapping[str, Any]) -> Adapter:
+    """Returns an adapter of arrays or tensors, checked against the networks that it changes.
+
+    Args:
+        name: the adapter's name, for errors.
+        layers: for each component the pairs (A, B) by path, see `Adapter`.
+        networks: the networks of the components that may have adapters.
+
+    Raises:
+        ValueError: there is no such component or layer, or its shapes do not fit.
+    """
+    if not isinstance(layers, Mapping) or not all(
+        isinstance(own, Mapping) and own for own in layers.values()
+    ):
+        raise ValueError(
+            f"the adapter {name!r} must be a dictionary such as "
+            "{'unet': {'mid_block.attentions.0.proj_in': (A, B)}} "
+            f"(got {type(layers).__name__})"
+        )
+    if not layers:
+        raise ValueError(f"the adapter {name!r} has no layers; give at least one")
+    adapter = Adapter(
+        {
+            component: {path: _pair(name, component, path, pair) for path, pair in own.items()}
+            for component, own in layers.items()
+        }
+    )
+    check_fits(name, adapter, networks)
+    return adapter
+
+
+def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the networks have the layers of the adapter, in its shapes."""
+    for component, layers in adapter.components.items():
+        if component not in networks:
+            raise ValueError(
+                f"the adapter {name!r} has the component {component!r}; those that take adapters "
+                f"here are {', '.join(networks)}"
+            )
+        known = kernel_shapes(networks[component])
+        for path, (down, up) in layers.items():
+            if path not in known:
+                raise ValueError(
+                    f"the adapter {name!r} has the layer {path!r}, which {component} lacks; "
+                    f"{_nearest(path, known)}"
+                )
+            *size, c, d = known[path]
+            if down.shape[:-1] != (*size, c) or up.shape[1:] != (d,):
+                raise ValueError(
+                    f"the adapter {name!r} has A of shape {down.shape} and B of shape {up.shape} "
+                    f"for {component}'s {path}, which takes {_text(*size, c, 'rank')} and "
+                    f"{_text('rank', d)}"
+                )
+
+
+def stack(
+    adapters: Mapping[str, Adapter], networks: Mapping[str, Any], *, rank: int = 0
+) -> dict[str, dict[str, LowRank]]:
+    """Puts the ranks of adapters side by side, for each component that one of them changes.
+
+    The columns of `LowRank.which` count the adapters in the order of the mapping.
+
+    Args:
+        adapters: the adapters by name.
+        networks: the networks by component.
+        rank: the least total rank; the bucket that holds the adapters is taken where it is larger.
+
+    Returns:
+        float32 arrays by component and path, all of a component with the same total rank.
+
+    Raises:
+        ValueError: an adapter does not fit its network.
+    """
+    for name, adapter in adapters.items():
+        check_fits(name, adapter, networks)
+    found = {}
+    for component, network in networks.items():
+        parts = [adapter.components.get(component, {}) for adapter in adapters.values()]
+        if any(parts):
+            total = round_rank(max(rank, _total_rank(parts)))
+            shapes, changed = kernel_shapes(network), set().union(*parts)
+            found[component] = {
+                path: _side_by_side([own.get(path) for own in parts], shapes[path], total)
+                for path in group_of(network, changed)
+            }
+    return found
+
+
+def stack_weights(names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+    """Returns the weight of each adapter in each row, n m, float32.
+
+    names: the names in the order of the stack; m is their number rounded up to a multiple of eight.
+    rows: n dictionaries of names and weights; a name that is left out weighs nothing.
+    """
+    table = np.zeros((len(rows), -(-len(names) // COUNTS) * COUNTS), np.float32)
+    for i, row in enumerate(rows):
+        for name, weight in row.items():
+            table[i, names.index(name)] = weight
+    return table
+
+
+def round_rank(rank: int) -> int:
+    """Rounds a total rank up to one that is compiled."""
+    return next((n for n in RANKS if n >= rank), -(-rank // RANKS[-1]) * RANKS[-1])
+
+
+def group_of(network: Any, changed: set[str]) -> list[str]:
+    """Returns the smallest group of the network's layers that holds those that are changed."""
+    known = kernel_shapes(network)
+    for pattern in getattr(network, "adapter_groups", ()):
+        group = [path for path in known if re.fullmatch(pattern, path)]
+        if changed <= set(group):
+            return group
+    return list(known)
+
+
+def _total_rank(parts: Sequence[Mapping[str, Pair]]) -> int:
+    """Returns the largest sum of ranks that a layer has."""
+    ranks: dict[str, int] = {}
+    for layers in parts:
+        for path, (_, up) in layers.items():
+            ranks[path] = ranks.get(path, 0) + len(up)
+    return max(ranks.values())
+
+
+def _side_by_side(pairs: Sequence[Pair | None], kernel: tuple[int, ...], total: int) -> LowRank:
+    *size, c, d = kernel
+    down = np.zeros((*size, c, total), np.float32)
+    up, which = np.zeros((total, d), np.float32), np.zeros(total, np.int32)
+    first = 0
+    for number, pair in enumerate(pairs):
+        if pair is not None:
+            columns = slice(first, first + len(pair[1]))
+            down[..., columns], up[columns], which[columns] = *pair, number
+            first = columns.stop
+    return LowRank(down, up, which)
+
+
+def _pair(name: str, component: str, path: Any, pair: Any) -> Pair:
+    """Returns A and B as arrays of the host, which keep their dtype."""
+    arrays = tuple(map(as_numpy, pair)) if isinstance(pair, tuple | list) else ()
+    if (
+        len(arrays) != 2
+        or min(array.ndim for array in arrays) < 2
+        or any(a.dtype.kind != "f" and a.dtype.name != "bfloat16" for a in arrays)
+        or arrays[0].shape[-1] != len(arrays[1])
+        or not len(arrays[1])
+    ):
+        got = [f"{a.dtype} {a.shape}" for a in arrays] or type(pair).__name__
+        raise ValueError(
+            f"the adapter {name!r} must have for {component}'s {path} a pair of arrays of floats, "
+            f"A: c rank and B: rank d (got {got})"
+        )
+    return arrays[0], arrays[1]
+
+
+def _nearest(path: str, known: Mapping[str, Any]) -> str:
+    if not known:
+        return "it has none that take adapters, as it is no network of diffusax's own"
+    near = difflib.get_close_matches(str(path), known, n=3, cutoff=0)
+    return f"the nearest are {', '.join(near)}"
+
+
+def _text(*shape: Any) -> str:
+    return f"({', '.join(map(str, shape))})"

@@ -1,0 +1,81 @@
+"""The embeddings of texts, kept for calls that encode the same ones."""
+
+import collections
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.adapters import Layers
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.families import Family
+from diffusax.pipelines.plan import Prompt, Tokens
+from diffusax.pipelines.prompts import encode_texts
+
+
+class TextCache:
+    """The embeddings of the last texts, each of which is encoded by itself.
+
+    So they are the same bits whatever other texts a call has, and the empty negative prompt is
+    encoded once.
+    """
+
+    def __init__(self, size: int = 256):
+        """Makes an empty cache. size: the number of texts that it keeps."""
+        self._size = size
+        self._found: collections.OrderedDict[Any, tuple[Prompt, Any]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def encode(
+        self,
+        family: Family,
+        encoders: tuple[Network, ...],
+        params: tuple[Params, ...],
+        tokens: Tokens,
+        adapters: tuple[Layers | None, ...] = (),
+        *,
+        groups: int = 1,
+        clip_skip: int | None = None,
+    ) -> tuple[Prompt, ...]:
+        """Encodes like `encode_texts`."""
+        n = len(tokens.ids[0]) // groups
+        found = [
+            self._one(
+                (family, encoders, params),
+                jax.tree.map(lambda x, i=i: x[i : i + 1], tokens),
+                adapters,
+                skip,
+            )
+            for group in range(groups)
+            for i in range(group * n, (group + 1) * n)
+            for skip in [None if group else clip_skip]
+        ]
+        if n == 1:
+            return tuple(found)
+        parts = (found[g * n : (g + 1) * n] for g in range(groups))
+        return tuple(jax.tree.map(lambda *x: jnp.concatenate(x), *part) for part in parts)
+
+    def _one(
+        self,
+        model: tuple[Family, tuple[Network, ...], tuple[Params, ...]],
+        tokens: Tokens,
+        adapters: tuple[Layers | None, ...],
+        clip_skip: int | None,
+    ) -> Prompt:
+        _, encoders, params = model
+        leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
+        # What is identified is kept with the result, so that nothing else gets its identity.
+        kept = *params, *adapters
+        key = encoders, tuple(map(id, kept)), leaves, clip_skip
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key][0]
+        (prompt,) = encode_texts(*model, tokens, adapters, clip_skip=clip_skip)
+        with self._lock:
+            self._found[key] = prompt, kept
+            while len(self._found) > self._size:
+                self._found.popitem(last=False)
+        return prompt

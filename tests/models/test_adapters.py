@@ -1,0 +1,221 @@
+"""Adapters of networks against PEFT, live, all weights random."""
+
+import json
+import os
+import subprocess
+import sys
+
+import adapted
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from adapted import CONFIGS, ROWS, effects, inputs_of, network_of, random_adapter, run, whole
+from effort import few
+from lora import ATTENTION, TEXT_ATTENTION, add_lora, lora_layers, weighed
+from tiny import randomize
+
+from diffusax.checkpoints import load_network
+from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes
+from diffusax.models.network import cast_params, initialize_params
+from diffusax.pipelines.adapters import Adapter, stack, stack_weights
+from diffusax.runtime.compilations import count_compilations
+
+FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+# Rows of one batch that take different adapters, also none.
+WEIGHTS = [{"style": 0.7, "face": 0.4}, {"face": -0.5}, {}]
+compiled = jax.jit(run, static_argnums=0)
+
+
+def torch_network(name):
+    class_name, config = CONFIGS[name]
+    if name.startswith("text"):
+        return getattr(transformers, class_name)(transformers.CLIPTextConfig(**config))
+    return getattr(diffusers, class_name)(**config)
+
+
+def torch_outputs(name, network, given, row):
+    """The outputs of one row, channels last."""
+    tensors = jax.tree.map(lambda x: torch.tensor(x[row : row + 1]), given)
+    if name.startswith("text"):
+        output = network(tensors["input_ids"], output_hidden_states=True)
+        pooled = getattr(output, "text_embeds", None)
+        last = [output.last_hidden_state, *output.hidden_states]
+        return [*last, output.pooler_output if pooled is None else pooled]
+    for key in ("sample", "cond"):
+        if key in tensors:
+            tensors[key] = tensors[key].permute(0, 3, 1, 2)
+    if "cond" in tensors:
+        tensors["controlnet_cond"] = tensors.pop("cond")
+    if "added_cond" in tensors:
+        tensors["added_cond_kwargs"] = tensors.pop("added_cond")
+    output = network(**tensors, return_dict=False)
+    maps = [*output[0], output[1]] if name == "controlnet" else output
+    return [x.permute(0, 2, 3, 1) for x in maps]
+
+
+def ours_in_that_order(name, leaves):
+    """Without the pooled output where there is a projection, which transformers does not return."""
+    if name == "text_encoder_2":
+        return [*leaves[:-2], leaves[-1]]
+    return leaves
+
+
+@pytest.fixture(params=few(CONFIGS, "unet", "controlnet", "text_encoder_2"))
+def peft(request, tmp_path):
+    """A network of PyTorch with two adapters of other ranks and targets, and ours of the files."""
+    name = request.param
+    theirs = randomize(torch_network(name))
+    theirs.save_pretrained(tmp_path)
+    ours = load_network(tmp_path)
+    some = TEXT_ATTENTION if name.startswith("text") else ATTENTION
+    add_lora(theirs, "style", 4, some, seed=1)
+    add_lora(theirs, "face", 7, seed=2)
+    return name, theirs, ours
+
+
+@torch.no_grad()
+def test_rows_that_take_different_adapters_equal_peft(peft):
+    name, theirs, ours = peft
+    names = ["style", "face"]
+    adapters = {n: Adapter({name: lora_layers(theirs, n)}) for n in names}
+    assert len(adapters["face"].components[name]) == len(kernel_shapes(ours.network))
+    (layers,) = stack(adapters, {name: ours.network}).values()
+    given = inputs_of(name)
+    stacked = Adapters(layers, stack_weights(names, WEIGHTS))
+    actual = ours_in_that_order(name, compiled(ours.network, ours.params, stacked, given))
+    changes = []
+    for row, weights in enumerate(WEIGHTS):
+        with weighed(weights, theirs):
+            expected = torch_outputs(name, theirs, given, row)
+        with weighed({}, theirs):
+            plain = torch_outputs(name, theirs, given, row)
+        for a, e in zip(actual, expected, strict=True):
+            assert np.abs(a[row : row + 1] - e.numpy()).max() <= 1e-5 * e.abs().max()
+        changes.append(max(float((e - p).abs().max()) for e, p in zip(expected, plain)))
+    assert min(changes[:2]) > 0.05
+    assert changes[2] == 0
+
+
+@pytest.mark.parametrize("name", few(CONFIGS, "unet", "controlnet", "text_encoder_2"))
+def test_the_adapter_of_every_layer_counts(name):
+    network, params, layers, weights = whole(name)
+    assert set(layers) == set(kernel_shapes(network))
+    found = effects(network, params, layers, weights, inputs_of(name))
+    assert min(found.values()) > 1e-4, found
+
+
+@pytest.mark.parametrize("name", few(CONFIGS, "unet_smallest"))
+def test_the_adapter_of_every_layer_counts_where_devices_share_layers(tmp_path, name):
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, adapted.__file__, str(out), name],
+        env={**os.environ, "XLA_FLAGS": FLAGS},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert found["difference"] < 1e-5
+    assert set(found["effects"]) == set(kernel_shapes(network_of(name)))
+    assert min(found["effects"].values()) > 1e-4, found["effects"]
+    # As the kernels: B where columns are split, A where rows are.
+    shares = {tuple(axes) for axes in found["split"].values()}
+    assert shares - {(None, None)} == {(-2, None), (None, -1)}
+
+
+def test_other_adapters_weights_and_numbers_of_adapters_compile_nothing():
+    network = network_of("text_encoder_2")
+    params, given = initialize_params(network.shapes), inputs_of("text_encoder_2")
+    some = [path for path in kernel_shapes(network) if "_proj" in path]
+
+    def encode(rows, **ranks):
+        adapters = {
+            n: random_adapter(network, "text", r, some[i : i + 4], seed=i)
+            for i, (n, r) in enumerate(ranks.items())
+        }
+        (layers,) = stack(adapters, {"text": network}).values()
+        stacked = Adapters(layers, stack_weights(list(ranks), rows))
+        return np.asarray(compiled(network, params, stacked, given)[0])
+
+    first = encode([{"a": 1.0}] * ROWS, a=4)
+    with count_compilations() as found:
+        others = [
+            encode([{"a": 0.5}, {"a": -1.0}, {}], a=4),
+            encode([{"a": 1.0, "b": 2.0}] * ROWS, a=8, b=8),
+            encode([{"a": 1.0}, {"b": 2.0}, {"c": 1.0}], a=1, b=3, c=7),
+        ]
+    assert found == []
+    assert min(np.abs(other - first).max() for other in others) > 0.01
+
+
+def test_weights_keep_their_digits_in_half_precision():
+    rng = np.random.default_rng(0)
+    x, down, up = (
+        jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
+        for shape in ((2, 3, 4), (4, 5), (5, 6))
+    )
+    scale = jnp.float32([[1 / 3], [1.001]]) * jnp.ones(5)
+    h = (jnp.matmul(x, down).astype(jnp.float32) * scale[:, None]).astype(jnp.bfloat16)
+    actual = LayerAdapters(down, up, scale).linear(x)
+    assert actual.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(actual, jnp.matmul(h, up))
+    rounded = LayerAdapters(down, up, scale.astype(jnp.bfloat16).astype(jnp.float32)).linear(x)
+    assert (actual != rounded).any()
+
+
+def test_a_network_in_half_precision():
+    network, params, layers, weights = whole("unet")
+    given = inputs_of("unet")
+    stacked, none = Adapters(layers, weights), Adapters(layers, 0 * weights)
+    exact, plain = (compiled(network, params, a, given)[0] for a in (stacked, none))
+    layers = {
+        path: layer._replace(down=jnp.bfloat16(layer.down), up=jnp.bfloat16(layer.up))
+        for path, layer in layers.items()
+    }
+    half = compiled(network, cast_params(params, jnp.bfloat16), Adapters(layers, weights), given)[0]
+    assert half.dtype == jnp.bfloat16
+    change = np.abs(exact - plain).max()
+    assert np.abs(half.astype(jnp.float32) - exact).max() < 0.1 * change
+
+
+def test_rows_of_one_text_share_their_weights():
+    network, params, layers, weights = whole("text_encoder")
+    ids = inputs_of("text_encoder")["input_ids"]
+    repeated = np.repeat(weights, 2, axis=0)
+    windows = np.concatenate([ids, ids[::-1]])
+    expected = network.apply(params, windows, adapters=Adapters(layers, repeated))
+    of_texts = AdaptedNetwork(network, Adapters(layers, weights))
+    actual = of_texts.apply(params, windows, method="encode")
+    np.testing.assert_array_equal(actual, expected.last_hidden_state)
+    assert of_texts.config is network.config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": np.ones((2, 1), np.float32)}, "one row for each of the 3 rows.*got 2"),
+        ({"layers": "mid_block.attentions.7.proj_in"}, "mid_block.attentions.7.proj_in.*lacks"),
+        ({"layers": "mid_block.attentions.0.norm"}, "mid_block.attentions.0.norm"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_errors(change, message):
+    network, params, layers, weights = whole("unet")
+    if "layers" in change:
+        layers = {change["layers"]: next(iter(layers.values()))}
+    adapters = Adapters(layers, change.get("weights", weights))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: run(network, params, adapters, inputs_of("unet")))
+
+
+def test_a_network_forgets_its_adapters():
+    network, params, layers, weights = whole("text_encoder")
+    given = inputs_of("text_encoder")
+    before = run(network, params, None, given)
+    changed = run(network, params, Adapters(layers, weights), given)
+    after = run(network, params, None, given)
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.abs(changed[0] - before[0]).max() > 0.01

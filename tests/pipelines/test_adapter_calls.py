@@ -1,0 +1,276 @@
+"""Adapters in pipelines: names and weights are data, stacks are shared, mistakes are told."""
+
+import dataclasses
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from adapted import random_adapter
+
+import diffusax
+from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines.adapters import group_of, read_adapter, round_rank, stack, stack_weights
+from diffusax.runtime.compilations import count_compilations
+from diffusax.runtime.program import PROGRAMS, forget_executables
+
+CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
+
+
+def layers_of(pipe, component, rank, pattern="to_", seed=0):
+    network = pipe.parts.networks[component]
+    paths = [path for path in kernel_shapes(network) if pattern in path]
+    return random_adapter(network, component, rank, paths, seed).components
+
+
+def fresh(tiny_checkpoints, **options):
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(folder, **options)
+    pipe.set_progress_bar_config(disable=True)
+    unet, text = layers_of(pipe, "unet", 4), layers_of(pipe, "text_encoder", 2, "_proj")
+    pipe.add_adapter("style", {**unet, **text})
+    pipe.add_adapter("face", layers_of(pipe, "unet", 8, "to_q", seed=1))
+    return pipe
+
+
+@pytest.fixture
+def pipe(tiny_checkpoints):
+    return fresh(tiny_checkpoints)
+
+
+def test_names_and_weights_compile_nothing(pipe):
+    plain = pipe("a cat", **CALL).images
+    first = pipe("a cat", **CALL, adapters={"style": 1.0}).images
+    assert np.abs(first - plain).max() > 0.02
+    with count_compilations() as compiled:
+        np.testing.assert_array_equal(pipe("a cat", **CALL, adapters={}).images, plain)
+        half = pipe("a cat", **CALL, adapters={"style": 0.5}).images
+        both = pipe("a cat", **CALL, adapters={"style": 1.0, "face": 0.7}).images
+        nothing = pipe("a cat", **CALL, adapters={"style": 0.0, "face": 0}).images
+        pipe.delete_adapters("face")
+        pipe.add_adapter("face", {**layers_of(pipe, "unet", 11), **_text(pipe)})
+        other = pipe("a cat", **CALL, adapters=[{"face": np.float32(0.7)}]).images
+    assert compiled == []
+    assert min(np.abs(a - first).max() for a in (half, both, other)) > 0.01
+    np.testing.assert_allclose(nothing, plain, atol=1e-5)
+
+
+def _text(pipe):
+    return layers_of(pipe, "text_encoder", 3, "_proj", seed=5)
+
+
+def test_the_next_call_with_the_same_names_copies_nothing(pipe):
+    c = pipe.parts
+    before = c.adapters.stacked(c, ("style", "face"))
+    again = c.adapters.stacked(c, ("style", "face"))
+    assert before is again
+    assert set(before) == {"unet", "text_encoder"}
+    (down, up, which), *_ = before["unet"].values()
+    assert down.shape[-1] == len(up) == len(which) == 16
+    assert c.adapters.stacked(c, ("style",), rank=100)["unet"].popitem()[1].up.shape[0] == 128
+    pipe.delete_adapters(["style"])
+    assert list(pipe.adapters) == ["face"]
+    assert not any("style" in names for names, *_ in c.adapters._stacks)
+
+
+def test_pipelines_of_the_same_components_share_adapters(pipe):
+    other = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    assert list(other.adapters) == ["style", "face"]
+    other.delete_adapters("style")
+    assert list(pipe.adapters) == ["face"]
+    with pytest.raises(TypeError):
+        pipe.adapters["mine"] = pipe.adapters["face"]
+
+
+def test_the_whole_call_as_a_function_of_adapters(pipe):
+    given = {"adapters": [{"style": 0.8}, {"face": 0.5}], "num_images_per_prompt": 2}
+    texts = {"prompt": ["a cat", "a dog"], "seed": [1, 2, 3, 4]}
+    call = {**CALL, **given, **texts}
+    expected = pipe(**call).images
+    del call["output_type"]
+    inputs = pipe.prepare_inputs(**call)
+    assert set(inputs.adapters) == {"unet", "text_encoder"}
+    np.testing.assert_allclose(pipe.generate_fn(pipe.params, inputs), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_gradients_of_an_adapter(pipe):
+    inputs = pipe.prepare_inputs("a cat", num_inference_steps=2, seed=1, adapters={"style": 0.8})
+    path = next(iter(inputs.adapters["text_encoder"]))
+
+    @jax.jit
+    def brightness(up):
+        adapters = jax.tree.map(lambda x: x, inputs.adapters)
+        adapters["text_encoder"][path] = adapters["text_encoder"][path]._replace(up=up)
+        return pipe.generate_fn(pipe.params, inputs._replace(adapters=adapters)).mean()
+
+    up = inputs.adapters["text_encoder"][path].up
+    gradient = jax.grad(brightness)(up)
+    step = 1e-2 * jnp.sign(gradient)
+    slope = (brightness(up + step) - brightness(up - step)) / 2
+    np.testing.assert_allclose(slope, (gradient * step).sum(), rtol=0.05)
+
+
+def test_programs_made_ahead_and_saved(pipe, tmp_path, monkeypatch):
+    adapters = {"style": 0.8}
+    pipe.compile(adapters=adapters, guidance_scale=3.0)
+    pipe.save_compiled(tmp_path)
+    try:
+        forget_executables()
+        assert pipe.load_compiled(tmp_path) == 3
+        monkeypatch.setattr(PROGRAMS["denoise"], "bounded", None)
+        loaded = pipe("a cat", **CALL, adapters={"face": 0.3, "style": 0.5}).images
+    finally:
+        monkeypatch.undo()
+        forget_executables()
+    direct = pipe("a cat", **CALL, adapters={"face": 0.3, "style": 0.5}).images
+    np.testing.assert_allclose(loaded, direct, atol=1e-4)
+
+
+def test_a_callback_keeps_the_adapters(pipe):
+    def change(pipe, row, timestep, tensors):
+        pipe._guidance_scale = 3.0001
+        return tensors
+
+    adapters = {"style": 0.8}
+    expected = pipe("a cat", **CALL, adapters=adapters).images
+    actual = pipe("a cat", **CALL, adapters=adapters, callback_on_step_end=change).images
+    np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_prompts_of_several_windows(pipe):
+    call = {**CALL, "long_prompt": True, "adapters": [{"style": 0.8}, {"face": 0.5}]}
+    texts, seeds = ["a cat " * 60, "a dog " * 40], [1, 2]
+    together = pipe(texts, **{**call, "seed": seeds}).images
+    row = {**CALL, "long_prompt": True, "adapters": {"style": 0.8}, "seed": 1}
+    np.testing.assert_allclose(together[0], pipe(texts[0], **row).images[0], atol=1e-4)
+    embeds, _ = pipe.encode_prompt(texts, long_prompt=True, adapters=call["adapters"])
+    plain, _ = pipe.encode_prompt(texts, long_prompt=True)
+    changes = np.abs(embeds - plain).max((1, 2))
+    assert changes[0] > 0.01
+    np.testing.assert_allclose(embeds[1], plain[1], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_half_precision(pipe):
+    exact = pipe("a cat", **CALL, adapters={"style": 0.8}).images
+    plain = pipe("a cat", **CALL).images
+    pipe.to("bfloat16")
+    half = pipe("a cat", **CALL, adapters={"style": 0.8}).images
+    assert pipe.parts.adapters.stacked(pipe.parts, ("style",))["unet"].popitem()[1].up.dtype == (
+        jnp.bfloat16
+    )
+    assert np.abs(half - exact).mean() < 0.2 * np.abs(exact - plain).mean()
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        ({"stile": 1.0}, "adapters has the name 'stile'; the adapters are 'style', 'face'"),
+        ([{"style": 1.0}] * 3, "adapters has 3 entries for 2 prompts; give 1 or 2"),
+        ({"style": float("nan")}, r"adapters must give 'style' a finite number \(got nan\)"),
+        ({"style": "much"}, "adapters must give 'style' a finite number"),
+        ({"style": True}, "adapters must give 'style' a finite number"),
+        ("style", "adapters must be a dictionary of names and weights"),
+    ],
+)
+def test_calls_that_cannot_be(pipe, adapters, message):
+    with pytest.raises(ValueError, match=message):
+        pipe(["a cat", "a dog"], **CALL, adapters=adapters)
+
+
+PATH = "mid_block.attentions.0.proj_in"
+
+
+def pair(*shapes):
+    return tuple(np.zeros(shape, np.float32) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({"vae": {PATH: pair((4, 2), (2, 4))}}, "component 'vae'; those .* are text_encoder, unet"),
+        ({"unet": {"mid_block.attention.0.proj_in": pair((4, 2), (2, 4))}}, f"nearest are {PATH}"),
+        ({"unet": {PATH: pair((1, 1, 64, 2), (2, 4))}}, r"takes \(1, 1, 64, rank\) and \(rank, 64"),
+        ({"unet": {PATH: pair((64, 2), (2, 64))}}, r"takes \(1, 1, 64, rank\)"),
+        ({"unet": {PATH: pair((1, 1, 64, 2), (3, 64))}}, f"{PATH} a pair of arrays of floats"),
+        ({"unet": {PATH: pair((1, 1, 64, 0), (0, 64))}}, "a pair of arrays of floats"),
+        ({"unet": {PATH: np.zeros(3)}}, "a pair of arrays of floats"),
+        ({"unet": {PATH: tuple(np.zeros((2, 2, 2), int))}}, "a pair of arrays of floats"),
+        ({"unet": {}}, "must be a dictionary such as"),
+        ([], "must be a dictionary such as"),
+        ({}, "has no layers"),
+    ],
+)
+def test_adapters_that_fit_nothing(pipe, layers, message):
+    with pytest.raises(ValueError, match=message) as error:
+        pipe.add_adapter("mine", layers)
+    assert "\n" not in str(error.value)
+    assert "mine" in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPyTorch:
+    """As the networks of PyTorch's modules: parameters by whole names, without kernels."""
+
+    shapes = MappingProxyType({"conv_in.weight": jax.ShapeDtypeStruct((4, 4), jnp.float32)})
+
+
+def test_networks_of_other_libraries_take_none():
+    layers = {"unet": {"conv_in": pair((4, 2), (2, 4))}}
+    with pytest.raises(ValueError, match="no network of diffusax's own"):
+        read_adapter("mine", layers, {"unet": OfPyTorch()})
+
+
+def test_names_that_cannot_be(pipe):
+    with pytest.raises(ValueError, match="'style' is there already"):
+        pipe.add_adapter("style", layers_of(pipe, "unet", 1))
+    with pytest.raises(ValueError, match="a text that is not empty"):
+        pipe.add_adapter("", layers_of(pipe, "unet", 1))
+    with pytest.raises(ValueError, match="adapter_names has the name 'mine'"):
+        pipe.delete_adapters(["style", "mine"])
+    assert list(pipe.adapters) == ["style", "face"]
+
+
+def test_a_network_that_no_longer_fits(pipe, tiny_checkpoints):
+    pipe("a cat", **CALL, adapters={"face": 1.0})
+    folder, _ = tiny_checkpoints.pipeline("xl")
+    pipe.unet = diffusax.UNet2DConditionModel.from_pretrained(folder / "unet")
+    with pytest.raises(ValueError, match="the adapter 'face' has"):
+        pipe("a cat", **CALL, adapters={"face": 1.0})
+
+
+def test_tensors_of_pytorch_in_half_precision(pipe):
+    layers = {
+        path: tuple(torch.tensor(x).bfloat16() for x in pair)
+        for path, pair in layers_of(pipe, "unet", 2)["unet"].items()
+    }
+    pipe.add_adapter("mine", {"unet": layers})
+    adapter = pipe.adapters["mine"]
+    assert adapter.rank == 2
+    (down, up) = next(iter(adapter.components["unet"].values()))
+    assert down.dtype == up.dtype == np.float32
+
+
+def test_stacks_have_the_shapes_of_a_bucket(pipe):
+    unet = pipe.parts.networks["unet"]
+    known = kernel_shapes(unet)
+    attention = group_of(unet, {p for p in known if p.endswith("to_q")})
+    blocks = group_of(unet, {p for p in known if p.endswith(("to_q", "ff.net.2"))})
+    everything = group_of(unet, {"conv_in"})
+    assert set(attention) == {p for p in known if ".to_" in p}
+    assert set(blocks) == {p for p in known if "attentions." in p}
+    assert everything == list(known)
+    ranks = [round_rank(r) for r in (1, 16, 17, 250, 257, 600)]
+    assert ranks == [16, 16, 32, 256, 512, 768]
+    stacked = stack(dict(pipe.adapters), pipe.parts.networks)["unet"]
+    assert list(stacked) == attention
+    rank = {path: int((np.abs(layer.up).sum(1) > 0).sum()) for path, layer in stacked.items()}
+    assert set(rank.values()) == {4, 12}
+    query = stacked[next(path for path in stacked if path.endswith("to_q"))]
+    assert query.which.tolist() == [0] * 4 + [1] * 8 + [0] * 4
+    weights = stack_weights(["style", "face"], [{"face": 2.0}, {}])
+    assert weights.tolist() == [[0.0, 2.0] + [0.0] * 6, [0.0] * 8]
