@@ -8,6 +8,8 @@ from diffusax.samplers import SAMPLER_NAMES
 
 NAMES = tuple(n for n in SAMPLER_NAMES if not n.startswith(("edm", "flow")))
 """The samplers for networks that predict noise."""
+ADAPTERS = ("style", "face")
+"""The adapters of every pipeline."""
 PROMPTS = ("a cat", "a dog, red", "two owls", "", "a very old boat on a lake in winter")
 
 
@@ -35,6 +37,9 @@ def calls(draw, tasks):
         given |= {"guidance_start": start, "guidance_end": draw(st.sampled_from([0.5, 1.0]))}
     if task in ("text", "xl") and draw(st.booleans()):
         given["guidance_rescale"] = 0.7
+    if draw(st.booleans()):
+        weight = st.sampled_from([0.0, 0.5, 1.0, -0.7])
+        given["adapters"] = draw(st.dictionaries(st.sampled_from(ADAPTERS), weight))
     if task == "image":
         given |= {"image": picture(0), "strength": draw(st.sampled_from([0.4, 0.8, 1.0]))}
     if task == "inpaint":

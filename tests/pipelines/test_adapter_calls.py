@@ -12,7 +12,15 @@ from adapted import random_adapter
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
-from diffusax.pipelines.adapters import group_of, read_adapter, round_rank, stack, stack_weights
+from diffusax.pipelines.adapters import (
+    covers,
+    group_of,
+    read_adapter,
+    round_rank,
+    stack,
+    stack_shapes,
+    stack_weights,
+)
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
 
@@ -63,13 +71,17 @@ def _text(pipe):
 
 def test_the_next_call_with_the_same_names_copies_nothing(pipe):
     c = pipe.parts
-    before = c.adapters.stacked(c, ("style", "face"))
-    again = c.adapters.stacked(c, ("style", "face"))
+    both = dict(pipe.adapters)
+    before = c.adapters.stacked(c, both)
+    again = c.adapters.stacked(c, both)
     assert before is again
     assert set(before) == {"unet", "text_encoder"}
     (down, up, which), *_ = before["unet"].values()
     assert down.shape[-1] == len(up) == len(which) == 16
-    assert c.adapters.stacked(c, ("style",), rank=100)["unet"].popitem()[1].up.shape[0] == 128
+    shapes = stack_shapes(tuple(both.values()), c.networks, rank=100)
+    assert covers(shapes, stack_shapes(tuple(both.values()), c.networks))
+    wider = c.adapters.stacked(c, both, shapes)
+    assert wider["unet"].popitem()[1].up.shape[0] == 128
     pipe.delete_adapters(["style"])
     assert list(pipe.adapters) == ["face"]
     assert not any("style" in names for names, *_ in c.adapters._stacks)
@@ -263,11 +275,11 @@ def test_stacks_have_the_shapes_of_a_bucket(pipe):
     everything = group_of(unet, {"conv_in"})
     assert set(attention) == {p for p in known if ".to_" in p}
     assert set(blocks) == {p for p in known if "attentions." in p}
-    assert everything == list(known)
+    assert everything == tuple(known)
     ranks = [round_rank(r) for r in (1, 16, 17, 250, 257, 600)]
     assert ranks == [16, 16, 32, 256, 512, 768]
     stacked = stack(dict(pipe.adapters), pipe.parts.networks)["unet"]
-    assert list(stacked) == attention
+    assert tuple(stacked) == attention
     rank = {path: int((np.abs(layer.up).sum(1) > 0).sum()) for path, layer in stacked.items()}
     assert set(rank.values()) == {4, 12}
     query = stacked[next(path for path in stacked if path.endswith("to_q"))]

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from effort import examples
 from hypothesis import strategies as st
+from lora import random_adapter
 from mixtures import calls, picture
 
 import diffusax
 from diffusax import samplers
+from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.batch_run import BatchRun
@@ -23,6 +25,7 @@ from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.compilations import count_compilations
 
 SECONDS = 120
+TEXT = "text_encoder"
 CALL = {"num_inference_steps": 4, "guidance_scale": 3.0, "output_type": "latent"}
 
 
@@ -42,9 +45,20 @@ def pipes(tiny_checkpoints):
         "instruct": diffusax.StableDiffusionInstructPix2PixPipeline.from_pretrained(edits),
         "xl": diffusax.StableDiffusionXLPipeline.from_pretrained(large),
     }
-    for pipe in found.values():
+    for task, pipe in found.items():
         pipe.set_progress_bar_config(disable=True)
+        if task in ("text", "instruct", "xl"):
+            pipe.add_adapter("style", {**layers_of(pipe, "unet", 4), **layers_of(pipe, TEXT, 2)})
+            pipe.add_adapter("face", layers_of(pipe, "unet", 8, seed=1))
     return found
+
+
+def layers_of(pipe, component, rank, seed=0):
+    """Random adapters of the attention layers of a component."""
+    network = pipe.parts.networks[component]
+    pattern = "_proj" if component == TEXT else "to_"
+    paths = [path for path in kernel_shapes(network) if pattern in path]
+    return random_adapter(network, component, rank, paths, seed).components
 
 
 @pytest.fixture

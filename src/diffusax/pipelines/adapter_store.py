@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diffusax.models.adapters import Layers
-from diffusax.pipelines.adapters import Adapter, read_adapter, stack, stack_weights
+from diffusax.pipelines.adapters import Adapter, Shapes, read_adapter, stack, stack_weights
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.placement import put_params
 from diffusax.runtime.bounded import is_traced
@@ -22,12 +22,14 @@ ROLES = ("denoiser", "controlnet", "text_encoder")
 
 
 class CallAdapters(NamedTuple):
-    """The adapters of a call: their layers on the devices, by component, and the weights of each
-    prompt, n m, float32.
-    """
+    """The adapters of a call."""
 
     layers: dict[str, Layers]
+    """Their layers on the devices, by component."""
     weights: np.ndarray
+    """The weights of each prompt, n m, float32."""
+    order: tuple[Adapter, ...]
+    """The adapters in the order of the weights' columns."""
 
 
 class AdapterStore:
@@ -83,15 +85,17 @@ class AdapterStore:
             self._require(name, "adapters")
         return tuple(name for name in self._adapters if name in used)
 
-    def stacked(self, c: Any, names: Sequence[str], *, rank: int = 0) -> dict[str, Layers]:
-        """Returns the adapters of these names side by side, on the devices of the components.
+    def stacked(
+        self, c: Any, adapters: Mapping[str, Adapter], shapes: Shapes | None = None
+    ) -> dict[str, Layers]:
+        """Returns adapters side by side, on the devices of the components that they change.
 
-        A later call for the same names copies nothing.
+        A later call for the same adapters copies nothing.
 
         Args:
             c: the components of the pipeline.
-            names: the adapters, in the order of the weights' columns.
-            rank: the least total rank, see `stack`.
+            adapters: the adapters by name, in the order of the weights' columns.
+            shapes: see `stack`.
 
         Raises:
             ValueError: an adapter does not fit a network, which was assigned after it.
@@ -100,14 +104,14 @@ class AdapterStore:
         leaves = {name: jax.tree.leaves(c.params[name])[0] for name in networks}
         places = {name: None if c.mesh is not None else _device(x) for name, x in leaves.items()}
         of = tuple((name, net, leaves[name].dtype, places[name]) for name, net in networks.items())
+        asked = None if shapes is None else tuple(shapes.items())
+        key = (tuple(adapters), tuple(adapters.values()), of, c.mesh, asked)
         with self._lock:
-            adapters = {name: self._adapters[name] for name in names}
-            key = (tuple(names), tuple(adapters.values()), of, c.mesh, rank)
             found = self._stacks.pop(key, None)
             if found is None:
                 found = {
                     name: self._put(c, name, layers, leaves[name].dtype, places[name])
-                    for name, layers in stack(adapters, networks, rank=rank).items()
+                    for name, layers in stack(adapters, networks, shapes).items()
                 }
             # The last to be used is the last of all.
             self._stacks[key] = found
@@ -151,7 +155,9 @@ def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
     names = c.adapters.names_of(rows)
     if not names:
         return None
-    return CallAdapters(c.adapters.stacked(c, names), stack_weights(names, rows))
+    adapters = {name: c.adapters.adapters[name] for name in names}
+    weights = stack_weights(names, rows)
+    return CallAdapters(c.adapters.stacked(c, adapters), weights, tuple(adapters.values()))
 
 
 def _checked(row: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,8 +93,50 @@ def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None
                 )
 
 
+class StackShape(NamedTuple):
+    """The shape of a component's stack, for which programs are compiled."""
+
+    rank: int
+    """The total rank."""
+    layers: tuple[str, ...]
+    """The paths of the layers."""
+
+
+Shapes = Mapping[str, StackShape]
+"""The shapes of the stacks of the components that have one, by component."""
+
+
+def stack_shapes(
+    adapters: Sequence[Adapter], networks: Mapping[str, Any], *, rank: int = 0
+) -> dict[str, StackShape]:
+    """Returns the shapes of the bucket that holds adapters side by side.
+
+    Args:
+        adapters: the adapters.
+        networks: the networks by component.
+        rank: the least total rank; the bucket that holds the adapters is taken where it is larger.
+    """
+    found = {}
+    for component, network in networks.items():
+        parts = [adapter.components.get(component, {}) for adapter in adapters]
+        if any(parts):
+            total = round_rank(max(rank, _total_rank(parts)))
+            found[component] = StackShape(total, group_of(network, set().union(*parts)))
+    return found
+
+
+def covers(shapes: Shapes, others: Shapes) -> bool:
+    """Returns whether stacks of these shapes have room for what needs the others."""
+    return all(
+        name in shapes
+        and shapes[name].rank >= other.rank
+        and set(other.layers) <= set(shapes[name].layers)
+        for name, other in others.items()
+    )
+
+
 def stack(
-    adapters: Mapping[str, Adapter], networks: Mapping[str, Any], *, rank: int = 0
+    adapters: Mapping[str, Adapter], networks: Mapping[str, Any], shapes: Shapes | None = None
 ) -> dict[str, dict[str, LowRank]]:
     """Puts the ranks of adapters side by side, for each component that one of them changes.
 
@@ -103,7 +145,7 @@ def stack(
     Args:
         adapters: the adapters by name.
         networks: the networks by component.
-        rank: the least total rank; the bucket that holds the adapters is taken where it is larger.
+        shapes: the shapes of the stacks, which cover those of `stack_shapes`; by default these.
 
     Returns:
         float32 arrays by component and path, all of a component with the same total rank.
@@ -113,16 +155,15 @@ def stack(
     """
     for name, adapter in adapters.items():
         check_fits(name, adapter, networks)
+    shapes = stack_shapes(tuple(adapters.values()), networks) if shapes is None else shapes
     found = {}
-    for component, network in networks.items():
+    for component, (total, layers) in shapes.items():
         parts = [adapter.components.get(component, {}) for adapter in adapters.values()]
-        if any(parts):
-            total = round_rank(max(rank, _total_rank(parts)))
-            shapes, changed = kernel_shapes(network), set().union(*parts)
-            found[component] = {
-                path: _side_by_side([own.get(path) for own in parts], shapes[path], total)
-                for path in group_of(network, changed)
-            }
+        kernels = kernel_shapes(networks[component])
+        found[component] = {
+            path: _side_by_side([own.get(path) for own in parts], kernels[path], total)
+            for path in layers
+        }
     return found
 
 
@@ -144,14 +185,14 @@ def round_rank(rank: int) -> int:
     return next((n for n in RANKS if n >= rank), -(-rank // RANKS[-1]) * RANKS[-1])
 
 
-def group_of(network: Any, changed: set[str]) -> list[str]:
+def group_of(network: Any, changed: set[str]) -> tuple[str, ...]:
     """Returns the smallest group of the network's layers that holds those that are changed."""
     known = kernel_shapes(network)
     for pattern in getattr(network, "adapter_groups", ()):
-        group = [path for path in known if re.fullmatch(pattern, path)]
+        group = tuple(path for path in known if re.fullmatch(pattern, path))
         if changed <= set(group):
             return group
-    return list(known)
+    return tuple(known)
 
 
 def _total_rank(parts: Sequence[Mapping[str, Pair]]) -> int:

@@ -176,6 +176,7 @@ def advance_batch(
     at: Any,
     stop: Any,
     rows: Any,
+    adapters: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the next rows of every image that has some left.
 
@@ -191,6 +192,8 @@ def advance_batch(
         at: s, the next row of each place.
         stop: s, the row after the last of each place; a place without an image has `at` here.
         rows: the number of rows to run.
+        adapters: s n, the weights of n adapters in each place, whose layers are among the
+            parameters; None without adapters.
     """
     hints = tuple(map(lanes.each, batch.control))
     conditions = batch.conditions._replace(control=hints)
@@ -201,6 +204,7 @@ def advance_batch(
             lambda x: jax.vmap(lambda column, r: column[r])(x, row),
             (batch.table, batch.step_inputs),
         )
+        inputs = inputs._replace(adapters=adapters)
 
         def model(x: jax.Array, t: jax.Array) -> jax.Array:
             return guided(denoiser, denoiser.guide, params, x, t, conditions, inputs, lanes)

@@ -1,12 +1,14 @@
 """A running batch on the host: what is in it, at which row, and when it leaves."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.pipelines import batch as programs
+from diffusax.pipelines.adapters import COUNTS, Adapter, Shapes, covers, stack_shapes
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.lanes import Lanes, Seat
@@ -18,6 +20,8 @@ class _Member:
     """An image in the batch."""
 
     picture: Picture
+    owner: Any
+    """What the caller knows it by."""
     at: int = 0
     """The next row of its run."""
 
@@ -42,16 +46,21 @@ class BatchRun:
     The host computes at which row each image is, and so never waits for the device.
     """
 
-    def __init__(self, c: Components, picture: Picture, size: int):
+    def __init__(self, c: Components, picture: Picture, size: int, *, rank: int = 0):
         """Makes a batch without images.
 
         Args:
             c: the components whose denoiser runs.
             picture: an image like those that will join.
             size: the lanes of the network's batch, a multiple of the mesh's devices.
+            rank: the least total rank of the adapters, if the image has any.
         """
         self.key = picture.key
         self._c, self._params = c, c.denoiser_params
+        self._networks = {name: c.networks[name] for name in c.denoiser.components}
+        self._shapes: Shapes = stack_shapes(tuple(picture.adapters), self._networks, rank=rank)
+        self._count = -(-max(len(picture.adapters), 1) // COUNTS) * COUNTS
+        self._columns: tuple[Adapter, ...] = ()
         self._devices = count_shares(c.mesh)
         branches = picture.entry.step_inputs.weights.shape[1] + 1
         self.lanes = Lanes(size, branches, self._devices)
@@ -69,19 +78,38 @@ class BatchRun:
     def __len__(self) -> int:
         return len(self._members)
 
-    def position(self, place: int) -> int:
-        """Returns the next row of the image at a place."""
-        return self._members[place].at
+    @property
+    def members(self) -> dict[int, _Member]:
+        """The images in the batch by place."""
+        return dict(self._members)
 
-    def join(self, picture: Picture, seat: Seat) -> None:
-        """Puts an image into a free seat, which has as many lanes as the image has branches."""
+    def has_shapes_for(self, picture: Picture) -> bool:
+        """Returns whether the batch's programs have room for the adapters of an image."""
+        shapes = stack_shapes(tuple(picture.adapters), self._networks)
+        return len(picture.adapters) <= self._count and covers(self._shapes, shapes)
+
+    def has_ranks_for(self, picture: Picture) -> bool:
+        """Returns whether an image's adapters fit beside those of the images in the batch."""
+        if not picture.adapters:
+            return True
+        together = self._live_adapters(picture)
+        shapes = stack_shapes(together, self._networks)
+        return len(together) <= self._count and covers(self._shapes, shapes)
+
+    def join(self, picture: Picture, seat: Seat, owner: Any = None) -> None:
+        """Puts an image into a free seat, which has as many lanes as the image has branches.
+
+        owner: what the caller knows the image by.
+        """
+        if not set(picture.adapters) <= set(self._columns):
+            self._stack(self._live_adapters(picture))
         lanes = np.full(self.lanes.branches, self.size, np.int32)
         lanes[: len(seat.lanes)] = seat.lanes
         with in_mesh(self._c.mesh):
             place = np.int32(seat.place)
             self._batch = programs.insert(self._batch, picture.entry, place, lanes)
         self.lanes.take(seat)
-        self._members[seat.place] = _Member(picture)
+        self._members[seat.place] = _Member(picture, owner)
 
     def leave(self, place: int) -> None:
         """Frees the place of an image, whether its run has ended or not."""
@@ -111,6 +139,7 @@ class BatchRun:
                 at,
                 stop,
                 np.int32(rows),
+                self._adapter_weights(),
             )
         self._batch = rest._replace(state=state)
         for place, member in self._members.items():
@@ -138,6 +167,29 @@ class BatchRun:
         self.lanes = new
         self._members = {moved[place]: member for place, member in self._members.items()}
         return moved
+
+    def _live_adapters(self, picture: Picture) -> tuple[Adapter, ...]:
+        """Returns the adapters of the images in the batch and of one more."""
+        pictures = [*(member.picture for member in self._members.values()), picture]
+        return tuple(dict.fromkeys(one for p in pictures for one in p.adapters))
+
+    def _stack(self, adapters: tuple[Adapter, ...]) -> None:
+        """Puts other adapters side by side, in the same shapes."""
+        named = {str(i): adapter for i, adapter in enumerate(adapters)}
+        layers = self._c.adapters.stacked(self._c, named, self._shapes)
+        self._params = {**self._params, "adapters": layers}
+        self._columns = adapters
+
+    def _adapter_weights(self) -> np.ndarray | None:
+        if not self._shapes:
+            return None
+        if not self._columns:
+            self._stack(())
+        weights = np.zeros((self.size, self._count), np.float32)
+        for place, member in self._members.items():
+            for adapter, weight in member.picture.adapters.items():
+                weights[place, self._columns.index(adapter)] = weight
+        return weights
 
     def _rows_until_change(self, place: int) -> int:
         member = self._members[place]

@@ -2,17 +2,20 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from diffusax.pipelines import programs
+from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import last_guided_row
 from diffusax.pipelines.plan import DecoderCondition, Decoding, PreparedRun, StepInputs
+from diffusax.pipelines.sample import bind
 from diffusax.pipelines.tasks import Task, most_branches
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import TorchNoise
@@ -25,7 +28,8 @@ class Picture:
 
     entry: Entry
     key: tuple[Any, ...]
-    """What all images of a batch have in common, because programs are compiled for it."""
+    """What all images of a batch have in common besides adapters, because programs are compiled for
+    it."""
     rows: int
     """The number of rows of its run."""
     branches: int
@@ -34,6 +38,8 @@ class Picture:
     """The row from which on it needs only its first branch."""
     levels: np.ndarray
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
+    adapters: Mapping[Adapter, float]
+    """The adapters of the denoiser, and their weights."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None
     """The image and the mask that the decoder reads beside the latents, or None."""
@@ -62,7 +68,10 @@ def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Pictur
     conditions = plan.conditions
     with in_mesh(c.mesh):
         if conditions.control:
-            hints = programs.embed_control(c.denoiser, c.denoiser_params, conditions.control)
+            table = plan.step_inputs.adapters
+            weights = None if table is None else np.asarray(table[0])
+            params = bind(c, run.adapters).params
+            hints = programs.embed_control(c.denoiser, params, conditions.control, weights)
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting
         arrays = [
@@ -87,9 +96,21 @@ def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: i
         len(run.weights) + 1 if until else 1,
         until,
         run.schedule.levels,
+        _adapters(c, run, i),
         run.decoding,
         shown,
     )
+
+
+def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, float]:
+    """Returns the adapters of an image that change the denoiser, with their weights."""
+    table = run.plan.step_inputs.adapters
+    if table is None:
+        return {}
+    weights = np.asarray(table)[0, i]
+    own = {*c.denoiser.components}
+    pairs = zip(run.adapter_order, weights)
+    return {one: float(w) for one, w in pairs if w and not own.isdisjoint(one.components)}
 
 
 def _key(c: Components, entry: Entry) -> tuple[Any, ...]:

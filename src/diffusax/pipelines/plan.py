@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from diffusax.models.adapters import Layers
+from diffusax.pipelines.adapters import Adapter
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 
@@ -151,6 +152,8 @@ class PreparedRun:
     """The guidance scale that a callback has set; None where the call's own applies."""
     adapters: Mapping[str, Layers] | None = None
     """The adapters of the call by component, on the devices; None where it has none."""
+    adapter_order: tuple[Adapter, ...] = ()
+    """The call's adapters in the order of the columns of `StepInputs.adapters`."""
 
 
 def control_names(count: int) -> tuple[str, ...]:

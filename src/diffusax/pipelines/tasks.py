@@ -205,8 +205,10 @@ def prepare_run(
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
     plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
-    layers = None if adapters is None else adapters.layers
-    return PreparedRun(plan, schedule, noise, weights, c.decoding(), adapters=layers)
+    run = PreparedRun(plan, schedule, noise, weights, c.decoding())
+    if adapters is None:
+        return run
+    return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
 
 
 def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray:
