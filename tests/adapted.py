@@ -166,6 +166,18 @@ def whole(name):
     return network, params, layers, np.float32([[1.0], [0.6], [-0.8]])
 
 
+def kernel_of(params, path):
+    for part in path.split("."):
+        params = params[int(part) if part.isdecimal() else part]
+    return params["kernel"]
+
+
+def split_axis(array):
+    """The axis that two devices share, counted from the end; None where each has all."""
+    spec = list(array.sharding.spec)
+    return spec.index("tensor") - array.ndim if "tensor" in spec else None
+
+
 def main(out, name):
     network, params, layers, weights = whole(name)
     given = inputs_of(name)
@@ -178,12 +190,7 @@ def main(out, name):
         for tree in (params, layers)
     )
     split = {
-        path: [
-            list(leaf.sharding.spec).index("tensor") - leaf.ndim
-            if "tensor" in leaf.sharding.spec
-            else None
-            for leaf in (layer.down, layer.up)
-        ]
+        path: [split_axis(leaf) for leaf in (kernel_of(params, path), layer.down, layer.up)]
         for path, layer in layers.items()
     }
     with jax.set_mesh(mesh):

@@ -124,7 +124,7 @@ def test_the_adapter_of_every_layer_counts_where_devices_share_layers(tmp_path, 
     assert min(found["effects"].values()) > 1e-4, found["effects"]
     # As the kernels: B where columns are split, A where rows are.
     shares = {tuple(axes) for axes in found["split"].values()}
-    assert shares - {(None, None)} == {(-2, None), (None, -1)}
+    assert shares - {(None, None, None)} == {(-2, -2, None), (-1, None, -1)}
 
 
 def test_other_adapters_weights_and_numbers_of_adapters_compile_nothing():
