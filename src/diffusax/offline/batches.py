@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from diffusax.pipelines.tasks import most_branches, prepare_run, text_to_image
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.noise import JaxNoise, image_keys
+
+log = logging.getLogger(__name__)
 
 _PREPARED = 4
 """The images that are encoded while the device runs others."""
@@ -76,6 +79,11 @@ class Batches:
         """Drops the images that wait and are not among these."""
         for kind, queue in self._waiting.items():
             self._waiting[kind] = collections.deque(one for one in queue if one in wanted)
+
+    def log_use(self) -> None:
+        """Logs how full the batches were."""
+        if self.all:
+            log.info("%.1f%% of the lanes had an image", 100 * self.live / self.all)
 
     @property
     def waiting(self) -> bool:

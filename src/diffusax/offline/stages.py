@@ -180,6 +180,7 @@ class Drawing:
                 else:
                     yield Piece(one, len(one.pieces), [])
             if not batches.waiting and not batches.running:
+                batches.log_use()
                 return
             for image, latents in batches.step():
                 piece = pieces.pop(image)

@@ -29,7 +29,7 @@ from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
 from diffusax.samplers import init_state, step
 
-MIN_ROWS = 64
+MIN_ROWS = 128
 """The least rows of the tables in a running batch."""
 
 

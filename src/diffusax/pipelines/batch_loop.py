@@ -18,7 +18,7 @@ from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.runtime.mesh import in_mesh
 
-_SECONDS = 0.05
+_SECONDS = 0.02
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
@@ -205,9 +205,11 @@ class BatchLoop:
         seconds = self._seconds.get(shape, _SECONDS)
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
+        # Some backends compute small programs before the call returns.
+        began = time.perf_counter()
         ended = run.advance(rows)
         progress = [(member.owner, member.at) for member in run.members.values()]
-        self._flying.append(_Dispatch(run.done, shape, rows, time.perf_counter(), progress))
+        self._flying.append(_Dispatch(run.done, shape, rows, began, progress))
         for place in ended:
             waiting, latents = run.members[place].owner, run.latents(place)
             run.leave(place)
