@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="of the latents")
     parser.add_argument("--repeats", type=int, default=5, help="0 measures no time")
     parser.add_argument("--tpu", help="a topology to compile for, such as v5e:2x2")
+    parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")
     args = parser.parse_args()
     print(describe())
     kinds = {"without": None} | {
@@ -49,7 +50,7 @@ def main() -> None:
         if args.repeats:
             measure(kinds, dtype, args.size, args.repeats)
         if args.tpu:
-            compile_for(kinds, dtype, args.size, args.tpu)
+            compile_for(kinds, dtype, args.size, args.tpu, args.effort)
 
 
 def groups() -> dict[str, list[str]]:
@@ -98,7 +99,7 @@ def measure(kinds: dict[str, Any], dtype: str, size: int, repeats: int) -> None:
         )
 
 
-def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str) -> None:
+def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str, effort: float) -> None:
     """Prints what the TPU's compiler makes of each kind, on one chip."""
     mesh = topology_mesh(topology, "data=1")
 
@@ -112,8 +113,8 @@ def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str) -> 
         adapters = None if kind is None else kind(dtype)
         with in_mesh(mesh):
             traced = jax.jit(step).trace(*placed((params, adapters, *args)))
-            # At the least effort much is left unfused.
-            compiled = compile_there(traced.lower(lowering_platforms=("tpu",)), effort=None)
+            lowered = traced.lower(lowering_platforms=("tpu",))
+            compiled = compile_there(lowered, effort=effort)
         cost, text = cost_of(compiled), compiled.as_text()
         print(
             f"{topology}, {dtype}, {size}x{size}, {name}: {text.count(' fusion(')} fusions, "
