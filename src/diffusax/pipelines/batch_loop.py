@@ -18,7 +18,7 @@ from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.runtime.mesh import in_mesh
 
-_SECONDS = 0.02
+_SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
@@ -201,7 +201,7 @@ class BatchLoop:
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
         shape = run.key, run.size
-        full = run.lanes.find(1) is None
+        full = run.size == self._sizes.largest and run.lanes.find(1) is None
         seconds = self._seconds.get(shape, _SECONDS)
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))

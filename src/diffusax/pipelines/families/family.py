@@ -156,6 +156,16 @@ class Family:
     def __repr__(self) -> str:
         return f"Family({self.name!r})"
 
+    def __eq__(self, other: object) -> bool:
+        # Saved programs belong to a family that was pickled, which is another object.
+        if not isinstance(other, Family):
+            return False
+        names = (field.name for field in dataclasses.fields(self))
+        return self is other or all(getattr(self, n) == getattr(other, n) for n in names)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def names(self, *roles: Role) -> tuple[str, ...]:
         """Returns the names of the components that have one of these roles."""
         return tuple(c.name for c in self.components if c.role in roles)
