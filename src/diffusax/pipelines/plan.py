@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 
 from diffusax.models.adapters import Layers
-from diffusax.pipelines.adapters import Adapter
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 
@@ -152,8 +151,8 @@ class PreparedRun:
     """The guidance scale that a callback has set; None where the call's own applies."""
     adapters: Mapping[str, Layers] | None = None
     """The adapters of the call by component, on the devices; None where it has none."""
-    adapter_order: tuple[Adapter, ...] = ()
-    """The call's adapters in the order of the columns of `StepInputs.adapters`."""
+    adapter_order: tuple[Any, ...] = ()
+    """The call's adapters (`Adapter`) in the order of the columns of `StepInputs.adapters`."""
 
 
 def control_names(count: int) -> tuple[str, ...]:
