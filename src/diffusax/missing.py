@@ -7,8 +7,9 @@ T = TypeVar("T")
 
 _SAVE = "save_pretrained(folder) in PyTorch diffusers, and open the folder with from_pretrained"
 _LORA = (
-    "diffusax has no LoRA adapters: merge the LoRA once with load_lora_weights(...), fuse_lora(), "
-    f"unload_lora_weights() and {_SAVE}"
+    "diffusax reads no LoRA files: give the arrays of its layers to a pipeline's add_adapter, or "
+    "merge the LoRA once with load_lora_weights(...), fuse_lora(), unload_lora_weights() and "
+    f"{_SAVE}"
 )
 _EMBEDDING = (
     "diffusax loads no textual inversions: call load_textual_inversion(...) and "
@@ -50,7 +51,7 @@ PIPELINE = _hints(
         _LORA: _words(
             "load_lora_weights unload_lora_weights save_lora_weights lora_state_dict fuse_lora "
             "unfuse_lora fused_loras num_fused_loras lora_scale set_adapters get_active_adapters "
-            "get_list_adapters delete_adapters enable_lora disable_lora enable_lora_hotswap "
+            "get_list_adapters enable_lora disable_lora enable_lora_hotswap "
             "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
         _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),

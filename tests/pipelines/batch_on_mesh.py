@@ -80,7 +80,8 @@ def main() -> None:
         pairs = zip(found, expected, strict=True)
         differences[case] = float(max(np.abs(a - b).max() for a, b in pairs))
         if task == "text":
-            exchanged[mesh] = exchange(pipe, lanes)
+            # So few that CPUs compute attention as accelerators do, and not head by head.
+            exchanged[mesh] = exchange(pipe, lanes // 2)
     Path(out).write_text(json.dumps({"differences": differences, "exchanged": exchanged}))
 
 

@@ -186,11 +186,21 @@ def test_an_image_that_is_not_finite_leaves_the_others_bits(pipes):
     seats = [Seat(i, (2 * i, 2 * i + 1)[: one.branches]) for i, one in enumerate(good)]
     expected = run_at(pipe, 16, *zip(good, seats, strict=True))
     mixed = [*good[:3], bad[0], *good[4:]]
-    seats[3] = Seat(3, (6, 7))
+    # The last lane is the one that an index beyond them all would be cut to.
+    seats[3] = Seat(3, (14, 15))
     found = run_at(pipe, 16, *zip(mixed, seats, strict=True))
     assert np.isnan(found[3]).all()
     for i in (0, 1, 2, 4, 5, 6):
         assert np.array_equal(found[i], expected[i]), i
+
+
+def test_rows_beyond_the_end_of_a_run_change_nothing(pipes):
+    (one,) = pictures_of(pipes["text"], {"num_inference_steps": 3})
+    (expected,) = run_at(pipes["text"], 2, (one, Seat(0, (0, 1))))
+    run = BatchRun(pipes["text"].parts, one, 2)
+    run.join(one, Seat(0, (0, 1)))
+    assert run.advance(5) == [0]
+    assert np.array_equal(run.latents(0), expected)
 
 
 def test_a_call_that_is_not_finite_fails_alone(pipes, batch):

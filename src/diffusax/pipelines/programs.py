@@ -96,7 +96,8 @@ def guided(
         inputs: those of one row.
         branches: the lanes of the network's batch.
     """
-    b = len(x)
+    # The number of images may be a symbol, where the program is exported.
+    b = x.shape[0]
     t = branches.each(jnp.broadcast_to(timestep, (b,)))
     y = predict(params, branches.each(x), t, conditions, lane_inputs(inputs, branches, b))
     return guide(branches.collect(y.astype(jnp.float32)[..., : x.shape[-1]]), inputs)
