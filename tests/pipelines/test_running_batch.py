@@ -93,7 +93,8 @@ def check_mixture(pipes, batch, mixture):
             continue
         found = np.asarray(future.result(SECONDS).images)
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-        assert error < 1e-5, f"{task} {sampler}: {error:.1e}"
+        # Guidance multiplies the rounding of the predictions.
+        assert error < 1e-5 * max(1, given["guidance_scale"]), f"{task} {sampler}: {error:.1e}"
         assert future.progress == 1
 
 
