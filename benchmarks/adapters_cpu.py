@@ -21,7 +21,7 @@ from machine import describe, interleaved_medians
 from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
-from diffusax.pipelines.adapters import COUNTS
+from diffusax.pipelines.adapter_weights import WeightGroups, room_for
 from diffusax.runtime.flops import count_flops
 from diffusax.runtime.mesh import in_mesh, replicated
 from diffusax.runtime.topology import compile_there, cost_of, topology_mesh
@@ -68,7 +68,7 @@ def adapter_shapes(group: list[str], rank: int, dtype: str) -> Adapters:
         return LowRank(*(jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in (down, up)), which)
 
     shapes = kernel_shapes(NETWORK)
-    weights = jax.ShapeDtypeStruct((2, COUNTS), jnp.float32)
+    weights = jax.ShapeDtypeStruct((2, room_for(1) * WeightGroups({"unet": NETWORK}).count), jnp.float32)
     return Adapters({path: layer(shapes[path]) for path in group}, weights)
 
 

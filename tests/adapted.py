@@ -15,6 +15,7 @@ import numpy as np
 from diffusax import models
 from diffusax.models.adapters import Adapters, kernel_shapes
 from diffusax.models.network import Network, initialize_params
+from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, stack
 from diffusax.runtime import mesh as meshes
 from diffusax.typed.config import config_from_dict
@@ -163,7 +164,8 @@ def whole(name):
     params = initialize_params(network.shapes)
     adapter = random_adapter(network, name, 4)
     (layers,) = stack({"one": adapter}, {name: network}).values()
-    return network, params, layers, np.float32([[1.0], [0.6], [-0.8]])
+    rows = [{"one": 1.0}, {"one": 0.6}, {"one": -0.8}]
+    return network, params, layers, WeightGroups({name: network}).table(["one"], rows)
 
 
 def kernel_of(params, path):

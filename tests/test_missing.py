@@ -33,7 +33,7 @@ def test_hasattr_stays_false(pipe):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("load_lora_weights", "reads no LoRA files: .*add_adapter, or merge"),
+        ("lora_state_dict", "load_lora_weights, set_adapters, fuse_lora and their like are its"),
         ("load_textual_inversion", "loads no textual inversions"),
         ("load_ip_adapter", "diffusax.torch.compile"),
         ("prepare_latents", "docs/functional.md"),

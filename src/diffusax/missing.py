@@ -7,9 +7,8 @@ T = TypeVar("T")
 
 _SAVE = "save_pretrained(folder) in PyTorch diffusers, and open the folder with from_pretrained"
 _LORA = (
-    "diffusax reads no LoRA files: give the arrays of its layers to a pipeline's add_adapter, or "
-    "merge the LoRA once with load_lora_weights(...), fuse_lora(), unload_lora_weights() and "
-    f"{_SAVE}"
+    "LoRAs belong to the pipeline: load_lora_weights, set_adapters, fuse_lora and their like are "
+    "its methods, see docs/guides/adapters.md"
 )
 _EMBEDDING = (
     "diffusax loads no textual inversions: call load_textual_inversion(...) and "
@@ -49,10 +48,7 @@ def _words(text: str) -> list[str]:
 PIPELINE = _hints(
     {
         _LORA: _words(
-            "load_lora_weights unload_lora_weights save_lora_weights lora_state_dict fuse_lora "
-            "unfuse_lora fused_loras num_fused_loras lora_scale set_adapters get_active_adapters "
-            "get_list_adapters enable_lora disable_lora enable_lora_hotswap "
-            "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
+            "lora_state_dict load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
         _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
         _IP_ADAPTER: _words(

@@ -21,7 +21,8 @@ from tiny import randomize
 from diffusax.checkpoints import load_network
 from diffusax.models.adapters import AdaptedNetwork, Adapters, LayerAdapters, kernel_shapes
 from diffusax.models.network import cast_params, initialize_params
-from diffusax.pipelines.adapters import Adapter, stack, stack_weights
+from diffusax.pipelines.adapter_weights import WeightGroups
+from diffusax.pipelines.adapters import Adapter, stack
 from diffusax.runtime.compilations import count_compilations
 
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
@@ -85,7 +86,7 @@ def test_rows_that_take_different_adapters_equal_peft(peft):
     assert len(adapters["face"].components[name]) == len(kernel_shapes(ours.network))
     (layers,) = stack(adapters, {name: ours.network}).values()
     given = inputs_of(name)
-    stacked = Adapters(layers, stack_weights(names, WEIGHTS))
+    stacked = Adapters(layers, WeightGroups({name: ours.network}).table(names, WEIGHTS))
     actual = ours_in_that_order(name, compiled(ours.network, ours.params, stacked, given))
     changes = []
     for row, weights in enumerate(WEIGHTS):
@@ -138,7 +139,7 @@ def test_other_adapters_weights_and_numbers_of_adapters_compile_nothing():
             for i, (n, r) in enumerate(ranks.items())
         }
         (layers,) = stack(adapters, {"text": network}).values()
-        stacked = Adapters(layers, stack_weights(list(ranks), rows))
+        stacked = Adapters(layers, WeightGroups({"text": network}).table(list(ranks), rows))
         return np.asarray(compiled(network, params, stacked, given)[0])
 
     first = encode([{"a": 1.0}] * ROWS, a=4)

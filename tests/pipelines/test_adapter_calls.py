@@ -12,6 +12,7 @@ from adapted import random_adapter
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import (
     covers,
     group_of,
@@ -19,7 +20,6 @@ from diffusax.pipelines.adapters import (
     round_rank,
     stack,
     stack_shapes,
-    stack_weights,
 )
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS, forget_executables
@@ -284,6 +284,13 @@ def test_stacks_have_the_shapes_of_a_bucket(pipe):
     rank = {path: int((np.abs(layer.up).sum(1) > 0).sum()) for path, layer in stacked.items()}
     assert set(rank.values()) == {4, 12}
     query = stacked[next(path for path in stacked if path.endswith("to_q"))]
-    assert query.which.tolist() == [0] * 4 + [1] * 8 + [0] * 4
-    weights = stack_weights(["style", "face"], [{"face": 2.0}, {}])
-    assert weights.tolist() == [[0.0, 2.0] + [0.0] * 6, [0.0] * 8]
+    groups = WeightGroups(pipe.parts.networks)
+    one, two, none = query.which[[0, 4, 12]]
+    assert query.which.tolist() == [one] * 4 + [two] * 8 + [0] * 4
+    assert two - one == groups.count
+    assert none == 0
+    weights = groups.table(["style", "face"], [{"face": 2.0}, {}])
+    assert weights.shape == (2, 8 * groups.count)
+    assert weights[0, [one, two]].tolist() == [0.0, 2.0]
+    assert weights[0].sum() == 2 * groups.count
+    assert not weights[1].any()

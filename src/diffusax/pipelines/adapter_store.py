@@ -1,8 +1,8 @@
 """The adapters of a pipeline, and what a call takes of them."""
 
-import math
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,8 +10,18 @@ import jax
 import numpy as np
 
 from diffusax.models.adapters import Layers
-from diffusax.pipelines.adapters import Adapter, Shapes, read_adapter, stack, stack_weights
+from diffusax.models.network import Params
+from diffusax.pipelines.adapter_weights import Weight, WeightGroups
+from diffusax.pipelines.adapters import (
+    Adapter,
+    Shapes,
+    check_fits,
+    read_adapter,
+    stack,
+    stack_shapes,
+)
 from diffusax.pipelines.arguments import Call, as_list, match_length
+from diffusax.pipelines.merging import merged_params
 from diffusax.pipelines.placement import put_params
 from diffusax.runtime.bounded import is_traced
 
@@ -27,7 +37,7 @@ class CallAdapters(NamedTuple):
     layers: dict[str, Layers]
     """Their layers on the devices, by component."""
     weights: np.ndarray
-    """The weights of each prompt, n m, float32."""
+    """The weights of each prompt, n (m g), float32; see `WeightGroups.table`."""
     order: tuple[Adapter, ...]
     """The adapters in the order of the weights' columns."""
 
@@ -40,6 +50,13 @@ class AdapterStore:
 
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] = {}
+        self.active: dict[str, Weight] = {}
+        """The adapters of calls that name none, and their weights."""
+        self.enabled = True
+        """Whether these are used."""
+        self.least_rank = 0
+        """The least total rank that stacks have room for."""
+        self._merged: tuple[Any, dict[str, Params]] | None = None
         self._stacks: dict[Any, dict[str, Layers]] = {}
         self._lock = threading.RLock()
 
@@ -49,7 +66,12 @@ class AdapterStore:
         return MappingProxyType(self._adapters)
 
     def add(self, name: str, layers: Any, networks: Mapping[str, Any]) -> None:
-        """Adds an adapter, see `read_adapter`.
+        """Adds an adapter.
+
+        Args:
+            name: the adapter's name.
+            layers: an adapter, or arrays, see `read_adapter`.
+            networks: the networks that take adapters, by component.
 
         Raises:
             ValueError: the name is taken or no text, or the adapter does not fit the networks.
@@ -58,7 +80,10 @@ class AdapterStore:
             raise ValueError(f"an adapter's name must be a text that is not empty (got {name!r})")
         if name in self._adapters:
             raise ValueError(f"the adapter {name!r} is there already; delete_adapters removes it")
-        self._adapters[name] = read_adapter(name, layers, networks)
+        if not isinstance(layers, Adapter):
+            layers = read_adapter(name, layers, networks)
+        check_fits(name, layers, networks)
+        self._adapters[name] = layers
 
     def delete(self, names: Sequence[str]) -> None:
         """Removes adapters, and the stacks that hold them.
@@ -66,13 +91,21 @@ class AdapterStore:
         Raises:
             ValueError: there is no such adapter; none is removed then.
         """
-        for name in names:
-            self._require(name, "adapter_names")
+        self.require(names, "adapter_names")
         with self._lock:
             for name in names:
                 self._adapters.pop(name, None)
+                self.active.pop(name, None)
+            self._merged = None
             for key in [key for key in self._stacks if set(key[0]) & set(names)]:
                 del self._stacks[key]
+
+    def require(self, names: Iterable[str], argument: str) -> None:
+        """Raises ValueError, which names the argument, where there is no adapter of a name."""
+        for name in names:
+            if name not in self._adapters:
+                known = ", ".join(map(repr, self._adapters)) or "none; load_lora_weights loads one"
+                raise ValueError(f"{argument} has the name {name!r}; the adapters are {known}")
 
     def names_of(self, rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
         """Returns the names in the rows, in the order in which the adapters were added.
@@ -81,8 +114,7 @@ class AdapterStore:
             ValueError: there is no adapter of that name.
         """
         used = dict.fromkeys(name for row in rows for name in row)
-        for name in used:
-            self._require(name, "adapters")
+        self.require(used, "adapters")
         return tuple(name for name in self._adapters if name in used)
 
     def stacked(
@@ -101,6 +133,8 @@ class AdapterStore:
             ValueError: an adapter does not fit a network, which was assigned after it.
         """
         networks = adaptable_networks(c)
+        if shapes is None and self.least_rank:
+            shapes = stack_shapes(tuple(adapters.values()), networks, rank=self.least_rank)
         leaves = {name: jax.tree.leaves(c.params[name])[0] for name in networks}
         places = {name: None if c.mesh is not None else _device(x) for name, x in leaves.items()}
         of = tuple((name, net, leaves[name].dtype, places[name]) for name, net in networks.items())
@@ -119,6 +153,25 @@ class AdapterStore:
                 del self._stacks[next(iter(self._stacks))]
         return found
 
+    def merged(self, c: Any, mixture: Sequence[tuple[Adapter, np.ndarray]]) -> dict[str, Params]:
+        """Returns the parameters with adapters' changes; those of the last mixture are kept.
+
+        c: the components. mixture: the adapters with the weights of their groups.
+        """
+        names = {name for adapter, _ in mixture for name in adapter.changes}
+        weights = tuple((adapter, w.tobytes()) for adapter, w in mixture)
+        # The parameters themselves are in the key, so that their ids stay theirs.
+        base = {name: c.params[name] for name in names}
+        with self._lock:
+            if self._merged is not None:
+                (known, of), found = self._merged
+                if known == weights and _same(of, base):
+                    return found
+            self._merged = None
+            found = merged_params(base, adaptable_networks(c), mixture, products=False)
+            self._merged = (weights, base), found
+        return found
+
     def _put(self, c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:
         cast = {
             path: layer._replace(down=layer.down.astype(dtype), up=layer.up.astype(dtype))
@@ -130,19 +183,59 @@ class AdapterStore:
                 return put_params(c.mesh, c.family.role(name), c.networks[name], cast)
             return jax.device_put(cast, device)
 
-    def _require(self, name: str, argument: str) -> None:
-        if name not in self._adapters:
-            known = ", ".join(map(repr, self._adapters)) or "none; add_adapter adds one"
-            raise ValueError(f"{argument} has the name {name!r}; the adapters are {known}")
-
 
 def adaptable_networks(c: Any) -> dict[str, Any]:
     """Returns the networks of a pipeline's components that take adapters."""
     return {name: net for name, net in c.networks.items() if c.family.role(name) in ROLES}
 
 
+def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
+    """Returns a call that names its adapters, and the components that it runs with.
+
+    A call without `adapters` has the active ones. Adapters that are no products are merged into
+    the parameters of these components, which are others than the pipeline's then.
+
+    Raises:
+        ValueError: an adapter is unknown, a weight is none, or the prompts of a call have several
+            weights of an adapter that is merged.
+    """
+    store: AdapterStore = c.adapters
+    if call.adapters is None:
+        if not (store.enabled and store.active):
+            return c, call
+        active = {name: _unfused(c, name, weight) for name, weight in store.active.items()}
+        call = dataclasses.replace(call, adapters=active)
+    rows = [_checked(c, row) for row in as_list(call.adapters)]
+    names = [name for name in store.names_of(rows) if store.adapters[name].changes]
+    if not names:
+        return c, call
+    groups = WeightGroups(adaptable_networks(c))
+    mixture = []
+    for name in names:
+        weights = [groups.expand(row.get(name, 0.0)) * call.lora_scale for row in rows]
+        if any((other != weights[0]).any() for other in weights):
+            raise ValueError(
+                f"adapters give {name!r} several weights in one call; it is merged into the "
+                "model's parameters, as it is no product of low rank, so that all prompts of a "
+                "call share its weight"
+            )
+        mixture.append((store.adapters[name], weights[0]))
+    return dataclasses.replace(c, params={**c.params, **store.merged(c, mixture)}), call
+
+
+def _unfused(c: Any, name: str, weight: Weight) -> Weight:
+    """Returns an adapter's weight, zero for the components that it is merged into already."""
+    merged = {target: 0.0 for target, fused in c.fused.items() if name in fused.names}
+    if not merged:
+        return weight
+    own = weight if isinstance(weight, Mapping) else dict.fromkeys(adaptable_networks(c), weight)
+    return {**own, **merged}
+
+
 def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
-    """Returns the adapters of a call with this number of prompts; None where it has none.
+    """Returns the adapters beside the parameters of a call with this number of prompts.
+
+    None where it has none, or only adapters that are merged.
 
     Raises:
         ValueError: a name is unknown, a weight is no finite number, there are neither one nor as
@@ -150,27 +243,27 @@ def call_adapters(c: Any, call: Call, prompts: int) -> CallAdapters | None:
     """
     if call.adapters is None:
         return None
-    rows = [_checked(row) for row in as_list(call.adapters)]
+    rows = [_checked(c, row) for row in as_list(call.adapters)]
     rows = match_length("adapters", rows, prompts)
-    names = c.adapters.names_of(rows)
+    known = c.adapters.adapters
+    names = tuple(name for name in c.adapters.names_of(rows) if known[name].components)
     if not names:
         return None
-    adapters = {name: c.adapters.adapters[name] for name in names}
-    weights = stack_weights(names, rows)
+    adapters = {name: known[name] for name in names}
+    groups = WeightGroups(adaptable_networks(c))
+    own = [{name: row[name] for name in names if name in row} for row in rows]
+    weights = groups.table(names, own) * np.float32(call.lora_scale)
     return CallAdapters(c.adapters.stacked(c, adapters), weights, tuple(adapters.values()))
 
 
-def _checked(row: Any) -> dict[str, float]:
+def _checked(c: Any, row: Any) -> dict[str, Weight]:
     if not isinstance(row, Mapping):
         raise ValueError(
             "adapters must be a dictionary of names and weights such as {'style': 0.8}, or a list "
             f"with one for each prompt (got {row!r})"
         )
-    for name, weight in row.items():
-        number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-        if not number or not math.isfinite(weight):
-            raise ValueError(f"adapters must give {name!r} a finite number (got {weight!r})")
-    return {name: float(weight) for name, weight in row.items()}
+    groups = WeightGroups(adaptable_networks(c))
+    return {name: groups.check("adapters", name, weight) for name, weight in row.items()}
 
 
 def _device(leaf: Any) -> Any:
@@ -178,3 +271,8 @@ def _device(leaf: Any) -> Any:
     sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
     first = jax.local_devices()[0]
     return None if sharding is None or sharding.device_set == {first} else sharding
+
+
+def _same(first: Mapping[str, Params], second: Mapping[str, Params]) -> bool:
+    """Returns whether two dictionaries hold the same trees of parameters, not only equal ones."""
+    return set(first) == set(second) and all(first[name] is second[name] for name in first)

@@ -14,13 +14,13 @@ import numpy as np
 
 from diffusax.images.pictures import as_numpy
 from diffusax.models.adapters import LowRank, kernel_shapes
+from diffusax.models.weight_changes import Product
+from diffusax.pipelines.adapter_weights import WeightGroups
 
 Pair = tuple[np.ndarray, np.ndarray]
 """A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank."""
 RANKS = (16, 32, 64, 128, 256)
 """The total ranks that are compiled; above them the multiples of the last."""
-COUNTS = 8
-"""Stacks have weights for a multiple of as many adapters."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,12 +30,25 @@ class Adapter:
     components: Mapping[str, Mapping[str, Pair]]
     """For each component (unet, text_encoder, ...) the pairs by the layers' paths in the parameter
     tree, joined by dots."""
+    changes: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """For each component what is no product, by the parameters' paths: changes of
+    `models.weight_changes`, which are merged into the parameters."""
 
     @property
     def rank(self) -> int:
-        """The largest rank of a layer."""
+        """The largest rank of a layer's product; 0 without products."""
         pairs = (pair for layers in self.components.values() for pair in layers.values())
-        return max(len(up) for _, up in pairs)
+        return max((len(up) for _, up in pairs), default=0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The components that it changes."""
+        return tuple(dict.fromkeys((*self.components, *self.changes)))
+
+    def only(self, component: str) -> "Adapter":
+        """Returns the part of the adapter that changes a component."""
+        both = self.components, self.changes
+        return Adapter(*({k: v for k, v in part.items() if k == component} for part in both))
 
 
 def read_adapter(name: str, layers: Any, networks: Mapping[str, Any]) -> Adapter:
@@ -69,8 +82,45 @@ def read_adapter(name: str, layers: Any, networks: Mapping[str, Any]) -> Adapter
     return adapter
 
 
+def adapter_of(changes: Mapping[str, Mapping[str, Any]], networks: Mapping[str, Any]) -> Adapter:
+    """Returns an adapter of changes of parameters, whose products become pairs.
+
+    changes: the changes by component and by the parameter's path; they fit the networks.
+    """
+    pairs: dict[str, dict[str, Pair]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for component, own in changes.items():
+        kernels = kernel_shapes(networks[component])
+        for name, change in own.items():
+            path = name.removesuffix(".kernel")
+            if isinstance(change, Product) and path in kernels:
+                pairs.setdefault(component, {})[path] = _product_pair(change, kernels[path])
+            else:
+                rest.setdefault(component, {})[name] = change
+    return Adapter(pairs, rest)
+
+
+def _product_pair(product: Product, kernel: tuple[int, ...]) -> Pair:
+    """Returns a product's A and B for a kernel, kh kw c d or c d."""
+    down, up = (np.asarray(x, np.float32) for x in (product.down, product.up))
+    up = up.reshape(len(up), -1).T * np.float32(product.factor)
+    if product.core is not None:
+        core = np.asarray(product.core, np.float32)
+        down = np.einsum("mnhw,nc->mchw", core, down.reshape(len(down), -1))
+    size = (*kernel[:-2], kernel[-2], len(down))
+    return down.reshape(len(down), kernel[-2], *kernel[:-2]).transpose(
+        *range(2, len(kernel)), 1, 0
+    ).reshape(size), up
+
+
 def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
     """Raises ValueError unless the networks have the layers of the adapter, in its shapes."""
+    for component in adapter.changes:
+        if component not in networks:
+            raise ValueError(
+                f"the adapter {name!r} has the component {component!r}; those that take adapters "
+                f"here are {', '.join(networks)}"
+            )
     for component, layers in adapter.components.items():
         if component not in networks:
             raise ValueError(
@@ -140,7 +190,8 @@ def stack(
 ) -> dict[str, dict[str, LowRank]]:
     """Puts the ranks of adapters side by side, for each component that one of them changes.
 
-    The columns of `LowRank.which` count the adapters in the order of the mapping.
+    The columns of `LowRank.which` count the adapters in the order of the mapping, and for each the
+    groups of layers that have weights of their own; see `WeightGroups`.
 
     Args:
         adapters: the adapters by name.
@@ -156,28 +207,21 @@ def stack(
     for name, adapter in adapters.items():
         check_fits(name, adapter, networks)
     shapes = stack_shapes(tuple(adapters.values()), networks) if shapes is None else shapes
+    groups = WeightGroups(networks)
     found = {}
     for component, (total, layers) in shapes.items():
         parts = [adapter.components.get(component, {}) for adapter in adapters.values()]
         kernels = kernel_shapes(networks[component])
         found[component] = {
-            path: _side_by_side([own.get(path) for own in parts], kernels[path], total)
+            path: _side_by_side(
+                [own.get(path) for own in parts],
+                kernels[path],
+                total,
+                [groups.column(i, component, path) for i in range(len(parts))],
+            )
             for path in layers
         }
     return found
-
-
-def stack_weights(names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Returns the weight of each adapter in each row, n m, float32.
-
-    names: the names in the order of the stack; m is their number rounded up to a multiple of eight.
-    rows: n dictionaries of names and weights; a name that is left out weighs nothing.
-    """
-    table = np.zeros((len(rows), -(-len(names) // COUNTS) * COUNTS), np.float32)
-    for i, row in enumerate(rows):
-        for name, weight in row.items():
-            table[i, names.index(name)] = weight
-    return table
 
 
 def round_rank(rank: int) -> int:
@@ -204,16 +248,19 @@ def _total_rank(parts: Sequence[Mapping[str, Pair]]) -> int:
     return max(ranks.values())
 
 
-def _side_by_side(pairs: Sequence[Pair | None], kernel: tuple[int, ...], total: int) -> LowRank:
+def _side_by_side(
+    pairs: Sequence[Pair | None], kernel: tuple[int, ...], total: int, columns: Sequence[int]
+) -> LowRank:
+    """Returns the pairs of a layer side by side; columns: that of the weights, for each pair."""
     *size, c, d = kernel
     down = np.zeros((*size, c, total), np.float32)
     up, which = np.zeros((total, d), np.float32), np.zeros(total, np.int32)
     first = 0
-    for number, pair in enumerate(pairs):
+    for column, pair in zip(columns, pairs):
         if pair is not None:
-            columns = slice(first, first + len(pair[1]))
-            down[..., columns], up[columns], which[columns] = *pair, number
-            first = columns.stop
+            own = slice(first, first + len(pair[1]))
+            down[..., own], up[own], which[own] = *pair, column
+            first = own.stop
     return LowRank(down, up, which)
 
 

@@ -15,6 +15,7 @@ from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import read_network
 from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import placement
+from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Role
@@ -54,7 +55,8 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
     except TypeError as error:
         raise ValueError(f"{type(pipe).__name__}: {error}") from None
     bound.apply_defaults()
-    return check_call(bound.arguments)
+    _, call = resolve_adapters(pipe.parts, check_call(bound.arguments))
+    return call
 
 
 def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) -> list[Request]:

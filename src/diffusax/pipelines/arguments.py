@@ -67,6 +67,7 @@ class Call:
     denoising_end: Fraction | None = None
     eta: Fraction | None = 0.0
     adapters: Any = None
+    lora_scale: Annotated[float, Meta(ge=-1_000_000, le=1_000_000)] = 1.0
 
     guidance_scale: Scale | None = 7.5
     image_guidance_scale: Scale = 1.5
@@ -139,8 +140,9 @@ DESCRIPTIONS = {
     "(b c h/8 w/8).",
     "callback_on_step_end": "Called as (pipe, step, timestep, tensors) after every step; it may "
     "return changed tensors, and False stops the run.",
-    "adapters": "The names and weights of LoRAs that `add_adapter` has added, `{'style': 0.8}`, or "
-    "a list with one dictionary for each prompt.",
+    "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
+    "one dictionary for each prompt; by default those of `set_adapters`.",
+    "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
@@ -179,6 +181,9 @@ def check_call(given: Mapping[str, Any]) -> Call:
             raise ValueError(f"{name} is not supported by diffusax: it has no IP-Adapter; leave it")
     if (options := values.pop("cross_attention_kwargs", None)) is not None:
         _check_attention_options(options)
+        values["lora_scale"] = options.get("scale", 1.0)
+    if values.get("lora_scale") is None:
+        values.pop("lora_scale", None)
     if (generator := values.pop("generator", None)) is not None:
         values |= _randomness(generator, values)
     callback, callback_steps = values.pop("callback", None), values.pop("callback_steps", 1)

@@ -86,5 +86,5 @@ def _remove_model(parts: Any, name: str) -> None:
     if name in parts.models:
         # A caller that still holds the model can assign it again.
         parts.models[name].keep_params()
-    for held in (parts.models, parts.params):
+    for held in (parts.models, parts.params, parts.fused):
         held.pop(name, None)

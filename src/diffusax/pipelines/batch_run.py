@@ -8,7 +8,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.pipelines import batch as programs
-from diffusax.pipelines.adapters import COUNTS, Adapter, Shapes, covers, stack_shapes
+from diffusax.pipelines.adapter_store import adaptable_networks
+from diffusax.pipelines.adapter_weights import WeightGroups, room_for
+from diffusax.pipelines.adapters import Adapter, Shapes, covers, stack_shapes
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.lanes import Lanes, Seat
@@ -59,7 +61,8 @@ class BatchRun:
         self._c, self._params = c, c.denoiser_params
         self._networks = {name: c.networks[name] for name in c.denoiser.components}
         self._shapes: Shapes = stack_shapes(tuple(picture.adapters), self._networks, rank=rank)
-        self._count = -(-max(len(picture.adapters), 1) // COUNTS) * COUNTS
+        self._count = room_for(len(picture.adapters))
+        self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Adapter, ...] = ()
         self._devices = count_shares(c.mesh)
         branches = picture.entry.step_inputs.weights.shape[1] + 1
@@ -185,11 +188,11 @@ class BatchRun:
             return None
         if not self._columns:
             self._stack(())
-        weights = np.zeros((self.size, self._count), np.float32)
+        weights = np.zeros((self.size, self._count, self._groups), np.float32)
         for place, member in self._members.items():
             for adapter, weight in member.picture.adapters.items():
                 weights[place, self._columns.index(adapter)] = weight
-        return weights
+        return weights.reshape(self.size, -1)
 
     def _rows_until_change(self, place: int) -> int:
         member = self._members[place]

@@ -41,6 +41,8 @@ class Components:
     """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
     adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
     """The adapters that calls may name."""
+    fused: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What adapters were merged into each component, a `Fused`."""
 
     @classmethod
     def of(

@@ -1,14 +1,10 @@
 """Properties and methods of diffusers' pipelines besides calls, loading and saving."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from diffusax.pipelines.adapter_store import adaptable_networks
-from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import Components
 
 log = logging.getLogger(__name__)
@@ -93,40 +89,6 @@ class DiffusersMethods:
     def disable_freeu(self) -> None:
         """Runs the UNet without FreeU."""
         self.parts.models[self.parts.denoiser.components[0]].disable_freeu()
-
-    @property
-    def adapters(self) -> Mapping[str, Adapter]:
-        """The LoRAs that `add_adapter` has added, by name; the mapping is read-only."""
-        return self.parts.adapters.adapters
-
-    def add_adapter(self, adapter_name: str, layers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds a LoRA, which calls use that name it: `pipe("a cat", adapters={"style": 0.8})`.
-
-        Any number of adapters run in one compiled program, with weights of their own for each
-        prompt. Other adapters and other weights compile nothing, as long as the sum of their ranks
-        has the same bucket (16, 32, 64, 128, 256) and they change the same kind of layers.
-        Pipelines that were made by `from_pipe` share the adapters.
-
-        Args:
-            adapter_name: the name, by which calls ask for it.
-            layers: for each component (unet, controlnet, text_encoder, ...) the pairs (A, B) by
-                the path of a layer in `params`, joined by dots. A linear layer x W becomes
-                x W + weight x A B, where A is c rank and B rank d. For a convolution A is
-                kh kw c rank, a kernel of the same size, stride and padding. B includes
-                alpha / rank.
-
-        Raises:
-            ValueError: the name is taken, or a component, path or shape does not fit the networks.
-        """
-        self.parts.adapters.add(adapter_name, layers, adaptable_networks(self.parts))
-
-    def delete_adapters(self, adapter_names: str | list[str]) -> None:
-        """Removes an adapter, or several, by name.
-
-        Raises:
-            ValueError: there is no such adapter; none is removed then.
-        """
-        self.parts.adapters.delete(as_list(adapter_names))
 
     def fuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Changes nothing; diffusers' method of this name fuses products, with equal images.

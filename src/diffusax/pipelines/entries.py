@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 from diffusax.pipelines import programs
+from diffusax.pipelines.adapter_store import adaptable_networks
+from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
@@ -38,8 +40,8 @@ class Picture:
     """The row from which on it needs only its first branch."""
     levels: np.ndarray
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
-    adapters: Mapping[Adapter, float]
-    """The adapters of the denoiser, and their weights."""
+    adapters: Mapping[Adapter, np.ndarray]
+    """The adapters of the denoiser, and the weights of their groups of layers."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None
     """The image and the mask that the decoder reads beside the latents, or None."""
@@ -102,15 +104,16 @@ def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: i
     )
 
 
-def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, float]:
-    """Returns the adapters of an image that change the denoiser, with their weights."""
+def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarray]:
+    """Returns the adapters of an image that change the denoiser, with their groups' weights."""
     table = run.plan.step_inputs.adapters
     if table is None:
         return {}
-    weights = np.asarray(table)[0, i]
+    groups = WeightGroups(adaptable_networks(c))
+    weights = np.asarray(table)[0, i].reshape(-1, groups.count)
     own = {*c.denoiser.components}
     pairs = zip(run.adapter_order, weights)
-    return {one: float(w) for one, w in pairs if w and not own.isdisjoint(one.components)}
+    return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
 
 
 def _key(c: Components, entry: Entry) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from diffusax.checkpoints.networks import check_safe
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
+from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.attributes import ComponentAttribute
@@ -29,6 +30,7 @@ from diffusax.pipelines.loading import (
     load_components,
     save_components,
 )
+from diffusax.pipelines.lora import LoraMethods
 from diffusax.pipelines.output import output
 from diffusax.pipelines.placement import put_params
 from diffusax.pipelines.step_callbacks import watch_call
@@ -37,7 +39,7 @@ from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_me
 
 
 @hinting(missing.PIPELINE)
-class DiffusionPipeline(DiffusersMethods, AheadOfTime):
+class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
@@ -142,6 +144,8 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
                 f"(got {', '.join(params)})"
             )
         self.parts.params.update({name: self._placed(name, p) for name, p in params.items()})
+        # The parameters before a merge are no longer those to go back to.
+        self.parts.fused.clear()
 
     @property
     def components(self) -> dict[str, Any]:
@@ -176,7 +180,7 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         new = cls(**{**shared, **pipe.config, **components})
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
-        new.parts.adapters = pipe.parts.adapters
+        new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)
@@ -305,7 +309,13 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
         with in_mesh(self.parts.local_mesh):
-            return prepare_inputs(self.parts, self.task, check_call(bound.arguments))
+            c, call = resolve_adapters(self.parts, check_call(bound.arguments))
+            if c is not self.parts:
+                raise ValueError(
+                    "adapters that are no products of low rank are merged into the parameters, "
+                    "which generate_fn takes as an argument; call fuse_lora first"
+                )
+            return prepare_inputs(c, self.task, call)
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
@@ -313,20 +323,19 @@ class DiffusionPipeline(DiffusersMethods, AheadOfTime):
 
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
-        call = check_call(given)
-        mesh = self.parts.local_mesh
-        with in_mesh(mesh):
-            run = self.task(self.parts, call)
+        c, call = resolve_adapters(self.parts, check_call(given))
+        with in_mesh(c.local_mesh):
+            run = self.task(c, call)
         vars(self)["_interrupt"] = False
         latents = watch_call(
             self,
-            self.parts,
+            c,
             call,
             run,
             interrupted=lambda: self._interrupt,
             bar=self.progress_bar_options,
         )
-        images = output(self.parts, latents, run.decoding, run.decoder_condition, call.output_type)
+        images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
         images = images if run.finish is None else run.finish(images)
         if call.return_dict:
             return ImagePipelineOutput(images)

@@ -13,7 +13,7 @@ import numpy as np
 from diffusax.models.adapters import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
-from diffusax.pipelines.adapter_store import call_adapters
+from diffusax.pipelines.adapter_store import call_adapters, resolve_adapters
 from diffusax.pipelines.arguments import Call, as_list, check_call, match_length, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
@@ -163,10 +163,11 @@ def encodes_prompts(method: Any) -> Any:
 
 
 def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    unused = ("options", "self", "device", "lora_scale")
+    unused = ("options", "self", "device")
     arguments = {k: v for k, v in given.items() if k not in unused}
     guided = bool(arguments.pop("do_classifier_free_guidance"))
     call = check_call({**arguments, **given.get("options", {})})
+    c, call = resolve_adapters(c, call)
     prompt = embed_prompts(c, call, 1 + guided)
     leaves = prompt[: len(c.family.embeds)]
     return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
+from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import bound_arguments, check_call
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes, prepare
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
@@ -157,6 +158,7 @@ class RunningBatch:
         models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
         copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
         c = dataclasses.replace(parts, scheduler=scheduler, texts=self._texts, **copies)
+        c, call = resolve_adapters(c, call)
         return Request(pipe, c, call, Generation(self._wake))
 
     def _wake(self) -> None:

@@ -21,8 +21,8 @@ class StableDiffusion(DiffusionPipeline):
     ):
         """Returns the embeddings of prompts and of negative prompts, (prompts images) t d each.
 
-        The second is None without guidance. device and lora_scale change nothing. options:
-        long_prompt, prompt_weighting and adapters.
+        The second is None without guidance. device changes nothing; lora_scale multiplies the
+        weights of LoRAs. options: long_prompt, prompt_weighting and adapters.
         """
 
 
@@ -40,6 +40,6 @@ class StableDiffusionXL(DiffusionPipeline):
     ):
         """Returns the embeddings of prompts and of negative prompts, then their pooled outputs.
 
-        Those of negative prompts are None without guidance. device and lora_scale change nothing.
-        options: long_prompt, prompt_weighting and adapters.
+        Those of negative prompts are None without guidance. device changes nothing; lora_scale
+        multiplies the weights of LoRAs. options: long_prompt, prompt_weighting and adapters.
         """

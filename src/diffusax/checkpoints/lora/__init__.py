@@ -1,0 +1,16 @@
+"""Files of LoRAs in the formats of diffusers, PEFT, kohya's scripts and LyCORIS."""
+
+from diffusax.checkpoints.lora.changes import changes_of
+from diffusax.checkpoints.lora.files import LoraFile, read_lora
+from diffusax.checkpoints.lora.keys import Layers, find_layers
+from diffusax.checkpoints.lora.write import FORMATS, write_lora
+
+__all__ = [
+    "FORMATS",
+    "Layers",
+    "LoraFile",
+    "changes_of",
+    "find_layers",
+    "read_lora",
+    "write_lora",
+]

@@ -1,0 +1,175 @@
+"""The changes of parameters that a LoRA's tensors stand for."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffusax.checkpoints.lora.files import LoraFile
+from diffusax.checkpoints.lora.keys import Layers, Parts, seems_to_be_for
+from diffusax.checkpoints.tree import torch_shape
+from diffusax.models.weight_changes import (
+    Decomposed,
+    Difference,
+    Ia3,
+    LoHa,
+    LoKr,
+    Product,
+    check_change,
+)
+from diffusax.runtime.mesh import tree_name
+
+Changes = dict[str, dict[str, Any]]
+"""The changes by component and by the parameter's path in the tree: `conv_in.kernel`."""
+METADATA = "lora_adapter_metadata"
+"""The text in a file's header that holds PEFT's options, as JSON."""
+_ALONE = {"diff": "kernel", "diff_b": "bias", "w_norm": "scale", "b_norm": "bias"}
+
+
+def changes_of(
+    layers: Layers, file: LoraFile, networks: Mapping[str, Any], *, strict: bool = True
+) -> Changes:
+    """Returns the changes of parameters for the tensors of a LoRA.
+
+    Args:
+        layers: the tensors by layer, see `find_layers`.
+        file: the LoRA, for errors and for its metadata.
+        networks: the networks by component.
+        strict: whether a layer whose shapes do not fit is an error; else it is left out.
+
+    Raises:
+        ValueError: tensors of a layer are missing or do not fit it; names the layer.
+    """
+    options = _read_options(file)
+    found: Changes = {}
+    for (component, path), parts in layers.items():
+        where = f"{file.name}: {component}'s {path}"
+        factor = _peft_factor(options, component, path, parts)
+        try:
+            changes = _layer_changes(parts, factor)
+        except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
+            raise ValueError(f"{where} {_lacks(error, parts)}") from None
+        shapes = _shapes(networks[component])
+        for leaf, change in changes.items():
+            name = f"{path}.{leaf}"
+            shape = shapes.get(name)
+            wrong = "it has none" if shape is None else check_change(change, shape)
+            if wrong is None:
+                found.setdefault(component, {})[name] = change
+            elif strict:
+                guess = seems_to_be_for(file.tensors)
+                seems = f"; it seems to be a LoRA for {guess}" if guess else ""
+                raise ValueError(
+                    f"{where} does not fit its {leaf} of {shape} ({wrong}){seems}; strict=False "
+                    "leaves out what does not fit"
+                )
+    if not found:
+        raise ValueError(f"{file.name} has no layer whose shapes fit {', '.join(networks)}")
+    return found
+
+
+def _layer_changes(parts: Parts, factor: float | None) -> dict[str, Any]:
+    """Returns the changes of a layer's parameters; factor: PEFT's, None for alpha / rank."""
+    known = {_ALONE[name]: Difference(x) for name, x in parts.items() if name in _ALONE}
+    rest = {name: x for name, x in parts.items() if name not in _ALONE}
+    main = _main_change(rest, factor)
+    if main is not None:
+        known["kernel"] = main
+    if not known:
+        raise ValueError
+    return known
+
+
+def _main_change(parts: Parts, factor: float | None) -> Any:
+    if "weight" in parts:
+        on_input = bool(np.asarray(parts.get("on_input", 0)).any())
+        return Ia3(parts["weight"], on_input)
+    if "down" in parts or "up" in parts:
+        down, up = parts["down"], parts["up"]
+        scale = _factor(parts, len(down)) if factor is None else factor
+        change: Any = Product(down, up, scale, parts.get("mid"))
+    elif any(name.startswith("hada_") for name in parts):
+        four = (parts[f"hada_{name}"] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
+        scale = _factor(parts, len(parts["hada_w1_b"]))
+        change = LoHa(*four, scale, parts.get("hada_t1"), parts.get("hada_t2"))
+    elif any(name.startswith("lokr_") for name in parts):
+        ranks = [len(parts[name]) for name in ("lokr_w2_b", "lokr_w1_b") if name in parts]
+        scale = _factor(parts, ranks[0]) if ranks else 1.0
+        change = LoKr(_kronecker(parts, 1), _kronecker(parts, 2), scale)
+    else:
+        if set(parts) - {"alpha"}:
+            raise ValueError
+        return None
+    if "magnitude" in parts:
+        return Decomposed(change, parts["magnitude"])
+    if "dora_scale" in parts:
+        columns = parts["dora_scale"].shape[0] == 1 and parts["dora_scale"].size > 1
+        return Decomposed(change, parts["dora_scale"], on_columns=columns, inside=False)
+    return change
+
+
+def _kronecker(parts: Parts, number: int) -> Any:
+    """Returns a factor of a Kronecker product: whole, or as its own factors."""
+    name = f"lokr_w{number}"
+    if name in parts:
+        return parts[name]
+    pair = parts[f"{name}_a"], parts[f"{name}_b"]
+    core = parts.get(f"lokr_t{number}")
+    return pair if core is None else (core, *pair)
+
+
+def _factor(parts: Parts, rank: int) -> float:
+    """Returns alpha / rank, 1 without alpha, or the scale that the file names instead."""
+    if "scale" in parts:
+        return _number(parts["scale"])
+    return _number(parts["alpha"]) / rank if "alpha" in parts else 1.0
+
+
+def _number(tensor: np.ndarray) -> float:
+    (value,) = tensor.astype(np.float32).reshape(-1)
+    return float(value)
+
+
+def _read_options(file: LoraFile) -> dict[str, Any]:
+    """Returns PEFT's options in the header: `{"unet.lora_alpha": 4, ...}`."""
+    text = file.metadata.get(METADATA)
+    if text is None:
+        return {}
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise ValueError(f"{file.name}: {METADATA} in its header is no JSON dictionary")
+    return options
+
+
+def _peft_factor(
+    options: Mapping[str, Any], component: str, path: str, parts: Parts
+) -> float | None:
+    """Returns the scale of a layer by PEFT's options; None where the header has none of them."""
+    alpha = options.get(f"{component}.lora_alpha")
+    if alpha is None or "down" not in parts:
+        return None
+    patterns = options.get(f"{component}.alpha_pattern") or {}
+    # As PEFT does (utils/other.py, get_pattern_key): the first pattern that ends the path.
+    near = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
+    rank = len(parts["down"])
+    root = options.get(f"{component}.use_rslora")
+    return float(next(near, alpha)) / (math.sqrt(rank) if root else rank)
+
+
+def _shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes in PyTorch's layout of a network's parameters, by path in the tree."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
+    return {tree_name(path): torch_shape(tuple(leaf.shape), path) for path, leaf in leaves}
+
+
+def _lacks(error: Exception, parts: Parts) -> str:
+    if isinstance(error, KeyError):
+        return f"has {', '.join(sorted(parts))} but not {error.args[0]}"
+    return f"has {', '.join(sorted(parts))}, which make no change"

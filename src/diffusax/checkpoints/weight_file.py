@@ -1,0 +1,113 @@
+"""Finds a single safetensors file: a path, in a folder, or in a Hub repository."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import constants
+
+from diffusax.checkpoints.hub import hub_errors
+
+SUFFIX = ".safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OTHERS = ("scheduler", "optimizer", "checkpoint")
+
+
+def find_weight_file(
+    path_or_repo: str | os.PathLike[str],
+    *,
+    weight_name: str | None = None,
+    subfolder: str | None = None,
+    preferred: Collection[str] = (),
+    revision: str | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """Returns the path of a safetensors file, which is downloaded if it is on the Hub.
+
+    Args:
+        path_or_repo: the file, a folder that holds it, or a Hub repository id.
+        weight_name: the file's name in the folder or repository; by default the only one there.
+        subfolder: the folder inside it.
+        preferred: names that are taken where a folder has several files.
+        revision: a branch, tag or commit of the repository.
+        token: the token for private and gated repositories; by default the stored login.
+        local_files_only: whether to use only files that were downloaded before.
+        cache_dir: the folder of downloads, instead of the one in HF_HOME.
+
+    Raises:
+        ValueError: there is no such file, there are several, or it is a pickle; says which.
+    """
+    if not isinstance(path_or_repo, str | os.PathLike):
+        raise ValueError(
+            "path must be a safetensors file, a folder or a Hub repository id "
+            f"(got {type(path_or_repo).__name__})"
+        )
+    text = os.path.expanduser(path_or_repo)
+    refuse_pickle(weight_name or text)
+    path = Path(text)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        folder = path / (subfolder or "")
+        names = sorted(os.listdir(folder)) if folder.is_dir() else []
+        return folder / _chosen(names, weight_name, preferred, str(folder))
+    if text.startswith((".", "/", "~")) or text.endswith(SUFFIX):
+        raise ValueError(f"there is no file {text}")
+    options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    with hub_errors(text, revision):
+        if weight_name is None:
+            if local_files_only or constants.HF_HUB_OFFLINE:
+                raise ValueError(f"weight_name must name the file of {text!r} to use offline")
+            weight_name = _listed(text, subfolder, preferred, revision=revision, token=token)
+        return Path(
+            huggingface_hub.hf_hub_download(
+                text, weight_name, subfolder=subfolder, local_files_only=local_files_only, **options
+            )
+        )
+
+
+def refuse_pickle(name: str) -> None:
+    """Raises ValueError for the name of a pickle, which can run code when it is read."""
+    if name.endswith(_PICKLES):
+        raise ValueError(
+            f"{name} is a pickle, which may run code when it is read; convert it on a machine that "
+            "you can spare, with safetensors.torch.save_file(torch.load(path, weights_only=True), "
+            "'new.safetensors')"
+        )
+
+
+def _listed(repo: str, subfolder: str | None, preferred: Collection[str], **options: Any) -> str:
+    found = huggingface_hub.HfApi(token=options["token"]).model_info(
+        repo, revision=options["revision"]
+    )
+    folder = PurePosixPath(subfolder or ".")
+    paths = [PurePosixPath(file.rfilename) for file in found.siblings or ()]
+    return _chosen([p.name for p in paths if p.parent == folder], None, preferred, repr(repo))
+
+
+def _chosen(
+    names: list[str], weight_name: str | None, preferred: Collection[str], where: str
+) -> str:
+    files = [name for name in names if name.endswith(SUFFIX)]
+    if weight_name is not None:
+        if weight_name not in names:
+            there = ", ".join(files) or f"no {SUFFIX} file"
+            raise ValueError(f"{where} has no {weight_name} (it has {there})")
+        return weight_name
+    if len(files) > 1:
+        files = [name for name in files if not any(word in name for word in _OTHERS)]
+    first = next((name for name in preferred if name in files), None)
+    if first is not None:
+        return first
+    if not files:
+        pickles = [name for name in names if name.endswith(_PICKLES)]
+        if pickles:
+            refuse_pickle(pickles[0])
+        raise ValueError(f"{where} has no {SUFFIX} file")
+    if len(files) > 1:
+        raise ValueError(f"{where} has {', '.join(files)}; name one with weight_name")
+    return files[0]

@@ -1,0 +1,76 @@
+"""Adapters merged into parameters: those that are no products, and those that are fused."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffusax.models.network import Params
+from diffusax.models.weight_changes import Product, merge
+from diffusax.pipelines.adapter_weights import WeightGroups
+from diffusax.pipelines.adapters import Adapter
+from diffusax.runtime.mesh import tree_name
+
+Weighted = tuple[Adapter, np.ndarray]
+"""An adapter and the weights of its groups of layers, see `WeightGroups`."""
+
+
+def merged_params(
+    params: Mapping[str, Params],
+    networks: Mapping[str, Any],
+    adapters: Iterable[Weighted],
+    *,
+    products: bool,
+) -> dict[str, Params]:
+    """Returns the parameters of the components that adapters change, with the adapters merged.
+
+    The sums are computed in float32, each parameter on its own devices.
+
+    Args:
+        params: the parameters by component.
+        networks: the networks that take adapters, by component.
+        adapters: the adapters with their weights.
+        products: whether to merge products, too, which calls compute beside the parameters.
+
+    Raises:
+        ValueError: a component lacks a parameter that an adapter changes.
+    """
+    groups = WeightGroups(networks)
+    wanted: dict[str, dict[str, list[tuple[Any, np.float32]]]] = {}
+    for adapter, weights in adapters:
+        for component, name, change in _changes(adapter, products):
+            weight = np.float32(weights[groups.column(0, component, name)])
+            wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
+    return {name: _merged(params[name], name, own) for name, own in wanted.items()}
+
+
+def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]:
+    for component, own in adapter.changes.items():
+        for name, change in own.items():
+            yield component, name, change
+    if products:
+        for component, layers in adapter.components.items():
+            for path, (down, up) in layers.items():
+                axes = (-1, -2, *range(down.ndim - 2))
+                yield component, f"{path}.kernel", Product(down.transpose(axes), up.T)
+
+
+def _merged(
+    params: Params, component: str, changes: Mapping[str, list[tuple[Any, np.float32]]]
+) -> Params:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    unknown = set(changes) - {tree_name(path) for path, _ in leaves}
+    if unknown:
+        raise ValueError(f"{component} has no {min(unknown)}, which an adapter changes")
+    return jax.tree.unflatten(
+        structure, [_leaf(leaf, tree_name(path), changes) for path, leaf in leaves]
+    )
+
+
+def _leaf(leaf: Any, name: str, changes: Mapping[str, list[tuple[Any, np.float32]]]) -> Any:
+    if name not in changes:
+        return leaf
+    parts, scales = zip(*changes[name])
+    new = merge(leaf, parts, scales, name.endswith(".kernel"))
+    return jax.device_put(new, leaf.sharding)
