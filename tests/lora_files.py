@@ -91,6 +91,8 @@ def write_kohya(path, networks, ends, rename=None, rank=4):
                 key = key.replace("lora_te1_", "lora_te_")
             tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
             # diffusers finds no alpha of attention but the most frequent one.
-            tensors[f"{key}.alpha"] = torch.tensor(3.0 if name.endswith(("conv2", "layers.3")) else 2.0)
+            tensors[f"{key}.alpha"] = torch.tensor(
+                3.0 if name.endswith(("conv2", "layers.3")) else 2.0
+            )
     save_file(tensors, path)
     return path

@@ -5,10 +5,8 @@ import warnings
 import diffusers
 import numpy as np
 import pytest
-import torch
-from lora_files import layers_of, numbers, write_kohya, write_older, write_peft
+from lora_files import write_kohya, write_older, write_peft
 from pairs import NEGATIVES, PROMPTS, TOLERANCE, generators
-from safetensors.torch import save_file
 from tiny import build_stable_diffusion, build_stable_diffusion_xl
 
 import diffusax
