@@ -102,7 +102,7 @@ def add_adapters(pipe) -> None:
             layers |= random_adapter(network, component, 3 + seed, seed=seed).components
         pipe.add_adapter(name, layers)
     with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0):
-        stacks = pipe.parts.adapters.stacked(pipe.parts, ("style", "face"))
+        stacks = dict(pipe.parts.adapters.stacked(pipe.parts, dict(pipe.adapters)))
     if (mesh := pipe.mesh) is not None and mesh.shape["tensor"] > 1:
         specs = [leaf.sharding.spec for leaf in jax.tree.leaves(stacks["unet"])]
         assert sum("tensor" in spec for spec in specs) > 10, specs

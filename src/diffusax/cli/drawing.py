@@ -52,6 +52,9 @@ class Drawing(Options):
     compiled: Annotated[Path | None, OWN] = None
     """Use the programs that `diffusax compile --output` wrote to this folder; it must be one that
     you trust, as programs can run any code."""
+    lora_dir: Annotated[Path | None, OWN] = None
+    """The folder with the LoRAs that prompts name: <lora:NAME:0.8> is NAME.safetensors in it, with
+    a weight of 0.8."""
     profile: Annotated[Path | None, OWN] = None
     """Write a trace of the run to this folder, for TensorBoard or Perfetto."""
 

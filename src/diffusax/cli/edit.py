@@ -10,9 +10,10 @@ from PIL import Image, ImageOps
 from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 import diffusax
-from diffusax.cli import drawing
+from diffusax.cli import drawing, loras
 from diffusax.cli.parsing import OWN, parse
 from diffusax.images.sheets import labelled_grid
+from diffusax.text.lora_tags import read_tags
 from diffusax.typed.ranges import Count, Pixels, Scale
 
 # Sides are multiples of this, so that a network can halve the latents three times.
@@ -71,6 +72,8 @@ class Edit(drawing.ToFile):
         pipe = load_editor(self)
         size = self.resolution or max(pipe.parts.default_size)
         picture = fit(picture, size)
+        loras.load_named(pipe, self.lora_dir, read_tags(self.prompt)[1])
+        prompt, adapters = loras.adapters_of(pipe, self.prompt)
         # SDXL's pipeline draws at its own size otherwise.
         sizes = (
             {"height": picture.height, "width": picture.width} if pipe.family.resizes_edits else {}
@@ -80,7 +83,8 @@ class Edit(drawing.ToFile):
             for guidance, image_guidance in self._scales():
                 drawn = drawing.call(
                     pipe,
-                    prompt=self.prompt,
+                    prompt=prompt,
+                    **adapters,
                     image=picture,
                     negative_prompt=self.negative_prompt,
                     num_inference_steps=self.steps,

@@ -9,8 +9,9 @@ from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
-from diffusax.cli import drawing, grid, torch_backend
+from diffusax.cli import drawing, grid, loras, torch_backend
 from diffusax.cli.parsing import OWN, parse
+from diffusax.text.lora_tags import read_tags
 from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 
 
@@ -26,7 +27,7 @@ class Generate(drawing.ToFile):
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "output", "steps", "guidance", "sampler", "seed", "negative_prompt"),
         *("num_images", "height", "width", "image", "strength", "mask", "control", "controlnet"),
-        *("grid", "dtype", "backend"),
+        *("grid", "lora_dir", "dtype", "backend"),
     )
 
     prompt: Positional[str]
@@ -145,9 +146,12 @@ def _opened(
 
     def draw(options: Generate, seed: int) -> tuple[list[Any], str]:
         pipe.scheduler = schedulers[options.sampler]
+        loras.load_named(pipe, options.lora_dir, read_tags(options.prompt)[1])
+        prompt, adapters = loras.adapters_of(pipe, options.prompt)
         images = drawing.call(
             pipe,
-            prompt=options.prompt,
+            prompt=prompt,
+            **adapters,
             negative_prompt=options.negative_prompt,
             num_inference_steps=options.steps,
             guidance_scale=options.guidance,

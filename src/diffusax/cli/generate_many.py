@@ -12,6 +12,7 @@ from tyro.conf import FlagCreatePairsOff, configure
 
 import diffusax
 from diffusax import offline
+from diffusax.cli import loras
 from diffusax.cli.drawing import Drawing, lines_of_input
 from diffusax.cli.parsing import OWN, parse
 from diffusax.cli.parts import jax_part, parse_part
@@ -38,8 +39,8 @@ class GenerateMany(Drawing, offline.Settings):
 
     prompts: Path
     """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
-    where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps and
-    guidance; or - for standard input, with one a line."""
+    where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps,
+    guidance and adapters; or - for standard input, with one a line."""
     out: Path
     """The folder to write."""
     model: str = "emoji"
@@ -104,6 +105,8 @@ class GenerateMany(Drawing, offline.Settings):
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        if self.lora_dir is not None:
+            loras.load_folder(pipe, self.lora_dir)
         if self.compiled is not None:
             pipe.load_compiled(self.compiled)
         return pipe

@@ -8,13 +8,14 @@ for biases and for norms. `delta` returns what is added to a weight; a Product i
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Array = Any
+T = TypeVar("T")
 
 
 class Change(Protocol):
@@ -28,9 +29,10 @@ class Change(Protocol):
         ...
 
 
-def _change(cls: type) -> Any:
+@dataclass_transform(frozen_default=True, eq_default=False)
+def _change(cls: type[T]) -> type[T]:
     """Makes a class of changes a frozen dataclass and a tree of its arrays."""
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(made)
     static = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if field.name not in static]

@@ -11,6 +11,8 @@ import numpy as np
 from diffusax.offline.pictures import Picture
 from diffusax.offline.seating import Seated
 from diffusax.pipelines import entries, programs
+from diffusax.pipelines.adapter_store import adaptable_networks
+from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.lanes import Lanes
@@ -43,7 +45,14 @@ def prepare(c: Components, picture: Picture) -> entries.Picture:
         x = noise.draw("start", c.latents.shape(height, width))
         x = programs.begin(x, np.float32(picture.schedule.init_noise_sigma), None, None)
         run = prepare_run(c, call, picture.schedule, noise, x, size=(height, width))
-    return entries.prepare_pictures(c, text_to_image, run)[0]
+    prepared = entries.prepare_pictures(c, text_to_image, run)[0]
+    # All images of a batch have the same adapters in the same order, some with a weight of zero.
+    groups = WeightGroups(adaptable_networks(c)).count
+    zeros = np.zeros(groups, np.float32)
+    stacked = (c.adapters.adapters[name] for name in picture.adapters)
+    return dataclasses.replace(
+        prepared, adapters={one: prepared.adapters.get(one, zeros) for one in stacked}
+    )
 
 
 class Batches:

@@ -4,6 +4,8 @@ import dataclasses
 from typing import Any
 
 from diffusax.pipelines import guidance
+from diffusax.pipelines.adapter_store import call_adapters
+from diffusax.pipelines.adapters import RANKS, stack_shapes
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import table_height
@@ -28,6 +30,8 @@ class Picture:
     """The lanes that it needs at first."""
     guided_until: int
     """The row from which on it needs one lane."""
+    adapters: tuple[str, ...] = ()
+    """The adapters that lie side by side in its batch; their order decides bits."""
     number: int = 0
     """The index of the image; image i of a seed is the same as that of a pipeline's call."""
 
@@ -57,6 +61,24 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     )
     thresholds = schedule.table().threshold is not None
     key = None if c.family.batch_key is None else c.family.batch_key(c, call)
-    kind = (*size, key, table_height(rows), thresholds)
+    adapters = stacked_adapters(c, call)
+    kind = (*size, key, table_height(rows), thresholds, adapters)
     branches = len(weights) + 1 if until else 1
-    return Picture(call, scheduler, schedule, kind, branches, until, number)
+    return Picture(call, scheduler, schedule, kind, branches, until, adapters, number)
+
+
+def stacked_adapters(c: Components, call: Call) -> tuple[str, ...]:
+    """Returns the names of the adapters that lie beside each other in the batch of an image.
+
+    They are all of the pipeline, so that images with any of them share a batch, or those of the
+    image where all would be more than a stack of the largest bucket.
+    """
+    networks = {name: c.networks[name] for name in c.denoiser.components}
+    adapters = call_adapters(c, call, 1)
+    if adapters is None:
+        return ()
+    all_names = [name for name, one in c.adapters.adapters.items() if one.names_in(networks)]
+    shapes = stack_shapes([c.adapters.adapters[name] for name in all_names], networks)
+    if all(shape.rank <= RANKS[-1] for shape in shapes.values()):
+        return tuple(all_names)
+    return tuple(name for name in all_names if c.adapters.adapters[name] in adapters.order)

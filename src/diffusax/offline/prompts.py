@@ -29,6 +29,7 @@ COLUMNS = {
     "steps": "num_inference_steps",
     "guidance_scale": "guidance_scale",
     "guidance": "guidance_scale",
+    "adapters": "adapters",
     "id": "id",
 }
 """The columns that are read, and the argument that each stands for."""

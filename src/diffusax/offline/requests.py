@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -12,9 +13,11 @@ from msgspec import Meta
 
 from diffusax.offline.pictures import Picture, check_picture
 from diffusax.offline.prompts import COLUMNS
+from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.tasks import text_to_image
 from diffusax.samplers import Scheduler, scheduler_from_name
+from diffusax.text.lora_tags import read_tags
 from diffusax.typed.options import Options, Seed
 from diffusax.typed.ranges import Count, Pixels, Scale, Steps
 
@@ -134,11 +137,17 @@ class Requests:
         sampler = arguments.pop("sampler", self.settings.sampler)
         if sampler is not None and not isinstance(sampler, str):
             raise ValueError(f"sampler must be a name (got {sampler!r})")
-        scheduler, call = self._scheduler(sampler), check_call(arguments)
+        scheduler, call = self._scheduler(sampler), check_call(_with_adapters(arguments))
         if isinstance(call.negative_prompt, list):
             raise ValueError("negative_prompt must be a text (got a list)")
         numbers = range(self.settings.num_images)
-        return [check_picture(self._pipe.parts, call, scheduler, number) for number in numbers]
+        c, call = resolve_adapters(self._pipe.parts, call)
+        if c is not self._pipe.parts:
+            raise ValueError(
+                "adapters has one that is no product of low rank, and would be merged into the "
+                "model's parameters; call fuse_lora before the run"
+            )
+        return [check_picture(c, call, scheduler, number) for number in numbers]
 
     def _named_scheduler(self, name: str | None) -> Scheduler:
         own = self._pipe.scheduler
@@ -182,6 +191,23 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is another name of {argument}; give one of the two")
         given[argument] = value
     return given
+
+
+def _with_adapters(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a line's arguments, with the LoRAs that the prompt or a column of JSON names."""
+    prompt, tags = read_tags(arguments["prompt"])
+    adapters = arguments.get("adapters")
+    if isinstance(adapters, str):
+        try:
+            adapters = json.loads(adapters)
+        except (ValueError, RecursionError):
+            raise ValueError(f"adapters must be JSON (got {adapters[:80]!r})") from None
+    if isinstance(adapters, Mapping):
+        # A table has all names in each of its lines.
+        adapters = {name: weight for name, weight in adapters.items() if weight is not None}
+    if tags:
+        adapters = {**(adapters or {}), **tags}
+    return {**arguments, "prompt": prompt, "adapters": adapters}
 
 
 def _key(value: Any, number: int) -> str:

@@ -129,7 +129,17 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
         "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),
+        **_adapter_facts(pipe),
     }
+
+
+def _adapter_facts(pipe: Any) -> dict[str, Any]:
+    """Returns the digests of the pipeline's LoRAs, and which of them calls use by default."""
+    if not pipe.adapters:
+        return {}
+    store = pipe.parts.adapters
+    digests = {name: adapter.digest for name, adapter in pipe.adapters.items()}
+    return {"adapters": digests, "active adapters": store.active if store.enabled else {}}
 
 
 def manifest(

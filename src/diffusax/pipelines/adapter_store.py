@@ -6,27 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from diffusax.models.adapters import Layers
 from diffusax.models.network import Params
+from diffusax.pipelines.adapter_stacks import Stacked, Stacks
 from diffusax.pipelines.adapter_weights import Weight, WeightGroups
-from diffusax.pipelines.adapters import (
-    Adapter,
-    Shapes,
-    check_fits,
-    read_adapter,
-    stack,
-    stack_shapes,
-)
+from diffusax.pipelines.adapters import Adapter, Shapes, check_fits, read_adapter, stack_shapes
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.merging import merged_params
-from diffusax.pipelines.placement import put_params
-from diffusax.runtime.bounded import is_traced
 
-KEPT = 2
-"""The number of stacks that stay on the devices."""
 ROLES = ("denoiser", "controlnet", "text_encoder")
 """The components that take adapters."""
 
@@ -34,7 +23,7 @@ ROLES = ("denoiser", "controlnet", "text_encoder")
 class CallAdapters(NamedTuple):
     """The adapters of a call."""
 
-    layers: dict[str, Layers]
+    layers: Mapping[str, Layers]
     """Their layers on the devices, by component."""
     weights: np.ndarray
     """The weights of each prompt, n (m g), float32; see `WeightGroups.table`."""
@@ -57,7 +46,7 @@ class AdapterStore:
         self.least_rank = 0
         """The least total rank that stacks have room for."""
         self._merged: tuple[Any, dict[str, Params]] | None = None
-        self._stacks: dict[Any, dict[str, Layers]] = {}
+        self._stacks = Stacks()
         self._lock = threading.RLock()
 
     @property
@@ -85,6 +74,17 @@ class AdapterStore:
         check_fits(name, layers, networks)
         self._adapters[name] = layers
 
+    def replace(self, name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
+        """Puts an adapter in the place of the one of that name, which keeps its weight.
+
+        Raises:
+            ValueError: there is none, or the new one does not fit the networks.
+        """
+        self.require([name], "adapter_name")
+        check_fits(name, adapter, networks)
+        self._stacks.forget([self._adapters[name]])
+        self._adapters[name] = adapter
+
     def delete(self, names: Sequence[str]) -> None:
         """Removes adapters, and the stacks that hold them.
 
@@ -93,12 +93,11 @@ class AdapterStore:
         """
         self.require(names, "adapter_names")
         with self._lock:
+            gone = [self._adapters.pop(name) for name in dict.fromkeys(names)]
             for name in names:
-                self._adapters.pop(name, None)
                 self.active.pop(name, None)
             self._merged = None
-            for key in [key for key in self._stacks if set(key[0]) & set(names)]:
-                del self._stacks[key]
+            self._stacks.forget(gone)
 
     def require(self, names: Iterable[str], argument: str) -> None:
         """Raises ValueError, which names the argument, where there is no adapter of a name."""
@@ -107,7 +106,7 @@ class AdapterStore:
                 known = ", ".join(map(repr, self._adapters)) or "none; load_lora_weights loads one"
                 raise ValueError(f"{argument} has the name {name!r}; the adapters are {known}")
 
-    def names_of(self, rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    def names_of(self, rows: Sequence[Mapping[str, Weight]]) -> tuple[str, ...]:
         """Returns the names in the rows, in the order in which the adapters were added.
 
         Raises:
@@ -119,39 +118,21 @@ class AdapterStore:
 
     def stacked(
         self, c: Any, adapters: Mapping[str, Adapter], shapes: Shapes | None = None
-    ) -> dict[str, Layers]:
+    ) -> Mapping[str, Layers]:
         """Returns adapters side by side, on the devices of the components that they change.
 
-        A later call for the same adapters copies nothing.
+        A later call for the same adapters copies nothing, nor does a component's before it is
+        asked for.
 
         Args:
             c: the components of the pipeline.
             adapters: the adapters by name, in the order of the weights' columns.
             shapes: see `stack`.
-
-        Raises:
-            ValueError: an adapter does not fit a network, which was assigned after it.
         """
         networks = adaptable_networks(c)
-        if shapes is None and self.least_rank:
+        if shapes is None:
             shapes = stack_shapes(tuple(adapters.values()), networks, rank=self.least_rank)
-        leaves = {name: jax.tree.leaves(c.params[name])[0] for name in networks}
-        places = {name: None if c.mesh is not None else _device(x) for name, x in leaves.items()}
-        of = tuple((name, net, leaves[name].dtype, places[name]) for name, net in networks.items())
-        asked = None if shapes is None else tuple(shapes.items())
-        key = (tuple(adapters), tuple(adapters.values()), of, c.mesh, asked)
-        with self._lock:
-            found = self._stacks.pop(key, None)
-            if found is None:
-                found = {
-                    name: self._put(c, name, layers, leaves[name].dtype, places[name])
-                    for name, layers in stack(adapters, networks, shapes).items()
-                }
-            # The last to be used is the last of all.
-            self._stacks[key] = found
-            while len(self._stacks) > KEPT:
-                del self._stacks[next(iter(self._stacks))]
-        return found
+        return Stacked(self._stacks, c, dict(adapters), networks, shapes)
 
     def merged(self, c: Any, mixture: Sequence[tuple[Adapter, np.ndarray]]) -> dict[str, Params]:
         """Returns the parameters with adapters' changes; those of the last mixture are kept.
@@ -171,17 +152,6 @@ class AdapterStore:
             found = merged_params(base, adaptable_networks(c), mixture, products=False)
             self._merged = (weights, base), found
         return found
-
-    def _put(self, c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:
-        cast = {
-            path: layer._replace(down=layer.down.astype(dtype), up=layer.up.astype(dtype))
-            for path, layer in layers.items()
-        }
-        # Also where a call is only traced: the stacks that are kept must be arrays.
-        with jax.ensure_compile_time_eval():
-            if c.mesh is not None:
-                return put_params(c.mesh, c.family.role(name), c.networks[name], cast)
-            return jax.device_put(cast, device)
 
 
 def adaptable_networks(c: Any) -> dict[str, Any]:
@@ -264,13 +234,6 @@ def _checked(c: Any, row: Any) -> dict[str, Weight]:
         )
     groups = WeightGroups(adaptable_networks(c))
     return {name: groups.check("adapters", name, weight) for name, weight in row.items()}
-
-
-def _device(leaf: Any) -> Any:
-    """Returns the device of a parameter; None for the first device, for shapes and in traces."""
-    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
-    first = jax.local_devices()[0]
-    return None if sharding is None or sharding.device_set == {first} else sharding
 
 
 def _same(first: Mapping[str, Params], second: Mapping[str, Params]) -> bool:

@@ -134,8 +134,8 @@ def _check_blocks(where: str, weights: Mapping[Any, Any], blocks: list[str]) -> 
             continue
         checked[part] = {}
         for name, value in own.items():
-            block = re.fullmatch(r"block_(\d+)", str(name))
-            count = counts.get((part, int(block[1])), 0) if block else 0
+            numbered = re.fullmatch(r"block_(\d+)", str(name))
+            count = counts.get((part, int(numbered[1])), 0) if numbered else 0
             if not count:
                 known = ", ".join(f"block_{i}" for kind, i in counts if kind == part)
                 raise ValueError(f"{where} for {part} weights of {known} (got {name!r})")

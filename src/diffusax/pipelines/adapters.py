@@ -6,10 +6,12 @@ rounded up, and the layers are one of a few groups, with zeros where no adapter 
 
 import dataclasses
 import difflib
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from diffusax.images.pictures import as_numpy
@@ -44,6 +46,22 @@ class Adapter:
     def names(self) -> tuple[str, ...]:
         """The components that it changes."""
         return tuple(dict.fromkeys((*self.components, *self.changes)))
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its arrays and paths."""
+        found = hashlib.sha256()
+        for part in (self.components, self.changes):
+            for component, own in sorted(part.items()):
+                for path, change in sorted(own.items()):
+                    found.update(f"{component} {path} {jax.tree.structure(change)}".encode())
+                    for leaf in map(np.asarray, jax.tree.leaves(change)):
+                        found.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
+        return found.hexdigest()
+
+    def names_in(self, networks: Container[str]) -> bool:
+        """Returns whether a product changes one of these components."""
+        return any(component in networks for component in self.components)
 
     def only(self, component: str) -> "Adapter":
         """Returns the part of the adapter that changes a component."""
@@ -204,24 +222,32 @@ def stack(
     Raises:
         ValueError: an adapter does not fit its network.
     """
-    for name, adapter in adapters.items():
-        check_fits(name, adapter, networks)
     shapes = stack_shapes(tuple(adapters.values()), networks) if shapes is None else shapes
-    groups = WeightGroups(networks)
-    found = {}
-    for component, (total, layers) in shapes.items():
-        parts = [adapter.components.get(component, {}) for adapter in adapters.values()]
-        kernels = kernel_shapes(networks[component])
-        found[component] = {
-            path: _side_by_side(
-                [own.get(path) for own in parts],
-                kernels[path],
-                total,
-                [groups.column(i, component, path) for i in range(len(parts))],
-            )
-            for path in layers
-        }
-    return found
+    return {
+        name: stack_component(name, adapters, networks, shape) for name, shape in shapes.items()
+    }
+
+
+def stack_component(
+    component: str,
+    adapters: Mapping[str, Adapter],
+    networks: Mapping[str, Any],
+    shape: StackShape,
+) -> dict[str, LowRank]:
+    """Puts the ranks of adapters side by side for one component; see `stack`."""
+    for name, adapter in adapters.items():
+        check_fits(name, adapter.only(component), networks)
+    groups, kernels = WeightGroups(networks), kernel_shapes(networks[component])
+    parts = [adapter.components.get(component, {}) for adapter in adapters.values()]
+    return {
+        path: _side_by_side(
+            [own.get(path) for own in parts],
+            kernels[path],
+            shape.rank,
+            [groups.column(i, component, path) for i in range(len(parts))],
+        )
+        for path in shape.layers
+    }
 
 
 def round_rank(rank: int) -> int:

@@ -179,7 +179,7 @@ class BatchRun:
     def _stack(self, adapters: tuple[Adapter, ...]) -> None:
         """Puts other adapters side by side, in the same shapes."""
         named = {str(i): adapter for i, adapter in enumerate(adapters)}
-        layers = self._c.adapters.stacked(self._c, named, self._shapes)
+        layers = dict(self._c.adapters.stacked(self._c, named, self._shapes))
         self._params = {**self._params, "adapters": layers}
         self._columns = adapters
 

@@ -75,7 +75,8 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, run.adapters)
+    adapters = None if run.adapters is None else dict(run.adapters)
+    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, adapters)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:

@@ -107,11 +107,7 @@ class LoraMethods:
         changes = files.changes_of(layers, file, networks, strict=strict)
         store, adapter = self.parts.adapters, adapter_of(changes, networks)
         if hotswap:
-            weight = store.active.get(adapter_name or "")
-            store.delete([adapter_name])
-            store.add(str(adapter_name), adapter, networks)
-            if weight is not None:
-                store.active[str(adapter_name)] = weight
+            store.replace(adapter_name or "", adapter, networks)
             return
         name = f"default_{len(store.adapters)}" if adapter_name is None else adapter_name
         store.add(name, adapter, networks)

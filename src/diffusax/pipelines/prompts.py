@@ -125,9 +125,10 @@ def _with_adapters(
 ) -> tuple[Tokens, tuple[Layers | None, ...]]:
     """Returns the tokens with the weights of the call's adapters, and each encoder's adapters."""
     adapters = call_adapters(c, call, count_prompts(call))
-    layers = tuple(adapters.layers.get(name) for _, _, name in c.text) if adapters else ()
-    if adapters is None or not any(layers):
+    names = [name for _, _, name in c.text]
+    if adapters is None or not any(name in adapters.layers for name in names):
         return tokens, ()
+    layers = tuple(adapters.layers.get(name) for name in names)
     return tokens._replace(adapters=np.tile(adapters.weights, (groups, 1))), layers
 
 

@@ -48,7 +48,7 @@ def bind(c: Components, adapters: Mapping[str, Layers] | None = None) -> BoundDe
     adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
     """
     params = c.denoiser_params
-    own = {name: layers for name, layers in (adapters or {}).items() if name in params}
+    own = {name: adapters[name] for name in params if name in adapters} if adapters else {}
     return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
 
 

@@ -93,9 +93,10 @@ def _main_change(parts: Parts, factor: float | None) -> Any:
         scale = _factor(parts, len(down)) if factor is None else factor
         change: Any = Product(down, up, scale, parts.get("mid"))
     elif any(name.startswith("hada_") for name in parts):
-        four = (parts[f"hada_{name}"] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
-        scale = _factor(parts, len(parts["hada_w1_b"]))
-        change = LoHa(*four, scale, parts.get("hada_t1"), parts.get("hada_t2"))
+        w1_a, w1_b = parts["hada_w1_a"], parts["hada_w1_b"]
+        w2_a, w2_b = parts["hada_w2_a"], parts["hada_w2_b"]
+        cores = parts.get("hada_t1"), parts.get("hada_t2")
+        change = LoHa(w1_a, w1_b, w2_a, w2_b, _factor(parts, len(w1_b)), *cores)
     elif any(name.startswith("lokr_") for name in parts):
         ranks = [len(parts[name]) for name in ("lokr_w2_b", "lokr_w1_b") if name in parts]
         scale = _factor(parts, ranks[0]) if ranks else 1.0

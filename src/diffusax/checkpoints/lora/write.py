@@ -44,7 +44,7 @@ def write_lora(
 
 
 def _to_kohya(layers: Layers) -> dict[str, np.ndarray]:
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
         name = kohya_name(component, path)
         if "magnitude" in parts:
@@ -59,7 +59,7 @@ def _to_kohya(layers: Layers) -> dict[str, np.ndarray]:
 
 def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors by PEFT's names, and PEFT's options where some alpha is not its rank."""
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
         rest = set(parts) - {*_PEFT, "alpha"}
         if rest or "down" not in parts:

@@ -1,0 +1,63 @@
+"""The LoRAs of commands that generate images: their files, and those that prompts name."""
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from diffusax.text.lora_tags import read_tags
+
+
+def load_named(pipe: Any, folder: Path | None, names: Iterable[str]) -> None:
+    """Loads the LoRAs of these names that the pipeline does not have.
+
+    folder: where their files are, NAME.safetensors; folders inside it are searched, too.
+
+    Raises:
+        ValueError: there is no such file, or it cannot be loaded.
+    """
+    for name in names:
+        if name not in pipe.adapters:
+            if folder is None:
+                raise ValueError(f"the prompt names the LoRA {name!r}; --lora-dir says where it is")
+            pipe.load_lora_weights(_file(folder, name), adapter_name=name)
+    pipe.set_adapters([])
+
+
+def load_folder(pipe: Any, folder: Path) -> None:
+    """Loads all LoRAs of a folder under their files' names.
+
+    Raises:
+        ValueError: there are none, or one cannot be loaded.
+    """
+    files = sorted(folder.rglob("*.safetensors"))
+    if not files:
+        raise ValueError(f"--lora-dir {folder} has no .safetensors file")
+    load_named(pipe, folder, [file.stem for file in files])
+
+
+def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
+    """Returns a prompt without its LoRAs, and the call's argument `adapters` for them.
+
+    The pipeline has them.
+
+    Raises:
+        ValueError: a tag in the prompt cannot be read.
+    """
+    prompt, weights = read_tags(prompt)
+    if not weights:
+        return prompt, {}
+    known = set(pipe.component_names)
+    own = {
+        name: {k: v for k, v in w.items() if k in known} if isinstance(w, dict) else w
+        for name, w in weights.items()
+    }
+    return prompt, {"adapters": own}
+
+
+def _file(folder: Path, name: str) -> Path:
+    found = sorted(folder.rglob(f"{glob.escape(name)}.safetensors"))
+    if len(found) != 1:
+        count = "no" if not found else str(len(found))
+        raise ValueError(f"--lora-dir {folder} has {count} files {name}.safetensors")
+    return found[0]
