@@ -108,6 +108,11 @@ def test_given_latents_of_the_masked_picture(pairs, kind):
     pairs(KINDS[kind], kind).check(**TWO, masked_image_latents=latents)
 
 
+def test_a_number_is_no_latents_of_the_masked_picture(pairs):
+    with pytest.raises(ValueError, match="masked_image_latents must"):
+        pairs(KINDS["sd-inpaint"], "sd-inpaint").ours(**TWO, masked_image_latents=np.int64(3))
+
+
 @pytest.mark.parametrize("kind", few(["sd", "xl-inpaint"], "sd"))
 def test_given_latents(pairs, kind):
     latents = torch.randn((2, 4, 16, 16), generator=generators(9))

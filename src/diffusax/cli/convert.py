@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -20,6 +20,8 @@ class Convert(Options):
 
     The denoiser gets input channels for a second image, whose weights are zero, so that its
     predictions do not change.
+
+    diffusax convert lora IN OUT converts a LoRA to another format.
     """
 
     task: Positional[Literal["instruct-pix2pix"]]
@@ -46,6 +48,10 @@ class Convert(Options):
         return self.output
 
 
-def command(args: list[str]) -> Convert:
-    """Reads the options from the arguments."""
+def command(args: list[str]) -> Any:
+    """Reads the options from the arguments: of a task, or of a LoRA."""
+    if args[:1] == ["lora"]:
+        from diffusax.cli import convert_lora
+
+        return convert_lora.command(args[1:])
     return parse(Convert, args, prog="diffusax convert")

@@ -1,6 +1,6 @@
 """Files of LoRAs in the formats of diffusers, PEFT, kohya's scripts and LyCORIS."""
 
-from diffusax.checkpoints.lora.changes import changes_of
+from diffusax.checkpoints.lora.changes import changes_of, with_alphas
 from diffusax.checkpoints.lora.files import LoraFile, read_lora
 from diffusax.checkpoints.lora.keys import Layers, find_layers
 from diffusax.checkpoints.lora.write import FORMATS, write_lora
@@ -12,5 +12,6 @@ __all__ = [
     "changes_of",
     "find_layers",
     "read_lora",
+    "with_alphas",
     "write_lora",
 ]

@@ -44,13 +44,11 @@ def changes_of(
     Raises:
         ValueError: tensors of a layer are missing or do not fit it; names the layer.
     """
-    options = _read_options(file)
     found: Changes = {}
-    for (component, path), parts in layers.items():
+    for (component, path), parts in with_alphas(layers, file).items():
         where = f"{file.name}: {component}'s {path}"
-        factor = _peft_factor(options, component, path, parts)
         try:
-            changes = _layer_changes(parts, factor)
+            changes = _layer_changes(parts)
         except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
             raise ValueError(f"{where} {_lacks(error, parts)}") from None
         shapes = _shapes(networks[component])
@@ -72,11 +70,31 @@ def changes_of(
     return found
 
 
-def _layer_changes(parts: Parts, factor: float | None) -> dict[str, Any]:
-    """Returns the changes of a layer's parameters; factor: PEFT's, None for alpha / rank."""
+def with_alphas(layers: Layers, file: LoraFile) -> Layers:
+    """Returns a LoRA's tensors by layer with an alpha where PEFT's options in the header have one.
+
+    Raises:
+        ValueError: the options cannot be read.
+    """
+    options = _read_options(file)
+    found: Layers = {}
+    for (component, path), parts in layers.items():
+        try:
+            alpha = _peft_alpha(options, component, path, parts)
+        except (TypeError, ValueError, AttributeError, re.error):
+            raise ValueError(
+                f"{file.name}: {METADATA} in its header has no alpha of {component}'s {path}"
+            ) from None
+        more = {} if alpha is None else {"alpha": np.array(alpha, np.float32)}
+        found[component, path] = {**parts, **more}
+    return found
+
+
+def _layer_changes(parts: Parts) -> dict[str, Any]:
+    """Returns the changes of a layer's parameters."""
     known = {_ALONE[name]: Difference(x) for name, x in parts.items() if name in _ALONE}
     rest = {name: x for name, x in parts.items() if name not in _ALONE}
-    main = _main_change(rest, factor)
+    main = _main_change(rest)
     if main is not None:
         known["kernel"] = main
     if not known:
@@ -84,14 +102,13 @@ def _layer_changes(parts: Parts, factor: float | None) -> dict[str, Any]:
     return known
 
 
-def _main_change(parts: Parts, factor: float | None) -> Any:
+def _main_change(parts: Parts) -> Any:
     if "weight" in parts:
         on_input = bool(np.asarray(parts.get("on_input", 0)).any())
         return Ia3(parts["weight"], on_input)
     if "down" in parts or "up" in parts:
         down, up = parts["down"], parts["up"]
-        scale = _factor(parts, len(down)) if factor is None else factor
-        change: Any = Product(down, up, scale, parts.get("mid"))
+        change: Any = Product(down, up, _factor(parts, len(down)), parts.get("mid"))
     elif any(name.startswith("hada_") for name in parts):
         w1_a, w1_b = parts["hada_w1_a"], parts["hada_w1_b"]
         w2_a, w2_b = parts["hada_w2_a"], parts["hada_w2_b"]
@@ -149,10 +166,10 @@ def _read_options(file: LoraFile) -> dict[str, Any]:
     return options
 
 
-def _peft_factor(
+def _peft_alpha(
     options: Mapping[str, Any], component: str, path: str, parts: Parts
 ) -> float | None:
-    """Returns the scale of a layer by PEFT's options; None where the header has none of them."""
+    """Returns the alpha of a layer by PEFT's options; None where the header has none of them."""
     alpha = options.get(f"{component}.lora_alpha")
     if alpha is None or "down" not in parts:
         return None
@@ -161,7 +178,7 @@ def _peft_factor(
     near = (a for pattern, a in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
     rank = len(parts["down"])
     root = options.get(f"{component}.use_rslora")
-    return float(next(near, alpha)) / (math.sqrt(rank) if root else rank)
+    return float(next(near, alpha)) * (math.sqrt(rank) if root else 1)
 
 
 def _shapes(network: Any) -> dict[str, tuple[int, ...]]:

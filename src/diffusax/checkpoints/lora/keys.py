@@ -124,15 +124,18 @@ def split_key(key: str) -> tuple[str, str | None]:
     return key, None
 
 
-def kohya_name(component: str, path: str) -> str:
+def kohya_name(component: str, path: str, encoders: int) -> str:
     """Returns the name of a layer in kohya's files, in diffusers' layout.
+
+    encoders: the text encoders of the model; the only one is not numbered.
 
     Raises:
         ValueError: kohya's files have no such component.
     """
     if component not in KOHYA:
         raise ValueError(f"kohya's files have no layers of {component}")
-    return KOHYA[component][0] + path.replace(".", "_")
+    numbered = component == "text_encoder" and encoders > 1
+    return KOHYA[component][numbered] + path.replace(".", "_")
 
 
 def seems_to_be_for(tensors: Mapping[str, np.ndarray]) -> str | None:

@@ -18,7 +18,12 @@ _PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magn
 
 
 def write_lora(
-    path: Path, layers: Layers, kind: str, *, options: Mapping[str, Any] | None = None
+    path: Path,
+    layers: Layers,
+    kind: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    encoders: int = 1,
 ) -> None:
     """Writes a LoRA's file; it appears only when it is whole.
 
@@ -28,12 +33,13 @@ def write_lora(
         kind: "diffusers" or "kohya".
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
+        encoders: the text encoders of the model, whose names in kohya's files follow from it.
 
     Raises:
         ValueError: the format has no such tensors.
     """
     if kind == "kohya":
-        write_tensors(path, _to_kohya(layers))
+        write_tensors(path, _to_kohya(layers, encoders))
         return
     tensors, found = _to_diffusers(layers)
     header = {"format": "pt"}
@@ -43,10 +49,10 @@ def write_lora(
     write_tensors(path, tensors, metadata=header)
 
 
-def _to_kohya(layers: Layers) -> dict[str, np.ndarray]:
+def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
-        name = kohya_name(component, path)
+        name = kohya_name(component, path, encoders)
         if "magnitude" in parts:
             size = parts["up"].shape[0], *(1,) * (parts["down"].ndim - 1)
             parts = {**parts, "dora_scale": parts["magnitude"].reshape(size)}

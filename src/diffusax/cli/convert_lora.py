@@ -1,0 +1,65 @@
+"""`diffusax convert lora`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import Positional, arg
+
+from diffusax.checkpoints import resolve
+from diffusax.checkpoints.lora import find_layers, read_lora, with_alphas, write_lora
+from diffusax.checkpoints.model_index import read_model_index
+from diffusax.checkpoints.networks import read_network
+from diffusax.cli.parsing import parse
+from diffusax.printable import escaped
+from diffusax.typed.options import Options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertLora(Options):
+    """Convert a LoRA between the format of diffusers and that of kohya's scripts and A1111.
+
+    The numbers stay as they are, and so does what the LoRA draws.
+    """
+
+    essentials: ClassVar[tuple[str, ...]] = ("to", "model", "strict")
+
+    source: Annotated[Positional[str], arg(metavar="IN")]
+    """The LoRA: a safetensors file, or a folder or Hub repository that holds one."""
+    output: Annotated[Positional[Path], arg(metavar="OUT")]
+    """The safetensors file to write."""
+    to: Literal["diffusers", "kohya"]
+    """The format to write. Formats of LyCORIS can only be kohya's."""
+    model: str
+    """The checkpoint that the LoRA is for: a folder in diffusers' layout, or a Hub repository id.
+    Only its configs are read."""
+    strict: bool = True
+    """Refuse a file with tensors that fit no layer of the model, instead of leaving them out."""
+
+    def run(self) -> Path:
+        """Writes the file and returns it.
+
+        Raises:
+            ValueError: the LoRA does not fit the model, or the format cannot hold it.
+        """
+        if self.output.suffix != ".safetensors":
+            raise ValueError(f"OUT must be a .safetensors file (got {self.output})")
+        file, networks = read_lora(self.source), networks_of(self.model)
+        layers = with_alphas(find_layers(file, networks, strict=self.strict), file)
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        write_lora(self.output, layers, self.to, encoders=len(networks) - 1)
+        print(f"wrote {escaped(self.output)} ({len(layers)} layers)")
+        return self.output
+
+
+def networks_of(model: str) -> dict[str, Any]:
+    """Returns the networks of a checkpoint by component; reads only its configs."""
+    folder = resolve(model, weights=False)
+    _, listed, _ = read_model_index(folder)
+    names = [name for name in listed if name == "unet" or name.startswith("text_encoder")]
+    return {name: read_network(folder / name) for name in names}
+
+
+def command(args: list[str]) -> ConvertLora:
+    """Reads the options from the arguments."""
+    return parse(ConvertLora, args, prog="diffusax convert lora")
