@@ -10,6 +10,7 @@ from diffusax.images.pictures import to_control
 from diffusax.models.network import Network
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.control import repeat_for_prompts
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import count_images
 from diffusax.pipelines.tasks import text_to_image
@@ -27,8 +28,8 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
     # The image is no start of the run, by which the family would tell the sizes of SDXL.
     call = dataclasses.replace(call, image=None, height=height, width=width)
     run = text_to_image(c, call)
-    b = count_images(call)
-    hints = tuple(_per_image(own, b) for own in pictures)
+    b, per_prompt = count_images(call), call.num_images_per_prompt or 1
+    hints = tuple(repeat_for_prompts(own, b, per_prompt) for own in pictures)
     inputs = run.plan.step_inputs._replace(control=_scales(call, run, len(adapters)))
     conditions = run.plan.conditions._replace(control=hints)
     return dataclasses.replace(
@@ -94,17 +95,6 @@ def _counted_steps(call: Call, run: PreparedRun) -> int:
     if custom or 0 < (call.denoising_end or 0) < 1 or call.num_inference_steps is None:
         return len(run.schedule)
     return call.num_inference_steps
-
-
-def _per_image(pixels: np.ndarray, b: int) -> np.ndarray:
-    """Repeats one image for all of b, or one for each prompt as upstream does, b 1 H W c.
-
-    With several images per prompt upstream repeats the whole list of images, not each of them.
-    """
-    n = len(pixels)
-    if n > b or b % n:
-        raise ValueError(f"image has {n} pictures for {b} images to draw; give one")
-    return np.tile(pixels, (b // n, 1, 1, 1))[:, None]
 
 
 def _counted(value: Any) -> str:
