@@ -148,7 +148,7 @@ def test_a_multi_adapter_is_two_or_more_adapters(tmp_path):
         diffusax.MultiAdapter([one])
     with pytest.raises(ValueError, match=r"must be T2IAdapters \(got a str\)"):
         diffusax.MultiAdapter([one, "two"])
-    with pytest.raises(ValueError, match="no folder .*one_1; a MultiAdapter needs two"):
+    with pytest.raises(ValueError, match=r"no folder .*one_1; a MultiAdapter needs two"):
         diffusax.MultiAdapter.from_pretrained(tmp_path / "one")
     with pytest.raises(ValueError, match="safe_serialization"):
         diffusax.MultiAdapter([one, one]).save_pretrained(tmp_path, safe_serialization=False)
@@ -176,7 +176,7 @@ def test_inputs_that_do_not_fit_are_named(tmp_path):
         ({"channels": [3, 8], "adapter_type": "light_adapter"}, "channels must be at least 4"),
         (
             {"channels": [8, 8, 8, 16], "adapter_type": "full_adapter_xl"},
-            "channels must not change",
+            "must not change",
         ),
         ({"downscale_factor": 0}, "downscale_factor"),
         ({"in_channels": -1}, "in_channels"),
@@ -220,7 +220,7 @@ def test_a_damaged_adapter_is_one_sentence_that_names_its_file(tmp_path):
     config = json.loads((tmp_path / "whole/config.json").read_text())
     file = "diffusion_pytorch_model.safetensors"
     weights = (tmp_path / "whole" / file).read_bytes()
-    folder, refused = tmp_path / "damaged", 0
+    folder, sentences = tmp_path / "damaged", []
     folder.mkdir()
     for seed in range(120):
         options, data = damaged(random.Random(seed), config, weights)
@@ -229,11 +229,12 @@ def test_a_damaged_adapter_is_one_sentence_that_names_its_file(tmp_path):
         try:
             diffusax.T2IAdapter.from_pretrained(folder)
         except ValueError as error:
-            refused += 1
-            assert str(folder) in str(error)
-            assert "\n" not in str(error)
-            assert len(str(error)) < 2000
-    assert refused > 100
+            sentences.append(str(error))
+    assert len(sentences) > 100
+    for sentence in sentences:
+        assert str(folder) in sentence
+        assert "\n" not in sentence
+        assert len(sentence) < 2000
     (folder / file).unlink()
     (folder / "diffusion_pytorch_model.bin").write_bytes(b"a pickle")
     with pytest.raises(ValueError, match="loading it could run code"):

@@ -4,11 +4,9 @@ import json
 import shutil
 
 import diffusers
-import jax
 import numpy as np
 import pytest
-import torch
-from pairs import NEGATIVES, PROMPTS, Pair, generators, picture
+from pairs import PROMPTS, picture
 from tiny import (
     SMALLEST_UNET,
     SMALLEST_VAE,
