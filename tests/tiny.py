@@ -289,8 +289,8 @@ T2I_ADAPTER: dict[str, dict[str, Any]] = {
     },
 }
 T2I_ADAPTER["xl-b"] = {**T2I_ADAPTER["xl"], "downscale_factor": 16}
-"""Those for the UNets of variation a: one for sd with full maps, one with light ones of one channel,
-and one for xl; xl-b is for variation b."""
+"""Those for the UNets of variation a: sd, sd with a light adapter of one channel, and xl; xl-b is
+for variation b."""
 
 
 def build_t2i_adapter(folder: Path, kind: str, seed: int = 0) -> Any:
