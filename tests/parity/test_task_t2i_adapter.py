@@ -83,6 +83,13 @@ def test_two_adapters(pairs, scales):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("steps", [{}, {"timesteps": [999, 499]}])
+def test_a_consistency_model(pairs, steps):
+    """As in diffusers' own tests."""
+    pairs(SD, "lcm", t2i=("sd",)).check(**CALL, **steps)
+
+
+@pytest.mark.slow
 def test_two_adapters_of_xl(pairs):
     pair = pairs(XL, "xl", t2i=("xl", "xl"))
     call = {**TEXT, "prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0]}
