@@ -24,13 +24,14 @@ OPTIONS = {
         "height": 64,
         "width": 72,
     },
-    "own-size": {"image": [picture(11, 70, 59), picture(12, 70, 59)]},
+    "own-size": {"image": [picture(11, 74, 59), picture(12, 74, 59)]},
 }
 OF_XL = {
     "as-is": {},
     "factor": {"adapter_conditioning_factor": 0.5},
     "no-factor": {"adapter_conditioning_factor": 0.0},
     "factor-of-doubled-rows": {"adapter_conditioning_factor": 0.6, "sampler": "heun"},
+    "doubled-rows": {"sampler": "heun"},
     "factor-of-timesteps": {
         "adapter_conditioning_factor": 0.5,
         "timesteps": [801, 501, 301, 101, 1],

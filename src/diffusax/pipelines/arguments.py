@@ -78,7 +78,7 @@ class Call:
     control_guidance_end: Fraction | list[Fraction] = 1.0
     guess_mode: bool = False
     adapter_conditioning_scale: Scale | list[Scale] | None = 1.0
-    adapter_conditioning_factor: Fraction = 1.0
+    adapter_conditioning_factor: Fraction | None = None
 
     original_size: Size | None = None
     crops_coords_top_left: Size = (0, 0)

@@ -80,21 +80,25 @@ def _scales(call: Call, run: PreparedRun, adapters: int) -> np.ndarray:
     scales = [1 / adapters] if scale is None else as_list(scale)
     scales = match_length("adapter_conditioning_scale", scales, adapters, "T2I-Adapters")
     height, k = len(run.plan.step_inputs.rescale), len(run.weights) + 1
-    active = np.arange(height) < int(_counted_steps(call, run) * call.adapter_conditioning_factor)
+    active = np.arange(height) < _steered_rows(call, run)
     table = active[:, None, None, None] * np.array(scales, np.float32)[:, None, None]
     return np.broadcast_to(table, (height, adapters, k, 1)).astype(np.float32)
 
 
-def _counted_steps(call: Call, run: PreparedRun) -> int:
-    """Returns the steps of which `adapter_conditioning_factor` is a fraction.
+def _steered_rows(call: Call, run: PreparedRun) -> int:
+    """Returns the number of rows, from the first, in which the adapters steer.
 
     Upstream compares the row with a fraction of num_inference_steps, though some samplers have more
-    rows than steps; custom timesteps, and denoising_end, set that to the number of rows.
+    rows than steps; custom timesteps, and denoising_end, set that to the number of rows
+    (pipeline_stable_diffusion_xl_adapter.py, the denoising loop).
     """
+    rows, factor = len(run.schedule), call.adapter_conditioning_factor
+    if factor is None:
+        return rows
     custom = call.timesteps is not None or call.sigmas is not None
     if custom or 0 < (call.denoising_end or 0) < 1 or call.num_inference_steps is None:
-        return len(run.schedule)
-    return call.num_inference_steps
+        return int(rows * factor)
+    return int(call.num_inference_steps * factor)
 
 
 def _counted(value: Any) -> str:
