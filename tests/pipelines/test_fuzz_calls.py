@@ -23,7 +23,6 @@ NAMES = {
     "StableDiffusionInpaintPipeline": "sd-inpaint",
     "StableDiffusionInstructPix2PixPipeline": "sd-instruct",
     "StableDiffusionControlNetPipeline": "sd",
-    "StableDiffusionAdapterPipeline": "sd",
     "LatentConsistencyModelPipeline": "lcm",
 }
 NAN, INF = float("nan"), float("inf")
@@ -56,7 +55,6 @@ SPECIFIC = {
     "cross_attention_kwargs": ({"scale": 0.5}, {"x": 1}),
     "ip_adapter_image": (picture(1),),
     "control_guidance_start": (0.2, [0.0], [0.0, 0.5], 2.0),
-    "adapter_conditioning_scale": (0.2, [0.4], [0.0, 0.5], None),
 }  # fmt: skip
 # Numbers that are right but long: what they draw is no business of this test.
 TOO_LONG = {"num_inference_steps": 20, "original_inference_steps": 1000}
@@ -72,9 +70,6 @@ def pipes(tiny_checkpoints):
         if "ControlNet" in name:
             network = tiny_checkpoints.controlnet("sd")[0]
             components["controlnet"] = diffusax.ControlNetModel.from_pretrained(network)
-        if "Adapter" in name:
-            network = tiny_checkpoints.t2i_adapter("sd")[0]
-            components["adapter"] = diffusax.T2IAdapter.from_pretrained(network)
         pipe = getattr(diffusax, name).from_pretrained(folder, **components)
         pipe.set_progress_bar_config(disable=True)
         made[name] = pipe
