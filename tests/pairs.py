@@ -94,14 +94,22 @@ class Pairs:
         self._made: dict[tuple, Pair] = {}
 
     def __call__(
-        self, class_name: str, kind: str, variation: str = "a", controls: int = 0, **options: Any
+        self,
+        class_name: str,
+        kind: str,
+        variation: str = "a",
+        controls: int = 0,
+        t2i: tuple[str, ...] = (),
+        **options: Any,
     ) -> Pair:
-        key = (class_name, kind, variation, controls, *sorted(options.items()))
+        key = (class_name, kind, variation, controls, t2i, *sorted(options.items()))
         if key not in self._made:
             folder, built = self.checkpoints.pipeline(kind, variation)
             theirs, ours = dict(options), dict(options)
             if controls:
                 theirs["controlnet"], ours["controlnet"] = self._controls(kind, variation, controls)
+            if t2i:
+                theirs["adapter"], ours["adapter"] = self._t2i_adapters(t2i)
             components = built.components | {"scheduler": _scheduler(folder)} | theirs
             _prepare(components)
             if "Diffusion" in class_name and "XL" not in class_name:
@@ -127,6 +135,14 @@ class Pairs:
             theirs.append(network)
             ours.append(diffusax.ControlNetModel.from_pretrained(folder))
         return (theirs, ours) if number > 1 else (theirs[0], ours[0])
+
+    def _t2i_adapters(self, kinds: tuple[str, ...]) -> tuple[Any, Any]:
+        found = [self.checkpoints.t2i_adapter(kind, seed) for seed, kind in enumerate(kinds)]
+        ours = [diffusax.T2IAdapter.from_pretrained(folder) for folder, _ in found]
+        theirs = [network for _, network in found]
+        if len(found) == 1:
+            return theirs[0], ours[0]
+        return diffusers.MultiAdapter(theirs), ours
 
 
 def _scheduler(folder: Path) -> Any:

@@ -55,6 +55,11 @@ CONTROLNETS = {
     "lllyasviel/sd-controlnet-depth": ("sd", 1),
     "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
 }
+T2I_ADAPTERS = {
+    "TencentARC/t2i-adapter-canny-sdxl-1.0": ("xl", 0),
+    "depth-adapter": ("sd", 0),
+    "colour-adapter": ("sd", 1),
+}
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
@@ -112,6 +117,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         if repo in CONTROLNETS:
             family, seed = CONTROLNETS[repo]
             return tiny_checkpoints.controlnet(family, "a", seed)[0]
+        if repo in T2I_ADAPTERS:
+            return tiny_checkpoints.t2i_adapter(*T2I_ADAPTERS[repo])[0]
         folder = tmp_path_factory.mktemp("network")
         if repo == WHOLE_CLIP:
             build_clip(folder)
@@ -141,7 +148,8 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, WHOLE_CLIP, TAESD, ASYMMETRIC):
+        steering = (*CONTROLNETS, *T2I_ADAPTERS)
+        for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

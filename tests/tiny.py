@@ -272,6 +272,35 @@ def build_controlnet(folder: Path, family: str, variation: str, seed: int = 0) -
     return controlnet
 
 
+T2I_ADAPTER: dict[str, dict[str, Any]] = {
+    "sd": {"channels": [32, 64], "num_res_blocks": 1, "downscale_factor": 4},
+    "light": {
+        "channels": [32, 64],
+        "num_res_blocks": 2,
+        "downscale_factor": 4,
+        "adapter_type": "light_adapter",
+        "in_channels": 1,
+    },
+    "xl": {
+        "channels": [16, 32, 32],
+        "num_res_blocks": 1,
+        "downscale_factor": 8,
+        "adapter_type": "full_adapter_xl",
+    },
+}
+T2I_ADAPTER["xl-b"] = {**T2I_ADAPTER["xl"], "downscale_factor": 16}
+"""Those for the UNets of variation a: sd, sd with a light adapter of one channel, and xl; xl-b is
+for variation b."""
+
+
+def build_t2i_adapter(folder: Path, kind: str, seed: int = 0) -> Any:
+    """A tiny T2I-Adapter of T2I_ADAPTER, saved in `folder`."""
+    adapter = diffusers.T2IAdapter(**T2I_ADAPTER[kind])
+    randomize(adapter, 70 + seed)
+    adapter.save_pretrained(folder)
+    return adapter
+
+
 def build_asymmetric(folder: Path) -> Any:
     """A tiny autoencoder for inpainting in the place of a variation's a or c, saved in `folder`."""
     vae = randomize(diffusers.AsymmetricAutoencoderKL(**ASYMMETRIC)).requires_grad_(False)
@@ -296,6 +325,7 @@ class TinyCheckpoints:
         self.root = root
         self.pipeline = functools.cache(self._pipeline)
         self.controlnet = functools.cache(self._controlnet)
+        self.t2i_adapter = functools.cache(self._t2i_adapter)
 
     def _pipeline(self, kind: str, variation: str = "a") -> tuple[Path, Any]:
         folder = self.root / f"{kind}-{variation}"
@@ -307,6 +337,11 @@ class TinyCheckpoints:
         folder = self.root / f"controlnet-{family}-{variation}-{seed}"
         with own_numbers():
             return folder, build_controlnet(folder, family, variation, seed)
+
+    def _t2i_adapter(self, kind: str, seed: int = 0) -> tuple[Path, Any]:
+        folder = self.root / f"t2i-{kind}-{seed}"
+        with own_numbers():
+            return folder, build_t2i_adapter(folder, kind, seed)
 
 
 def _scheduler(kind: str, variation: str) -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
+from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.checkpoints.named import *  # noqa: F403
 from diffusax.images.pictures import load_image
 from diffusax.images.sheets import make_image_grid
@@ -28,6 +29,7 @@ __all__ = [
     *named.__all__,
     *_pipelines,
     *SCHEDULERS,
+    "MultiAdapter",
     "__version__",
     "initialize",
     "load_image",

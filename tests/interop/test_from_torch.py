@@ -20,8 +20,9 @@ SEEN = {
     "inpaint": ("StableDiffusionInpaintPipeline", "sd-inpaint", "a", 0),
     "instruct": ("StableDiffusionInstructPix2PixPipeline", "sd-instruct", "a", 0),
     "controlnet": ("StableDiffusionControlNetPipeline", "sd", "a", 2),
+    "t2i-adapter": ("StableDiffusionAdapterPipeline", "sd", "a", 0, ("sd", "sd")),
 }
-"""Classes, kinds and variations of tiny.py, and the number of ControlNets."""
+"""Classes, kinds and variations of tiny.py, the number of ControlNets, and T2I-Adapters."""
 READ = {
     "lcm": ("LatentConsistencyModelPipeline", "lcm", "c", 0),
     "refiner": ("StableDiffusionXLImg2ImgPipeline", "xl-refiner", "a", 0),
@@ -34,6 +35,10 @@ CALLS = {
         "image": [picture(2), picture(3)],
         "controlnet_conditioning_scale": [0.7, 0.4],
         "control_guidance_end": 0.8,
+    },
+    "t2i-adapter": {
+        "image": [picture(2), picture(3)],
+        "adapter_conditioning_scale": [0.7, 0.4],
     },
 }
 

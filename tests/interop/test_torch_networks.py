@@ -148,6 +148,15 @@ def test_a_controlnet_of_ours_works_beside_it(pairs, unet):
 
 
 @pytest.mark.slow
+def test_a_t2i_adapter_of_ours_works_beside_it(pairs, unet):
+    reference = pairs("StableDiffusionAdapterPipeline", "sd", t2i=("sd",)).reference
+    reference = with_parts(reference, unet=unet)
+    ours = converted(reference)
+    assert not isinstance(ours.parts.networks["adapter"], TorchNetwork)
+    Pair(reference, ours).check(**CALL, image=picture(2), adapter_conditioning_scale=0.7)
+
+
+@pytest.mark.slow
 def test_sdxl(pairs):
     reference = pairs("StableDiffusionXLPipeline", "xl").reference
     reference = with_parts(reference, unet=remade(Squashed, reference.unet))

@@ -54,6 +54,7 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "freeu": ("StableDiffusionPipeline", "sd", {}),
         "asymmetric": ("StableDiffusionInpaintPipeline", "sd", masked),
         "control": ("StableDiffusionControlNetPipeline", "sd", image),
+        "t2i": ("StableDiffusionAdapterPipeline", "sd", image),
         "adapters": ("StableDiffusionPipeline", "sd", {"adapters": ADAPTERS}),
         "adapters_of_control": (
             "StableDiffusionControlNetPipeline",
@@ -69,6 +70,8 @@ def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.nda
     if "control" in task:
         net = diffusax.ControlNetModel.from_pretrained(root / "controlnet")
         options["controlnet"] = net
+    if task == "t2i":
+        options["adapter"] = diffusax.T2IAdapter.from_pretrained(root / task)
     if task == "asymmetric":
         options["vae"] = diffusax.AsymmetricAutoencoderKL.from_pretrained(root / task)
     pipe = getattr(diffusax, name).from_pretrained(root / kind, **options)

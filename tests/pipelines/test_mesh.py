@@ -26,6 +26,7 @@ MORE = [
         for task in ("xl", "img2img", "several", "inpaint", "inpaint9", "instruct", "freeu")
     ),
     f"asymmetric {MIXED}",
+    f"t2i {MIXED}",
     *(f"adapters {mesh}" for mesh in ("default", "fsdp=8", MIXED)),
     f"adapters_of_control {MIXED}",
 ]
@@ -34,13 +35,14 @@ FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    from tiny import build_asymmetric, build_checkpoint, build_controlnet
+    from tiny import build_asymmetric, build_checkpoint, build_controlnet, build_t2i_adapter
 
     root = tmp_path_factory.mktemp("mesh")
     for kind in ("sd", "xl", "sd-inpaint", "sd-instruct"):
         build_checkpoint(root / kind, kind, "a")
     build_controlnet(root / "controlnet", "sd", "a")
     build_asymmetric(root / "asymmetric")
+    build_t2i_adapter(root / "t2i", "sd")
     return root
 
 

@@ -1,4 +1,4 @@
-"""Our pipelines' signatures against those of diffusers: what keeps sixteen classes honest."""
+"""Our pipelines' signatures against those of diffusers: what keeps eighteen classes honest."""
 
 import inspect
 
@@ -55,7 +55,7 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
 def test_every_pipeline_of_diffusers_for_these_families_is_here():
     families = ("StableDiffusion", "LatentConsistencyModel")
     tasks = ("", "Img2Img", "Inpaint", "InstructPix2Pix", "ControlNet")
-    tasks += ("ControlNetImg2Img", "ControlNetInpaint")
+    tasks += ("ControlNetImg2Img", "ControlNetInpaint", "Adapter")
     wanted = {
         f"{family}{xl}{task}Pipeline"
         for family in families

@@ -1,5 +1,6 @@
 """Finds the files with configuration and weights in a component's folder."""
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,6 +60,17 @@ def fitting_variant(folder: Path, variant: str | None) -> str | None:
     """Returns the variant if a pipeline's component has it; None if it only has other weights."""
     names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     return variant if variant and choose_variant(names, variant) else None
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Returns the names of `count` networks in the place of one: controlnet, controlnet_1, ...."""
+    return tuple(name if i == 0 else f"{name}_{i}" for i in range(count))
+
+
+def numbered_folders(first: Path) -> list[Path]:
+    """Returns the folders first, first_1, first_2 and so on, as far as there are."""
+    names = (first.name if i == 0 else f"{first.name}_{i}" for i in itertools.count())
+    return list(itertools.takewhile(Path.is_dir, map(first.with_name, names)))
 
 
 def shard_names(index: dict[str, Any], path: Path) -> list[str]:

@@ -20,6 +20,8 @@ from diffusax.files import load_json
 
 # No pipeline here runs these components; the safety checker alone is 1.2 GB.
 _SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
+# Several of them are one component, in controlnet, controlnet_1 and so on.
+_NUMBERED = {"controlnet", "adapter"}
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -197,8 +199,8 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     is_pipeline = MODEL_INDEX in names and not wanted.subfolder
     root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
     folders = set(wanted.folders(root))
-    if "controlnet" in folders:  # Several of them are one component, in controlnet, controlnet_1...
-        folders |= {folder for folder in by_folder if folder.startswith("controlnet_")}
+    for name in _NUMBERED & folders:
+        folders |= {folder for folder in by_folder if folder.startswith(f"{name}_")}
     listing = {folder: by_folder[folder] for folder in sorted(folders) if folder in by_folder}
     if not any(name.endswith((".json", ".txt")) for files in listing.values() for name in files):
         where = f"in {wanted.subfolder} " if wanted.subfolder else ""

@@ -135,6 +135,12 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class T2IAdapter(AutoModel):
+    """A T2I-Adapter; several are a `MultiAdapter`."""
+
+    class_names = ("T2IAdapter",)
+
+
 class UNet2DConditionModel(AutoModel):
     """The UNet of Stable Diffusion and SDXL."""
 
@@ -171,5 +177,6 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "T2IAdapter",
     "UNet2DConditionModel",
 ]

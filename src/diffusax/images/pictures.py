@@ -15,6 +15,9 @@ ResizeMode = Literal["default", "fill", "crop"]
 Box = tuple[int, int, int, int]
 """The left, top, right and bottom edge in pixels, in the order of Pillow's `crop`."""
 
+_LUMINANCE = np.array([[0.299], [0.587], [0.114]], np.float32)
+"""The shares of red, green and blue in a shade of grey (ITU-R BT.601), as in Pillow's mode L."""
+
 MAX_SIDE = 16384
 """The largest height or width in pixels that anything is resized to."""
 
@@ -108,9 +111,22 @@ def to_control(
     factor: int = 8,
     resize_mode: ResizeMode = "default",
     crops_coords: Box | None = None,
+    channels: int = 3,
 ) -> np.ndarray:
-    """Prepares images for a ControlNet: like `to_pixels`, but b H W 3 float32 in [0, 1]."""
-    return _unit_pixels(images, height, width, factor, resize_mode, crops_coords, "control image")
+    """Prepares images that steer: like `to_pixels`, but b H W `channels` float32 in [0, 1].
+
+    channels: 3; 1 for shades of grey; or the channels of arrays, which then keep their size.
+    """
+    pixels = _unit_pixels(
+        images, height, width, factor, resize_mode, crops_coords, "control image", channels
+    )
+    if channels == 1:
+        return pixels @ _LUMINANCE
+    if pixels.shape[-1] != channels:
+        raise ValueError(
+            f"control image must have {channels} channels here (got {pixels.shape[-1]})"
+        )
+    return pixels
 
 
 def resize(image: Image.Image, height: int, width: int, mode: str = "default") -> Image.Image:

@@ -16,6 +16,7 @@ from diffusax.models.clip_vision import (
 )
 from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.network import Model, Network, Params, initialize
+from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 from diffusax.runtime.mesh import Rules
@@ -32,6 +33,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        T2IAdapter,
         UNet2DConditionModel,
     )
 }
@@ -63,6 +65,8 @@ __all__ = [
     "Model",
     "Network",
     "Params",
+    "T2IAdapter",
+    "T2IAdapterConfig",
     "UNet2DConditionConfig",
     "UNet2DConditionModel",
     "initialize",

@@ -167,6 +167,7 @@ class UNet2DConditionModel(UNetEncoder):
         added_cond: dict[str, jax.Array] | None = None,
         down_block_additional_residuals: Sequence[jax.Array] | None = None,
         mid_block_additional_residual: jax.Array | None = None,
+        down_intrablock_additional_residuals: Sequence[jax.Array] | None = None,
         freeu: jax.Array | None = None,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
@@ -181,6 +182,7 @@ class UNet2DConditionModel(UNetEncoder):
             added_cond: SDXL's {"text_embeds": b p, "time_ids": b 6}.
             down_block_additional_residuals: a ControlNet's residual for each skip connection.
             mid_block_additional_residual: a ControlNet's residual after the middle block.
+            down_intrablock_additional_residuals: a T2I-Adapter's map for each level, b h w c.
             freeu: FreeU's s1, s2, b1 and b2, 4 or b 4; None for the network as it was trained.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", "blocks" (each resnet and transformer), or "full" (each level as a
@@ -199,7 +201,11 @@ class UNet2DConditionModel(UNetEncoder):
         temb = self.embed(timestep, class_labels, timestep_cond, added_cond).astype(dtype)
 
         x, skips = self.descend(
-            self.conv_in(sample), temb, context, gradient_checkpointing=gradient_checkpointing
+            self.conv_in(sample),
+            temb,
+            context,
+            residuals=down_intrablock_additional_residuals or (),
+            gradient_checkpointing=gradient_checkpointing,
         )
         if down_block_additional_residuals is not None:
             skips = [s + r for s, r in zip(skips, down_block_additional_residuals, strict=True)]

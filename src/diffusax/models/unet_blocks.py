@@ -20,7 +20,8 @@ def rematerialized(module: Callable[..., Any], on: bool) -> Callable[..., Any]:
 class DownBlock(nnx.Module):
     """Resnets, each followed by a transformer if the level has attention, then a downsampler.
 
-    x: b h w c -> (b h/2 w/2 d, the skip connections in order).
+    x: b h w c -> (b h/2 w/2 d, the skip connections in order). residual: a T2I-Adapter's map, which
+    is added after the last transformer, or in a level without attention at the end.
     """
 
     def __init__(
@@ -42,17 +43,27 @@ class DownBlock(nnx.Module):
         )
 
     def __call__(
-        self, x: jax.Array, temb: jax.Array, context: jax.Array, remat: bool = False
+        self,
+        x: jax.Array,
+        temb: jax.Array,
+        context: jax.Array,
+        residual: jax.Array | None = None,
+        remat: bool = False,
     ) -> tuple[jax.Array, list[jax.Array]]:
         skips = []
+        last = len(self.resnets) - 1
         for i, resnet in enumerate(self.resnets):
             x = rematerialized(resnet, remat)(x, temb)
             if self.attentions is not None:
                 x = rematerialized(self.attentions[i], remat)(x, context)
+                x = _add(x, residual) if i == last else x
             skips.append(x)
         if self.downsamplers is not None:
             x = self.downsamplers[0](x)
             skips.append(x)
+        if self.attentions is None and residual is not None:
+            # Upstream adds in place, to the last skip connection too (unet_2d_condition.py).
+            x = skips[-1] = _add(x, residual)
         return x, skips
 
 
@@ -120,6 +131,23 @@ class UpBlock(nnx.Module):
             if self.attentions is not None:
                 x = rematerialized(self.attentions[i], remat)(x, context)
         return x if self.upsamplers is None else self.upsamplers[0](x, size)
+
+
+def _add(x: jax.Array, residual: jax.Array | None) -> jax.Array:
+    """Adds a T2I-Adapter's map, if there is one. x: b h w c.
+
+    Raises:
+        ValueError: the map has another size or width.
+    """
+    if residual is None:
+        return x
+    if residual.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            "down_intrablock_additional_residuals must have the size and channels of the UNet's "
+            f"levels, {x.shape[1:]} here (got {residual.shape[1:]}); is the T2I-Adapter made for "
+            "this UNet?"
+        )
+    return x + residual.astype(x.dtype)
 
 
 def _transformers(c: int, options: Sequence[dict[str, Any]], rngs: nnx.Rngs) -> Any:

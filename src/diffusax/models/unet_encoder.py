@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -289,21 +290,28 @@ class UNetEncoder(nnx.Module):
         temb: jax.Array,
         context: jax.Array,
         *,
+        residuals: Sequence[jax.Array] = (),
         gradient_checkpointing: str = "none",
     ) -> tuple[jax.Array, list[jax.Array]]:
         """Runs the way down and the middle block; also returns the skip connections.
 
         x: b h w c, temb: b t, context: b s k -> b h' w' d and one map for each skip connection.
+        residuals: a T2I-Adapter's maps, one for each level; one more of the middle block's shape is
+        added after it, as upstream does for SDXL.
         """
         skips = [x]
         inner, whole = gradient_checkpointing != "none", gradient_checkpointing == "full"
+        left = list(residuals)
         for down in self.down_blocks:
             run_down = functools.partial(down, remat=inner)
-            x, outputs = rematerialized(run_down, whole)(x, temb, context)
+            residual = left.pop(0) if left else None
+            x, outputs = rematerialized(run_down, whole)(x, temb, context, residual)
             skips += outputs
         if self.mid_block is not None:
             run_mid = functools.partial(self.mid_block, remat=inner)
             x = rematerialized(run_mid, whole)(x, temb, context)
+            if left and left[0].shape[1:] == x.shape[1:]:
+                x = x + left[0].astype(x.dtype)
         return x, skips
 
     def _sinusoids(self, values: jax.Array, dim: int | None = None) -> jax.Array:

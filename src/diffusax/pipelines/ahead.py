@@ -115,8 +115,12 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     for name in listed:
         if not (folder / name / "config.json").is_file() or name in IGNORED:
             continue
+        role = family.role(name)
+        if role == "t2i_adapter" and not hasattr(cls, "family"):
+            # Classes that choose a pipeline by its task choose one without.
+            continue
         network = read_network(folder / name)
-        other = vae_dtype if family.role(name) == "autoencoder" else None
+        other = vae_dtype if role == "autoencoder" else None
         kind = other or dtype
         models[name] = Model(network, cast_shapes(network.shapes, kind))
     return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)

@@ -78,6 +78,8 @@ class Call:
     control_guidance_start: Fraction | list[Fraction] = 0.0
     control_guidance_end: Fraction | list[Fraction] = 1.0
     guess_mode: bool = False
+    adapter_conditioning_scale: Scale | list[Scale] | None = 1.0
+    adapter_conditioning_factor: Fraction | None = None
 
     original_size: Size | None = None
     crops_coords_top_left: Size = (0, 0)
@@ -132,6 +134,8 @@ DESCRIPTIONS = {
     "guess_mode": "Let the ControlNet's picture speak, with no or little of a prompt.",
     "control_guidance_start": "The fraction of the run from which on the ControlNets steer, until "
     "`control_guidance_end`.",
+    "adapter_conditioning_scale": "What the T2I-Adapters count for; a list for several.",
+    "adapter_conditioning_factor": "The fraction of the steps for which the T2I-Adapters steer.",
     "original_size": "SDXL's micro-conditioning, (height, width), with `crops_coords_top_left` and "
     "`target_size`; their `negative_` forms for the negative prompt.",
     "aesthetic_score": "The refiner's, from 0 to 10; `negative_aesthetic_score` likewise.",

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from diffusax.checkpoints.files import numbered
+from diffusax.checkpoints.multi_adapter import MultiAdapter
+from diffusax.models.t2i_adapter import check_alike
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.placement import put_params
-from diffusax.pipelines.plan import control_names
 
 _EXAMPLES = {"scheduler": "EulerDiscreteScheduler", "tokenizer": "CLIPTokenizer"}
 
@@ -28,9 +30,10 @@ class ComponentAttribute:
                 return parts.scheduler
             case "tokenizer":
                 return parts.tokenizers.get(name)
-            case "controlnet":
-                nets = [parts.models[n] for n in parts.controlnets]
-                return nets[0] if len(nets) == 1 else MultiControlNetModel(nets)
+            case "controlnet" | "t2i_adapter" as role:
+                nets = [parts.models[n] for n in parts.of_role(role)]
+                several = MultiAdapter if role == "t2i_adapter" else MultiControlNetModel
+                return nets[0] if len(nets) == 1 else several(nets)
         return parts.models.get(name)
 
     def __set__(self, pipe: Any, value: Any) -> None:
@@ -48,20 +51,23 @@ class ComponentAttribute:
                 parts.tokenizers.pop(name, None)
             case "tokenizer":
                 parts.tokenizers[name] = self._checked(value)
-            case "controlnet":
-                self._set_controlnets(parts, value)
+            case "controlnet" | "t2i_adapter":
+                self._set_numbered(parts, value)
             case _ if value is None and self.component.optional:
                 _remove_model(parts, name)
             case _:
                 self._set_model(parts, name, value)
 
-    def _set_controlnets(self, parts: Any, value: Any) -> None:
-        nets = value.nets if isinstance(value, MultiControlNetModel) else as_list(value)
-        for name in parts.controlnets:
+    def _set_numbered(self, parts: Any, value: Any) -> None:
+        own, role = self.component.name, self.component.role
+        nets = _several(value)
+        if role == "t2i_adapter":
+            _check_t2i_adapters(nets)
+        for name in parts.of_role(role):
             _remove_model(parts, name)
         if not nets:
-            raise ValueError("controlnet is an empty list; give at least one")
-        for name, net in zip(control_names(len(nets)), nets):
+            raise ValueError(f"{own} is an empty list; give at least one")
+        for name, net in zip(numbered(own, len(nets)), nets):
             self._set_model(parts, name, net)
 
     def _set_model(self, parts: Any, name: str, value: Any) -> None:
@@ -80,6 +86,25 @@ class ComponentAttribute:
         raise ValueError(
             f"{name} must be a {kind.__name__}, as {example} gives (got {type(value).__name__})"
         )
+
+
+def _several(value: Any) -> list[Any]:
+    """Returns the networks in a list, in what joins several, or a single one."""
+    if isinstance(value, MultiControlNetModel):
+        return value.nets
+    return value.adapters if isinstance(value, MultiAdapter) else as_list(value)
+
+
+def _check_t2i_adapters(nets: list[Any]) -> None:
+    """Raises ValueError unless all are T2IAdapters whose maps can be added up."""
+    for net in nets:
+        found = getattr(net, "class_name", type(net).__name__)
+        if found != "T2IAdapter":
+            raise ValueError(
+                "adapter must be a T2IAdapter, as T2IAdapter.from_pretrained(...) gives, or a list "
+                f"of them (got a {found})"
+            )
+    check_alike([net.config for net in nets])
 
 
 def _remove_model(parts: Any, name: str) -> None:

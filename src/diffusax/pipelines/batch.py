@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     inpainting: Inpainting
     """Its known latents, without the axis of images; a mask of ones where all is generated."""
     control: tuple[Any, ...]
-    """For each ControlNet the embedding of its image, h w c."""
+    """For each ControlNet the embedding of its image, h w c; for each T2I-Adapter its maps."""
     conditions: Any
     """The `Conditions` of its branches, k ..., without `control`."""
     table: Any = None
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
     inpainting: Inpainting
     """The known latents of each place, s ...."""
     control: tuple[Any, ...]
-    """For each ControlNet the embedded image of each place, s h w c."""
+    """For each ControlNet or T2I-Adapter the same of each place, s h w c."""
     conditions: Any
     """The `Conditions` of each lane, m ...."""
     table: Any
@@ -99,7 +99,7 @@ def entry_arrays(
     known = Inpainting(jnp.ones_like(x[..., :1]), jnp.zeros_like(x), jnp.zeros_like(x))
     if inpainting is not None:
         known = jax.tree.map(lambda x: x[index], inpainting)
-    hints = tuple(hint[index, 0] for hint in conditions.control)
+    hints = jax.tree.map(lambda hint: hint[index, 0], conditions.control)
     own = jax.tree.map(padded, conditions._replace(control=()))
     return Entry(x, noise[index], known, hints, own)
 
@@ -195,7 +195,7 @@ def advance_batch(
         adapters: s n, the weights of n adapters in each place, whose layers are among the
             parameters; None without adapters.
     """
-    hints = tuple(map(lanes.each, batch.control))
+    hints = jax.tree.map(lanes.each, batch.control)
     conditions = batch.conditions._replace(control=hints)
 
     def one(i: jax.Array, state: jax.Array) -> jax.Array:

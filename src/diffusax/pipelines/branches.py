@@ -93,7 +93,7 @@ def lane_inputs(inputs: StepInputs, branches: Branches, b: int) -> StepInputs:
     """Returns a row's inputs for each lane, as a denoiser takes them.
 
     Args:
-        inputs: the inputs of one row. control: m k r or b m k r for m ControlNets; freeu: 4 or b 4;
+        inputs: the inputs of one row. control: m k r or b m k r, see `StepInputs`; freeu: 4 or b 4;
             adapters: a or b a.
         branches: the lanes.
         b: the number of images.

@@ -12,7 +12,7 @@ from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.adapter_store import AdapterStore
-from diffusax.pipelines.families.family import Denoiser, Family
+from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
 
@@ -65,12 +65,16 @@ class Components:
     @property
     def controlnets(self) -> list[str]:
         """The names of the ControlNets, in order."""
-        return [name for name in self.models if self.family.role(name) == "controlnet"]
+        return self.of_role("controlnet")
+
+    def of_role(self, role: Role) -> list[str]:
+        """Returns the names of the models with a role, in order."""
+        return [name for name in self.models if self.family.role(name) == role]
 
     @functools.cached_property
     def denoiser(self) -> Denoiser:
-        """The denoiser that the sampler calls: the main network and its ControlNets."""
-        roles = ("denoiser", "controlnet")
+        """The denoiser that the sampler calls: the main network and those that steer it."""
+        roles = ("denoiser", *NUMBERED_ROLES)
         return self.family.denoiser(
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
         )

@@ -72,7 +72,7 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
         options |= crop_options(call, call.height or 0, call.width or 0)
     b = count_images(call)
     arrays = [to_control(p, call.height, call.width, **options) for p in per_net]
-    return tuple(_per_prompt(array, b, call.num_images_per_prompt or 1) for array in arrays)
+    return tuple(repeat_for_prompts(array, b, call.num_images_per_prompt or 1) for array in arrays)
 
 
 def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndarray:
@@ -105,8 +105,12 @@ def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndar
     return weights
 
 
-def _per_prompt(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
-    """Repeats one image for all, or one for each prompt, for the images of that prompt."""
+def repeat_for_prompts(pictures: np.ndarray, b: int, per_prompt: int) -> np.ndarray:
+    """Repeats one image for all, or one for each prompt for its images: n H W c -> b 1 H W c.
+
+    Raises:
+        ValueError: there are neither one nor as many as prompts.
+    """
     copies = b if len(pictures) == 1 else per_prompt
     if len(pictures) * copies != b:
         raise ValueError(

@@ -7,12 +7,12 @@ from typing import Any
 from jax.sharding import Mesh
 
 from diffusax.checkpoints import load_network, read_model_index, save_network
-from diffusax.checkpoints.files import fitting_variant
+from diffusax.checkpoints.files import fitting_variant, numbered_folders
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
 from diffusax.files import load_json, write_json
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.families.family import CONTROLNET
+from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import scheduler_from_config
 
@@ -22,7 +22,7 @@ WITHOUT_MEANING = frozenset(
     ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
 )
 """The arguments of diffusers' from_pretrained that are accepted and change nothing."""
-
+_SEVERAL = {"controlnet": "MultiControlNetModel", "t2i_adapter": "MultiAdapter"}
 
 CLASSES: dict[str, Any] = {}
 """The classes of pipelines by name; each is added when it is defined."""
@@ -102,12 +102,12 @@ def load_components(
             kind = vae_dtype if own else dtype
             place = component_mesh(device, role) if isinstance(device, Mesh) else device
             options = {"dtype": kind, "device": place}
-            names = [name]
-            if role == "controlnet":
-                names = sorted(p.name for p in folder.glob(f"{name}*") if p.is_dir()) or names
+            paths = [folder / name]
+            if role in NUMBERED_ROLES:
+                paths = numbered_folders(folder / name) or paths
             models = [
-                load_network(folder / n, variant=fitting_variant(folder / n, variant), **options)
-                for n in names
+                load_network(path, variant=fitting_variant(path, variant), **options)
+                for path in paths
             ]
             loaded[name] = models if len(models) > 1 else models[0]
     return loaded
@@ -137,9 +137,10 @@ def save_components(
     for name, tokenizer in parts.tokenizers.items():
         tokenizer.save(folder / name)
         listed[name] = ("transformers", type(tokenizer).__name__)
-    if len(nets := parts.controlnets) > 1:
-        listed = {k: v for k, v in listed.items() if k not in nets}
-        listed[CONTROLNET.name] = ("diffusers", "MultiControlNetModel")
+    for several in (CONTROLNET, T2I_ADAPTER):
+        if len(names := parts.of_role(several.role)) > 1:
+            listed = {k: v for k, v in listed.items() if k not in names}
+            listed[several.name] = ("diffusers", _SEVERAL[several.role])
     name = parts.family.scheduler_name
     (folder / name).mkdir(parents=True, exist_ok=True)
     write_json(folder / name / "scheduler_config.json", parts.scheduler.to_config())

@@ -220,7 +220,8 @@ class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
                 `diffusax.runtime.mesh.make_mesh`. By default every device of this process generates
                 its share of the images, with a copy of the parameters.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
-                `scheduler=`, `controlnet=` a model or a list), or None for optional ones.
+                `scheduler=`, `controlnet=` or `adapter=` a model or a list), or None for optional
+                ones.
 
         Raises:
             ValueError: the checkpoint cannot be found or read; says which file and why.

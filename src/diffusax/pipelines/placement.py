@@ -4,7 +4,7 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
-from diffusax.pipelines.families.family import Role
+from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan import Plan
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.mesh import tree_sharding
@@ -13,10 +13,10 @@ from diffusax.runtime.mesh import tree_sharding
 def component_mesh(mesh: Mesh, role: Role) -> Mesh:
     """Returns the part of the mesh on which a component of this role lies.
 
-    Denoisers and ControlNets use the whole mesh. Other components process the images of their own
-    process, on the devices of that process.
+    Denoisers, ControlNets and T2I-Adapters use the whole mesh. Other components process the images
+    of their own process, on the devices of that process.
     """
-    return mesh if role in ("denoiser", "controlnet") else mesh.local_mesh
+    return mesh if role in ("denoiser", *NUMBERED_ROLES) else mesh.local_mesh
 
 
 def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:

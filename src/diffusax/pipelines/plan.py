@@ -62,10 +62,10 @@ class Conditions(NamedTuple):
     added: dict[str, Any] | None = None
     """Further inputs of the family's network by name, b k d each."""
     control: tuple[Any, ...] = ()
-    """One array for each ControlNet: its images, b 1 H W 3 in [0, 1], or their embeddings, b 1 h w
-    c.
+    """One entry for each ControlNet or T2I-Adapter: its images, b 1 H W c in [0, 1], or what the
+    denoiser's `embed` makes of them: an array b 1 h w c, or an adapter's maps, a tuple of such.
 
-    The compiled programs take the embeddings, which the denoiser's `embed` computes.
+    The compiled programs take what `embed` returns.
     """
 
 
@@ -74,9 +74,10 @@ class StepInputs(NamedTuple):
 
     A row's values may be one per image. The arrays have an axis of n rows first. weights: n k-1,
     the weights of guidance. rescale: n, the strength of guidance rescaling. control: n m k r, the
-    scale of each of the r residuals of each of m ControlNets in each branch; None without
-    ControlNets. freeu: n 4, the numbers of `FreeU`; None without it. adapters: n b a, the weight of
-    each of a adapters in each image, or n a where the images agree; None without adapters.
+    scale of each of the r residuals of each of m ControlNets in each branch, or of all maps of a
+    T2I-Adapter, the first of r; None without either. freeu: n 4, the numbers of `FreeU`; None
+    without it. adapters: n b a, the weight of each of a adapters in each image, or n a where the
+    images agree; None without adapters.
     """
 
     weights: Any
@@ -153,8 +154,3 @@ class PreparedRun:
     """The adapters of the call by component, on the devices; None where it has none."""
     adapter_order: tuple[Any, ...] = ()
     """The call's adapters (`Adapter`) in the order of the columns of `StepInputs.adapters`."""
-
-
-def control_names(count: int) -> tuple[str, ...]:
-    """Returns the component names of `count` ControlNets: controlnet, controlnet_1, and so on."""
-    return tuple("controlnet" if i == 0 else f"controlnet_{i}" for i in range(count))

@@ -11,6 +11,7 @@ from diffusax.interop.torch.networks import ALTERNATIVE
 from diffusax.models.network import parse_dtype
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.families import Component
+from diffusax.pipelines.families.family import NUMBERED_ROLES
 from diffusax.pipelines.loading import CLASSES, fitting_class
 from diffusax.pipelines.pipeline import CONVERTERS
 from diffusax.pipelines.placement import component_mesh
@@ -70,7 +71,9 @@ def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any)
     if role == "tokenizer":
         return _tokenizer(part, value)
     place = component_mesh(devices, role) if isinstance(devices, Mesh) else devices
-    several = list(value.nets) if role == "controlnet" and hasattr(value, "nets") else [value]
+    several = [value]
+    if role in NUMBERED_ROLES:
+        several = list(getattr(value, "nets", None) or getattr(value, "adapters", None) or several)
     options = {"dtype": dtype, "device": place, "factor": getattr(pipe, "vae_scale_factor", 8)}
     models = [to_model(name, module, **options) for module in several]
     return models if len(models) > 1 else models[0]

@@ -96,6 +96,7 @@ class TorchUNet(TorchNetwork):
         added_cond: dict[str, jax.Array] | None = None,
         down_block_additional_residuals: Any = None,
         mid_block_additional_residual: jax.Array | None = None,
+        down_intrablock_additional_residuals: Any = None,
         freeu: jax.Array | None = None,
         gradient_checkpointing: str = "none",
         **conditions: jax.Array | None,
@@ -110,11 +111,13 @@ class TorchUNet(TorchNetwork):
                 "FreeU is turned on with the PyTorch UNet's own enable_freeu, before from_torch"
             )
         dtype = dtype_of(params)
-        down = down_block_additional_residuals
+        down, maps = down_block_additional_residuals, down_intrablock_additional_residuals
         more: dict[str, Any] = {
             **conditions,
             "down_block_additional_residuals": None if down is None else tuple(map(_chw, down)),
             "mid_block_additional_residual": _chw(mid_block_additional_residual),
+            # The module takes them out of the list one by one.
+            "down_intrablock_additional_residuals": None if maps is None else list(map(_chw, maps)),
         }
         more = _cast({name: x for name, x in more.items() if x is not None}, dtype)
         if added_cond is not None:

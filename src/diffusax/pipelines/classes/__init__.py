@@ -22,10 +22,15 @@ from diffusax.pipelines.classes.stable_diffusion_xl import (
     StableDiffusionXLInstructPix2PixPipeline,
     StableDiffusionXLPipeline,
 )
+from diffusax.pipelines.classes.t2i_adapter import (
+    StableDiffusionAdapterPipeline,
+    StableDiffusionXLAdapterPipeline,
+)
 
 __all__ = [
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
+    "StableDiffusionAdapterPipeline",
     "StableDiffusionControlNetImg2ImgPipeline",
     "StableDiffusionControlNetInpaintPipeline",
     "StableDiffusionControlNetPipeline",
@@ -33,6 +38,7 @@ __all__ = [
     "StableDiffusionInpaintPipeline",
     "StableDiffusionInstructPix2PixPipeline",
     "StableDiffusionPipeline",
+    "StableDiffusionXLAdapterPipeline",
     "StableDiffusionXLControlNetImg2ImgPipeline",
     "StableDiffusionXLControlNetInpaintPipeline",
     "StableDiffusionXLControlNetPipeline",

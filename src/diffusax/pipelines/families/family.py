@@ -13,8 +13,18 @@ from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
 from diffusax.samplers import Scheduler
 
-Role = Literal["denoiser", "controlnet", "text_encoder", "tokenizer", "autoencoder", "scheduler"]
+Role = Literal[
+    "denoiser",
+    "controlnet",
+    "t2i_adapter",
+    "text_encoder",
+    "tokenizer",
+    "autoencoder",
+    "scheduler",
+]
 """The role of a component, which decides how it is loaded, placed, saved and compiled."""
+NUMBERED_ROLES: tuple[Role, ...] = ("controlnet", "t2i_adapter")
+"""The roles of components that may be several networks: controlnet, controlnet_1 and so on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +44,8 @@ class Component:
 
 CONTROLNET = Component("controlnet", "controlnet")
 """The component for the ControlNets of a pipeline, one or several."""
+T2I_ADAPTER = Component("adapter", "t2i_adapter")
+"""The component for the T2I-Adapters of a pipeline, one or several."""
 
 
 class Denoiser(Protocol):
@@ -69,8 +81,10 @@ class Denoiser(Protocol):
 
     def embed(
         self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[jax.Array, ...]:
-        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each.
+    ) -> tuple[Any, ...]:
+        """Computes once per run what follows from images alone, b 1 H W c in [0, 1] each.
+
+        Returns b 1 h w c for each ControlNet, then a tuple of such maps for each T2I-Adapter.
 
         weights: the weights of a adapters, b a; it is given only in calls with adapters.
         """
@@ -133,7 +147,7 @@ class Family:
     the guidance scale of each image.
     """
     denoiser: Callable[[Mapping[str, Network]], Denoiser]
-    """A function (networks of the denoiser and the ControlNets by name) -> Denoiser."""
+    """A function (networks of the denoiser and those that steer it by name) -> Denoiser."""
     latents: Callable[[Any], LatentFormat] = LatentFormat.of
     """A function (the autoencoder's config) -> LatentFormat."""
     schedule_options: Callable[..., dict[str, Any]] | None = None
@@ -171,8 +185,8 @@ class Family:
         return tuple(c.name for c in self.components if c.role in roles)
 
     def role(self, name: str) -> Role:
-        """The role of a component, ControlNets and numbered ones (controlnet_1) among them."""
-        known = {c.name: c.role for c in (*self.components, CONTROLNET)}
+        """The role of a component, also of those that steer, and numbered ones (controlnet_1)."""
+        known = {c.name: c.role for c in (*self.components, CONTROLNET, T2I_ADAPTER)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
     @functools.cached_property

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.checkpoints.files import numbered
 from diffusax.models.adapters import Adapters
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import Network, Params
+from diffusax.models.t2i_adapter import weigh_maps
 from diffusax.pipelines.guidance import apply_guidance
-from diffusax.pipelines.plan import Conditions, StepInputs, control_names
+from diffusax.pipelines.plan import Conditions, StepInputs
 from diffusax.runtime.mesh import Rules
 
 CALLBACK_TENSORS = {
@@ -28,21 +30,26 @@ _embed_scales = jax.jit(guidance_scale_embedding, static_argnums=1)
 
 @dataclasses.dataclass(frozen=True)
 class UNetDenoiser:
-    """A UNet and its ControlNets, if any. It is hashable and holds no arrays."""
+    """A UNet with its ControlNets and T2I-Adapters. It is hashable and holds no arrays."""
 
     unet: Network
     controlnets: tuple[Network, ...] = ()
+    t2i_adapters: tuple[Network, ...] = ()
 
     @classmethod
     def of(cls, networks: Mapping[str, Network]) -> "UNetDenoiser":
         """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        nets = (networks[n] for n in control_names(len(networks) - 1))
-        return cls(networks["unet"], tuple(nets))
+
+        def beside(name: str) -> tuple[Network, ...]:
+            names = (n for n in numbered(name, len(networks)) if n in networks)
+            return tuple(networks[n] for n in names)
+
+        return cls(networks["unet"], beside("controlnet"), beside("adapter"))
 
     @functools.cached_property
     def components(self) -> tuple[str, ...]:
         """The names of the components whose parameters it reads."""
-        return ("unet", *control_names(len(self.controlnets)))
+        return ("unet", *self._control_names, *self._adapter_names)
 
     @functools.cached_property
     def in_channels(self) -> int:
@@ -76,23 +83,38 @@ class UNetDenoiser:
         """The number of residuals of each ControlNet: one per down block, and the middle's."""
         return len(self.controlnets[0].shapes["controlnet_down_blocks"]) + 1
 
+    @functools.cached_property
+    def _control_names(self) -> tuple[str, ...]:
+        return numbered("controlnet", len(self.controlnets))
+
+    @functools.cached_property
+    def _adapter_names(self) -> tuple[str, ...]:
+        return numbered("adapter", len(self.t2i_adapters))
+
     def embed(
         self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[jax.Array, ...]:
-        """Embeds the ControlNets' images, once per run: b 1 H W 3 in [0, 1] -> b 1 h w c each.
+    ) -> tuple[Any, ...]:
+        """Embeds the images of ControlNets and computes the maps of T2I-Adapters, once per run.
 
-        weights: the weights of a adapters, b a.
+        Args:
+            params: the parameters by component.
+            images: b 1 H W c in [0, 1] for each ControlNet, then for each T2I-Adapter.
+            weights: the weights of a low-rank adapters, b a.
         """
-        names = control_names(len(self.controlnets))
-        return tuple(
+        hints: list[Any] = [
             net.apply(
                 params[name],
                 image[:, 0],
                 method="embed_condition",
                 **_adapters(params, name, weights),
             )[:, None]
-            for net, name, image in zip(self.controlnets, names, images, strict=True)
-        )
+            for net, name, image in zip(self.controlnets, self._control_names, images)
+        ]
+        steering = images[len(self.controlnets) :]
+        for net, name, image in zip(self.t2i_adapters, self._adapter_names, steering, strict=True):
+            maps = net.apply(params[name], image[:, 0])
+            hints.append(tuple(x[:, None] for x in maps))
+        return tuple(hints)
 
     def __call__(
         self,
@@ -108,7 +130,7 @@ class UNetDenoiser:
 
         Args:
             params: the parameters by component: unet, controlnet, controlnet_1 and so on, and
-                under "adapters" their adapters' layers.
+                under "adapters" their low-rank adapters' layers.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
@@ -124,6 +146,7 @@ class UNetDenoiser:
         options["gradient_checkpointing"] = gradient_checkpointing
         inputs = inputs or StepInputs(None, None)
         more = self._residuals(params, x, timestep, conditions, inputs, options)
+        more |= self._maps(conditions, inputs)
         more |= _adapters(params, "unet", inputs.adapters)
         if inputs.freeu is not None:
             more["freeu"] = inputs.freeu
@@ -145,8 +168,8 @@ class UNetDenoiser:
         options: dict[str, Any],
     ) -> dict[str, Any]:
         total: list[jax.Array] = []
-        names = control_names(len(self.controlnets))
-        for m, (net, name, hint) in enumerate(zip(self.controlnets, names, conditions.control)):
+        given = zip(self.controlnets, self._control_names, conditions.control)
+        for m, (net, name, hint) in enumerate(given):
             own = {**options, **_adapters(params, name, inputs.adapters)}
             residuals = net.apply(
                 params[name], x, timestep, conditions.context, cond_embedding=hint, **own
@@ -161,6 +184,15 @@ class UNetDenoiser:
             "down_block_additional_residuals": total[:-1],
             "mid_block_additional_residual": total[-1],
         }
+
+    def _maps(self, conditions: Conditions, inputs: StepInputs) -> dict[str, Any]:
+        """Returns the weighted sum of the T2I-Adapters' maps as an argument of the UNet."""
+        maps = conditions.control[len(self.controlnets) :]
+        if not maps:
+            return {}
+        assert inputs.control is not None
+        scales = inputs.control[:, len(self.controlnets) :, 0]
+        return {"down_intrablock_additional_residuals": weigh_maps(maps, scales)}
 
 
 def _adapters(params: Params, name: str, weights: Any) -> dict[str, Adapters]:
