@@ -11,10 +11,6 @@ _LORA = (
     "merge the LoRA once with load_lora_weights(...), fuse_lora(), unload_lora_weights() and "
     f"{_SAVE}"
 )
-_EMBEDDING = (
-    "diffusax loads no textual inversions: call load_textual_inversion(...) and "
-    f"{_SAVE}, whose tokenizer and text encoder then hold the new words"
-)
 _IP_ADAPTER = (
     "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
     "after diffusax.torch.compile(pipe), see docs/torch.md"
@@ -54,7 +50,6 @@ PIPELINE = _hints(
             "get_list_adapters enable_lora disable_lora enable_lora_hotswap "
             "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
-        _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
         _IP_ADAPTER: _words(
             "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
             "prepare_ip_adapter_image_embeds"

@@ -97,13 +97,18 @@ class GenerateMany(Drawing, offline.Settings):
 
     def source(self) -> dict[str, Any]:
         """Returns the checkpoint and options that the pipeline is loaded from."""
-        return {"model": self.model, "variant": self.variant, "revision": self.revision}
+        source = {"model": self.model, "variant": self.variant, "revision": self.revision}
+        return {
+            **source,
+            **({"embeddings": list(map(str, self.embeddings))} if self.embeddings else {}),
+        }
 
     def load(self) -> Any:
         """Loads the pipeline. Its sampler is the option's, which lines may override."""
         pipe = diffusax.AutoPipelineForText2Image.from_pretrained(self.model, **self.loading())
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        self.load_embeddings(pipe)
         if self.compiled is not None:
             pipe.load_compiled(self.compiled)
         return pipe

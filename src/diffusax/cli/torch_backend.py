@@ -13,6 +13,7 @@ _NATIVE_ONLY = (
     "vae_dtype",
     "compiled",
     "controlnet",
+    "embeddings",
     "clip_skip",
     "long_prompt",
     "prompt_weighting",
