@@ -85,8 +85,9 @@ class TextualInversion:
         )
         asked = _chosen(self.parts, tokenizer, text_encoder)
         words = _by_encoder(self.parts, found, asked)
+        sources = {embedding.token: embedding.source for embedding in found}
         for component, own in words:
-            _check_words(self.parts, component, own)
+            _check_words(self.parts, component, own, sources)
         for component, own in words:
             _add(self.parts, component, own)
 
@@ -189,8 +190,13 @@ def _by_encoder(
     return [(component, words[component.name]) for component in asked if words[component.name]]
 
 
-def _check_words(parts: Components, component: Component, words: Words) -> None:
-    """Raises ValueError where words or their vectors do not fit a text encoder."""
+def _check_words(
+    parts: Components, component: Component, words: Words, sources: Mapping[str, str]
+) -> None:
+    """Raises ValueError where words or their vectors do not fit a text encoder.
+
+    sources: the names of what the words were read from.
+    """
     model, tokenizer = parts.models[component.name], parts.tokenizers[component.tokenizer]
     width, room = model.config.hidden_size, tokenizer.model_max_length - 2
     names = {name.lower(): name for name in tokenizer.words}
@@ -199,14 +205,14 @@ def _check_words(parts: Components, component: Component, words: Words) -> None:
         if vectors.shape[1] != width:
             trained = _TRAINED_FOR.get(vectors.shape[1])
             raise ValueError(
-                f"the embedding of {word!r} has {vectors.shape[1]} numbers in each vector"
+                f"{sources[word]} has {vectors.shape[1]} numbers in each vector of {word!r}"
                 + (f", as for {trained}," if trained else "")
                 + f" but {component.name} takes {width}; use one that was trained for this model"
             )
         if len(vectors) > room:
             raise ValueError(
-                f"the embedding of {word!r} has {len(vectors)} vectors, but {component.name} reads "
-                f"at most {room} tokens at once; use one of fewer vectors"
+                f"{sources[word]} has {len(vectors)} vectors of {word!r}, but {component.name} "
+                f"reads at most {room} tokens at once; use an embedding of fewer vectors"
             )
         own = _names(word, len(vectors))
         base, _, number = word.rpartition("_")
@@ -214,8 +220,8 @@ def _check_words(parts: Components, component: Component, words: Words) -> None:
         taken = [n for n in (*own, f"{word}_{len(own)}") if n in vocabulary or n.lower() in names]
         for name in (*taken, *joined):
             raise ValueError(
-                f"token {word!r} cannot be added, as {component.tokenizer} has {name!r} already; "
-                "give another token=, or remove the other with unload_textual_inversion"
+                f"token {word!r} of {sources[word]} cannot be added, as {component.tokenizer} has "
+                f"{name!r} already; give another token=, or unload_textual_inversion the other"
             )
         names |= {name.lower(): name for name in own}
 

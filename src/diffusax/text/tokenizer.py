@@ -107,6 +107,8 @@ class CLIPTokenizer:
 
         A word of several embeddings gives all its ids.
         """
+        if not self.parts:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
         return [token.id for token in self._encode(text)]
 
     def fit(self, text: str, n: int) -> tuple[list[int], str]:
