@@ -146,7 +146,9 @@ def test_one_text_encoder_of_sdxl_at_a_time(tiny_checkpoints):
     pipe.load_textual_inversion(pair, token="<b>", text_encoder=encoder)
     pipe.load_textual_inversion({"<c>": pair["clip_l"]})
     assert (list(pipe.tokenizer.words), list(pipe.tokenizer_2.words)) == (["<c>"], ["<a>", "<b>"])
-    with pytest.raises(ValueError, match=r"has 24 numbers .* text_encoder takes 32; use one"):
+    with pytest.raises(
+        ValueError, match=r"text_encoder takes 32; give text_encoder=pipe\.text_encoder_2"
+    ):
         pipe.load_textual_inversion({"<d>": pair["clip_g"]})
     with pytest.raises(ValueError, match="tokenizer must be this pipeline's tokenizer or tokeni"):
         pipe.load_textual_inversion({"<d>": pair["clip_g"]}, tokenizer=tokenizer)
@@ -186,6 +188,8 @@ def test_a_table_of_many_words_grows_once_more(bare):
     bare.load_textual_inversion([{f"<w{i}>": vectors(70, seed=i)} for i in range(4)])
     assert len(table(bare)) == VOCABULARY + 2 * ROWS
     np.testing.assert_array_equal(table(bare)[VOCABULARY + 70], vectors(1, seed=1)[0])
+    with pytest.raises(TypeError, match="no argument 'tokens'"):
+        bare.load_textual_inversion({"<x>": vectors(1)}, tokens="<y>")
     bare.unload_textual_inversion(["<w0>", "<w2>"])
     assert len(table(bare)) == VOCABULARY + ROWS
     np.testing.assert_array_equal(table(bare)[VOCABULARY : VOCABULARY + 70], vectors(70, seed=1))
@@ -259,13 +263,21 @@ def test_repositories(hub, bare, tmp_path):
 @pytest.mark.parametrize(
     ("given", "token", "message"),
     [
-        ({"<x>": vectors(1, 1024)}, None, "1024 numbers .* as for Stable Diffusion 2, but text_en"),
-        ({"<x>": vectors(1, 7)}, None, "has 7 numbers in each vector of '<x>' but text_encoder"),
+        (
+            {"<x>": vectors(1, 1024)},
+            None,
+            "1024 numbers .* takes 32; .* this one is for Stable Diffusion 2",
+        ),
+        (
+            {"<x>": vectors(1, 7)},
+            None,
+            "has 7 numbers in each vector of '<x>', but text_encoder ta",
+        ),
         ({"<x>": vectors(76)}, None, "has 76 vectors of '<x>', but text_encoder reads at most 75"),
         ({"<x>": vectors(1001)}, None, "has 1001 vectors for one word"),
         ({"<old>": TABLE}, None, "token '<old>' of the dictionary cannot be added, as tokenizer"),
         ({"<OLD>": TABLE}, None, "tokenizer has '<old>' already"),
-        ({"<old>_2": TABLE}, None, "'<old>_2' .* cannot be added, as tokenizer has '<old>' alr"),
+        ({"<old>_1": TABLE}, None, "'<old>_1' .* cannot be added, as tokenizer has '<old>' alr"),
         ({"cat": TABLE}, None, "tokenizer has 'cat' already; give another token="),
         ({"<x>": TABLE, "<X>": TABLE}, None, "tokenizer has '<x>' already"),
         ([{"<x>": TABLE}, {"<x>": TABLE}], None, "token '<x>' is there twice"),

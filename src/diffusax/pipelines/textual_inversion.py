@@ -14,6 +14,7 @@ from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.placement import device_of, on_host
+from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.text.words import names_of
 
 _TRAINED_FOR = {
@@ -22,6 +23,8 @@ _TRAINED_FOR = {
     1280: "the second text encoder of Stable Diffusion XL",
 }
 """The models whose embeddings have as many numbers, for errors."""
+
+_IGNORED = {"force_download", "proxies", "mirror", "use_safetensors"}
 
 Words = dict[str, np.ndarray]
 """Words with their embeddings, n d."""
@@ -68,12 +71,16 @@ class TextualInversion:
             hf_token: the token for a private or gated repository.
             cache_dir: the folder of downloads, instead of the one in HF_HOME.
             local_files_only: whether to use only files that were downloaded before.
-            **ignored: further arguments of diffusers, which have no meaning here.
+            **ignored: force_download, proxies, mirror and use_safetensors, which diffusers has and
+                which have no meaning here.
 
         Raises:
             ValueError: a file is missing, a pickle or no embedding, its vectors do not fit the text
                 encoder, or a word is in the vocabulary already; nothing is loaded then.
+            TypeError: there is no such argument.
         """
+        if unknown := set(ignored) - _IGNORED:
+            raise TypeError(f"load_textual_inversion() has no argument {unknown.pop()!r}")
         hub = {"revision": revision, "token": hf_token, "cache_dir": cache_dir}
         found = read_embeddings(
             pretrained_model_name_or_path,
@@ -152,7 +159,8 @@ def _chosen(parts: Components, tokenizer: Any, text_encoder: Any) -> list[Compon
         names = [c.tokenizer if text_encoder is None else c.name for c in known]
         raise ValueError(f"{name} must be this pipeline's {' or '.join(names)}, as it is now")
     for component in found:
-        if not has_table(parts.models[component.name]):
+        known_kind = isinstance(parts.tokenizers[component.tokenizer], CLIPTokenizer)
+        if not known_kind or not has_table(parts.models[component.name]):
             raise ValueError(
                 f"{component.name} is no CLIP text encoder of diffusax's own; load the embedding "
                 "in the PyTorch pipeline, and convert that"
@@ -203,11 +211,9 @@ def _check_words(
     vocabulary = tokenizer.tokenizer.get_vocab()
     for word, vectors in words.items():
         if vectors.shape[1] != width:
-            trained = _TRAINED_FOR.get(vectors.shape[1])
             raise ValueError(
-                f"{sources[word]} has {vectors.shape[1]} numbers in each vector of {word!r}"
-                + (f", as for {trained}," if trained else "")
-                + f" but {component.name} takes {width}; use one that was trained for this model"
+                f"{sources[word]} has {vectors.shape[1]} numbers in each vector of {word!r}, but "
+                f"{component.name} takes {width}; {_mend(parts, vectors.shape[1])}"
             )
         if len(vectors) > room:
             raise ValueError(
@@ -215,15 +221,27 @@ def _check_words(
                 f"reads at most {room} tokens at once; use an embedding of fewer vectors"
             )
         own = _names(word, len(vectors))
-        base, _, number = word.rpartition("_")
-        joined = {base} if number.isdecimal() and base.lower() in names else set[str]()
+        base = word.lower().rpartition("_")[0]
+        # It would be read as a later embedding of that word.
+        joins = base in names and word.lower() == f"{base}_{len(names_of(base, names))}"
         taken = [n for n in (*own, f"{word}_{len(own)}") if n in vocabulary or n.lower() in names]
-        for name in (*taken, *joined):
+        for name in [*taken, *([names[base]] if joins else [])]:
             raise ValueError(
                 f"token {word!r} of {sources[word]} cannot be added, as {component.tokenizer} has "
                 f"{name!r} already; give another token=, or unload_textual_inversion the other"
             )
         names |= {name.lower(): name for name in own}
+
+
+def _mend(parts: Components, width: int) -> str:
+    """Returns what to do with an embedding of this width that does not fit."""
+    for component in parts.family.text_encoders:
+        model = parts.models.get(component.name)
+        if model is not None and getattr(model.config, "hidden_size", None) == width:
+            return f"give text_encoder=pipe.{component.name}, which does"
+    trained = _TRAINED_FOR.get(width)
+    other = "" if trained is None else f", as this one is for {trained}"
+    return f"use one that was trained for this model{other}"
 
 
 def _names(word: str, count: int) -> list[str]:

@@ -5,7 +5,7 @@ loaders/textual_inversion.py). In a text the word alone stands for all of them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -35,7 +35,7 @@ def following_ids(words: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def names_of(word: str, words: Mapping[str, int]) -> list[str]:
+def names_of(word: str, words: Container[str]) -> list[str]:
     """Returns the names of a word's embeddings among the words: word, word_1, word_2, ... ."""
     names = [word]
     while (name := f"{word}_{len(names)}") in words:
