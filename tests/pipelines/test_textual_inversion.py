@@ -146,9 +146,7 @@ def test_one_text_encoder_of_sdxl_at_a_time(tiny_checkpoints):
     pipe.load_textual_inversion(pair, token="<b>", text_encoder=encoder)
     pipe.load_textual_inversion({"<c>": pair["clip_l"]})
     assert (list(pipe.tokenizer.words), list(pipe.tokenizer_2.words)) == (["<c>"], ["<a>", "<b>"])
-    with pytest.raises(
-        ValueError, match=r"text_encoder takes 32; give text_encoder=pipe\.text_encoder_2"
-    ):
+    with pytest.raises(ValueError, match=r"takes 32; give text_encoder=pipe\.text_encoder_2"):
         pipe.load_textual_inversion({"<d>": pair["clip_g"]})
     with pytest.raises(ValueError, match="tokenizer must be this pipeline's tokenizer or tokeni"):
         pipe.load_textual_inversion({"<d>": pair["clip_g"]}, tokenizer=tokenizer)
@@ -266,12 +264,12 @@ def test_repositories(hub, bare, tmp_path):
         (
             {"<x>": vectors(1, 1024)},
             None,
-            "1024 numbers .* takes 32; .* this one is for Stable Diffusion 2",
+            "1024 numbers .* this one is for Stable Diffusion 2",
         ),
         (
             {"<x>": vectors(1, 7)},
             None,
-            "has 7 numbers in each vector of '<x>', but text_encoder ta",
+            "has 7 numbers in each vector of '<x>', but text_encoder",
         ),
         ({"<x>": vectors(76)}, None, "has 76 vectors of '<x>', but text_encoder reads at most 75"),
         ({"<x>": vectors(1001)}, None, "has 1001 vectors for one word"),
