@@ -400,9 +400,12 @@ def test_weights_and_long_prompts(bare):
     assert (len(cat), len(style)) == (3, 2)
     assert tokenize("<cat> <cat>_1 <cat>_2") == cat
     assert tokenize("<cat>_1") == cat[1:2]
+    spelled = "<cat> <cat>_1 <cat>_2"
+    converted = bare.maybe_convert_prompt(["<cat> <cat>, a dog", "a <CAT>"], bare.tokenizer)
+    assert converted == [f"{spelled} {spelled}, a dog", "a <CAT> <cat>_1 <cat>_2"]
     prompt = r"a (<cat>:1.3) in style_\(x\)"
-    spelled = prompt.replace("<cat>", "<cat> <cat>_1 <cat>_2")
-    one, other = (bare.encode_prompt(p, prompt_weighting=True)[0] for p in (prompt, spelled))
+    texts = prompt, prompt.replace("<cat>", spelled)
+    one, other = (bare.encode_prompt(text, prompt_weighting=True)[0] for text in texts)
     np.testing.assert_array_equal(one, other)
     found = tokenize_prompts(bare.tokenizer, prompt, weighting=True)
     ids, weights = found.input_ids[0, 0], found.weights[0, 0]
