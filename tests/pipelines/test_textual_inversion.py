@@ -136,6 +136,7 @@ def test_pictures_of_sdxl(xl_pair):
     xl_pair.check(prompt="a dog in style>", negative_prompt="a style> cat", num_inference_steps=2)
 
 
+@pytest.mark.slow
 def test_one_text_encoder_of_sdxl_at_a_time(tiny_checkpoints):
     pipe = loaded(tiny_checkpoints, "xl")
     tokenizer, encoder = pipe.tokenizer_2, pipe.text_encoder_2
@@ -161,7 +162,7 @@ def test_another_word_compiles_nothing(pipe):
     programs = pipe.text_encoder.network
     pipe.load_textual_inversion({"<cat>": vectors(2)})
     first = pipe("a <cat>", **CALL).images
-    assert table(pipe).shape[0] == -(-VOCABULARY // ROWS + 1) * ROWS
+    assert table(pipe).shape[0] == (VOCABULARY // ROWS + 1) * ROWS
     with count_compilations() as compiled:
         pipe.load_textual_inversion([{"<dog>": vectors(75, seed=1)}, {"<hat>": vectors(8)}])
         second = pipe("a <cat>", **CALL).images
@@ -293,7 +294,7 @@ def test_repositories(hub, bare, tmp_path):
         ({}, None, "holds 0 tensors .nothing. and is no embedding"),
         ([], None, "no embedding is given"),
         ("there/is.safetensors", None, "there is no file there/is.safetensors"),
-        ("there/is.pt", None, r"could run code; .* \{'emb_params': torch.load\('is.pt', weights_o"),
+        ("there/is.pt", None, r"could run code; .*\{'emb_params': torch.load\('is.pt', weights_o"),
         ("is.bin", None, r"safetensors.torch.save_file\(torch.load\('is.bin', weights_only=True\)"),
     ],
 )
@@ -338,7 +339,8 @@ def damaged(rng, content):
             huge = int(rng.choice([2**63, 2**40, length + 1, length - 1, 0]))
             return huge.to_bytes(8, "little") + content[8:]
         case 3:
-            header[name]["shape"] = rng.choice([[2, 32], [64], [32, 2], [1, 64], [0, 3]]).tolist()
+            shapes = [[2, 32], [64], [32, 2], [1, 64], [0, 3]]
+            header[name]["shape"] = shapes[rng.integers(len(shapes))]
         case 4:
             header[name]["dtype"] = str(rng.choice(["I32", "F16", "F64", "BOOL", "F8_E4M3", "X"]))
         case 5:

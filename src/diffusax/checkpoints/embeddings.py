@@ -46,7 +46,7 @@ def read_embeddings(
     *,
     weight_name: str | None = None,
     subfolder: str | None = None,
-    **hub: Any,
+    hub: Mapping[str, Any] | None = None,
 ) -> list[Embedding]:
     """Reads embeddings.
 
@@ -57,7 +57,7 @@ def read_embeddings(
             of the file. Several words for one array n d get a vector each.
         weight_name: the file in a folder or repository.
         subfolder: the folder in a folder or repository.
-        **hub: revision, token, cache_dir, local_files_only of `hf_hub_download`.
+        hub: revision, token, cache_dir, local_files_only of `hf_hub_download`.
 
     Raises:
         ValueError: there is nothing to read or it is no embedding; says what is wrong.
@@ -66,7 +66,7 @@ def read_embeddings(
     found = []
     for entry, own in zip(entries, tokens, strict=True):
         if isinstance(entry, str | os.PathLike):
-            path = find_file(entry, weight_name=weight_name, subfolder=subfolder, **hub)
+            path = find_file(entry, weight_name=weight_name, subfolder=subfolder, hub=hub)
             name = None if path.name == FILE else path.stem
             found += _named(_read_file(path), own, name=name, source=str(path))
         elif isinstance(entry, Mapping):
@@ -96,7 +96,7 @@ def find_file(
     *,
     weight_name: str | None = None,
     subfolder: str | None = None,
-    **hub: Any,
+    hub: Mapping[str, Any] | None = None,
 ) -> Path:
     """Returns the file of an embedding, which is downloaded if it is a repository's.
 
@@ -108,7 +108,7 @@ def find_file(
         path = _in_folder(path / (subfolder or ""), weight_name)
     elif not path.is_file() and not _is_path(path_or_repo):
         _refuse_pickle(Path(weight_name or FILE))
-        path = _download(str(path_or_repo), weight_name or FILE, subfolder, hub)
+        path = _download(str(path_or_repo), weight_name or FILE, subfolder, hub or {})
     _refuse_pickle(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}; give a safetensors file, or its folder")

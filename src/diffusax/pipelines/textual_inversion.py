@@ -87,8 +87,7 @@ class TextualInversion:
             token,
             weight_name=weight_name,
             subfolder=subfolder,
-            local_files_only=local_files_only,
-            **hub,
+            hub={**hub, "local_files_only": local_files_only},
         )
         asked = _chosen(self.parts, tokenizer, text_encoder)
         words = _by_encoder(self.parts, found, asked)
@@ -224,7 +223,8 @@ def _check_words(
         base = word.lower().rpartition("_")[0]
         # It would be read as a later embedding of that word.
         joins = base in names and word.lower() == f"{base}_{len(names_of(base, names))}"
-        taken = [n for n in (*own, f"{word}_{len(own)}") if n in vocabulary or n.lower() in names]
+        wanted = (*own, f"{word}_{len(own)}")
+        taken = [names.get(n.lower(), n) for n in wanted if n in vocabulary or n.lower() in names]
         for name in [*taken, *([names[base]] if joins else [])]:
             raise ValueError(
                 f"token {word!r} of {sources[word]} cannot be added, as {component.tokenizer} has "
