@@ -81,15 +81,12 @@ def test_pictures_and_ids_are_those_of_diffusers(tiny_checkpoints, tmp_path):
         pipe.load_textual_inversion(str(tmp_path))
         pipe.load_textual_inversion({"x": ugly}, token="<ugly>")
     same_ids(pair, [*PROMPTS, *NEGATIVES])
-    prompts = {"prompt": PROMPTS, "negative_prompt": NEGATIVES}
-    pair.check(**prompts, num_inference_steps=2, seed=[1, 2])
-    plain = theirs_of(tiny_checkpoints).encode_prompt(PROMPTS[0], **ALONE)[0]
-    assert (pair.reference.encode_prompt(PROMPTS[0], **ALONE)[0] - plain).abs().max() > 0.1
+    prompts = {"prompt": PROMPTS[0], "negative_prompt": NEGATIVES[0], "num_inference_steps": 2}
+    pictures = pair.check(**prompts)
     for pipe in (pair.reference, pair.ours):
         pipe.unload_textual_inversion("<toy>")
-    same_ids(pair, PROMPTS[:1])
-    for prompt in PROMPTS:
-        same_embeddings(pair, prompt)
+    same_ids(pair, PROMPTS)
+    assert np.abs(pair.check(**prompts) - pictures).max() > 0.01
 
 
 def same_ids(pair, prompts, tokenizer="tokenizer"):
@@ -339,7 +336,8 @@ def damaged(rng, content):
             huge = int(rng.choice([2**63, 2**40, length + 1, length - 1, 0]))
             return huge.to_bytes(8, "little") + content[8:]
         case 3:
-            shapes = [[2, 32], [64], [32, 2], [1, 64], [0, 3]]
+            rows, width = header[name]["shape"]
+            shapes = [[rows * width], [width, rows], [1, rows * width], [0, width], [rows, width]]
             header[name]["shape"] = shapes[rng.integers(len(shapes))]
         case 4:
             header[name]["dtype"] = str(rng.choice(["I32", "F16", "F64", "BOOL", "F8_E4M3", "X"]))
@@ -355,21 +353,23 @@ def damaged(rng, content):
     return len(text).to_bytes(8, "little") + text + data
 
 
-def test_a_broken_file_is_one_sentence_or_a_word(bare, tmp_path):
+def test_a_broken_file_is_one_sentence_or_a_word(tmp_path):
+    """With the emoji model, whose tokenizer is small."""
+    pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
     whole, broken = tmp_path / "whole.safetensors", tmp_path / "broken.safetensors"
-    save_file({"<x>": TABLE}, whole)
+    save_file({"<x>": vectors(2, pipe.text_encoder.config.hidden_size)}, whole)
     content, refused = whole.read_bytes(), []
     for seed in range(100):
         broken.write_bytes(damaged(np.random.default_rng(seed), content))
         try:
-            bare.load_textual_inversion(broken)
+            pipe.load_textual_inversion(broken)
         except ValueError as error:
             refused.append(str(error))
         else:
-            assert bare.tokenizer.words
-            bare.unload_textual_inversion()
+            assert pipe.tokenizer.words
+            pipe.unload_textual_inversion()
     assert 60 < len(refused) < 100
-    assert not bare.tokenizer.words
+    assert not pipe.tokenizer.words
     for message in refused:
         assert "\n" not in message
         assert str(broken) in message
