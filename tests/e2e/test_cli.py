@@ -120,7 +120,7 @@ def test_embeddings_are_words_of_prompts(model, tmp_path, capsys):
     words.mkdir()
     common = ["--model", model, "--steps", 2]
     code, shown = failure(capsys, ["generate", "a", *common, "--embeddings", words])
-    assert (code, "has no .safetensors files" in shown) == (1, True)
+    assert (code, "has no .safetensors files" in shown) == (2, True)
     vectors = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
     save_file({"emb_params": vectors[:2]}, words / "style.x.safetensors")
     save_file({"<toy>": vectors[2]}, tmp_path / "learned_embeds.safetensors")

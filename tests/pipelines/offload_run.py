@@ -74,7 +74,7 @@ def one_device(folder: str) -> dict[str, Any]:
 
     pipe.load_textual_inversion({"<cat>": np.ones((2, 32), np.float32)})
     word = pipe("a <cat>", **CALL).images
-    new = diffusax.AutoencoderKL.from_pretrained(f"{folder}/vae")
+    new = diffusax.AutoencoderKL.from_pretrained(f"{folder}/vae", device=device)
     pipe.vae, was = new, pipe.vae
     found["assigned"] = isinstance(jax.tree.leaves(pipe.params["vae"])[0], np.ndarray)
     pipe.vae = was

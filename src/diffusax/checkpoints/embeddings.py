@@ -215,14 +215,16 @@ def _named(
         tensors = dict(inner) if isinstance(inner, Mapping) else {"*": inner}
     keys = list(tensors)
     if keys and set(keys) <= set(ENCODERS):
-        vectors = {ENCODERS[key]: _vectors(x, key, source) for key, x in tensors.items()}
+        vectors: dict[str | None, np.ndarray] = {
+            ENCODERS[key]: _vectors(x, key, source) for key, x in tensors.items()
+        }
         counts = {len(x) for x in vectors.values()}
         if len(counts) > 1:
             pairs = " and ".join(f"{len(tensors[key])} in {key}" for key in keys)
             raise ValueError(
                 f"{source} must have as many vectors in clip_l as in clip_g (got {pairs})"
             )
-        return [Embedding(_word(token or name, source), {**vectors}, source)]
+        return [Embedding(_word(token or name, source), vectors, source)]
     if len(keys) == 1:
         (key,) = keys
         word = token or (name if key in _NAMELESS else key)
