@@ -34,7 +34,6 @@ def test_hasattr_stays_false(pipe):
     ("name", "hint"),
     [
         ("lora_state_dict", "load_lora_weights, set_adapters, fuse_lora and their like are its"),
-        ("load_textual_inversion", "loads no textual inversions"),
         ("load_ip_adapter", "diffusax.torch.compile"),
         ("prepare_latents", "docs/functional.md"),
         ("from_single_file", "convert the file once"),
@@ -76,7 +75,6 @@ def test_every_loader_of_diffusers_has_a_hint():
 
 
 def test_words_that_diffusers_taught_are_known_here(tiny_checkpoints, tmp_path):
-    """What the hint for textual inversions says."""
     folder, _ = tiny_checkpoints.pipeline("sd")
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     torch.manual_seed(0)

@@ -10,10 +10,6 @@ _LORA = (
     "LoRAs belong to the pipeline: load_lora_weights, set_adapters, fuse_lora and their like are "
     "its methods, see docs/guides/adapters.md"
 )
-_EMBEDDING = (
-    "diffusax loads no textual inversions: call load_textual_inversion(...) and "
-    f"{_SAVE}, whose tokenizer and text encoder then hold the new words"
-)
 _IP_ADAPTER = (
     "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
     "after diffusax.torch.compile(pipe), see docs/torch.md"
@@ -50,7 +46,6 @@ PIPELINE = _hints(
         _LORA: _words(
             "lora_state_dict load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
-        _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
         _IP_ADAPTER: _words(
             "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
             "prepare_ip_adapter_image_embeds"

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
+from safetensors.numpy import save_file
 from tiny import build_stable_diffusion
 
 import diffusax
@@ -112,6 +113,26 @@ def test_options_reach_the_call(model, tmp_path):
     options |= {"height": 32, "width": 40, "num_inference_steps": 2}
     np.testing.assert_array_equal(image, pipe("(a:1.9) b", seed=3, **options).images[0])
     assert "Size: 40x32, Model: tiny, RNG: torch, Clip skip: 1, Version" in settings
+
+
+def test_embeddings_are_words_of_prompts(model, tmp_path, capsys):
+    words = tmp_path / "words"
+    words.mkdir()
+    common = ["--model", model, "--steps", 2]
+    code, shown = failure(capsys, ["generate", "a", *common, "--embeddings", words])
+    assert (code, "has no .safetensors files" in shown) == (2, True)
+    vectors = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
+    save_file({"emb_params": vectors[:2]}, words / "style.x.safetensors")
+    save_file({"<toy>": vectors[2]}, tmp_path / "learned_embeds.safetensors")
+    args = ["--embeddings", words, "--embeddings", tmp_path / "learned_embeds.safetensors"]
+    image, _ = draw(tmp_path, "generate", "a <toy> in style.x", *common, *args)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model)
+    pipe.load_textual_inversion([{"<toy>": vectors[2]}, {"style.x": vectors[:2]}])
+    expected = pipe("a <toy> in style.x", num_inference_steps=2, seed=3).images[0]
+    np.testing.assert_array_equal(image, expected)
+    options = GenerateMany(prompts=tmp_path / "x.txt", out=tmp_path, embeddings=(words,))
+    assert options.source()["embeddings"] == [str(words)]
+    assert "embeddings" not in GenerateMany(prompts=tmp_path, out=tmp_path).source()
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tyro.conf import UseAppendAction
+
 from diffusax.cli.parsing import OWN
 from diffusax.parameters import parameters_text
 from diffusax.printable import escaped
@@ -55,6 +57,9 @@ class Drawing(Options):
     lora_dir: Annotated[Path | None, OWN] = None
     """The folder with the LoRAs that prompts name: <lora:NAME:0.8> is NAME.safetensors in it, with
     a weight of 0.8."""
+    embeddings: UseAppendAction[tuple[Path, ...]] = ()
+    """Load embeddings of textual inversion: a safetensors file, or a folder of some, whose names
+    are the words for prompts; can be given several times."""
     profile: Annotated[Path | None, OWN] = None
     """Write a trace of the run to this folder, for TensorBoard or Perfetto."""
 
@@ -64,16 +69,25 @@ class Drawing(Options):
         return {name: getattr(self, name) for name in names}
 
     def prepare(self, pipe: Any) -> Any:
-        """Sets the sampler and the tiling that the options name, and returns the pipeline."""
+        """Sets what the options name: sampler, tiling, embeddings. Returns the pipeline."""
         if self.sampler is not None:
             from diffusax.samplers import scheduler_from_name
 
             pipe.scheduler = scheduler_from_name(self.sampler, pipe.scheduler)
         if self.vae_tiling:
             pipe.enable_vae_tiling()
+        self.load_embeddings(pipe)
         if self.compiled is not None:
             pipe.load_compiled(self.compiled)
         return pipe
+
+    def load_embeddings(self, pipe: Any) -> None:
+        """Loads the embeddings that the options name into a pipeline."""
+        if self.embeddings:
+            from diffusax.checkpoints.embeddings import embedding_files
+
+            files = [file for path in self.embeddings for file in embedding_files(path)]
+            pipe.load_textual_inversion(files)
 
     def profiled(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context that writes the trace, if the options ask for one."""

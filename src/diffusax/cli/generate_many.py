@@ -98,7 +98,11 @@ class GenerateMany(Drawing, offline.Settings):
 
     def source(self) -> dict[str, Any]:
         """Returns the checkpoint and options that the pipeline is loaded from."""
-        return {"model": self.model, "variant": self.variant, "revision": self.revision}
+        source = {"model": self.model, "variant": self.variant, "revision": self.revision}
+        return {
+            **source,
+            **({"embeddings": list(map(str, self.embeddings))} if self.embeddings else {}),
+        }
 
     def load(self) -> Any:
         """Loads the pipeline. Its sampler is the option's, which lines may override."""
@@ -107,6 +111,7 @@ class GenerateMany(Drawing, offline.Settings):
             pipe.enable_vae_tiling()
         if self.lora_dir is not None:
             loras.load_folder(pipe, self.lora_dir)
+        self.load_embeddings(pipe)
         if self.compiled is not None:
             pipe.load_compiled(self.compiled)
         return pipe

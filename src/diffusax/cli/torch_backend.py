@@ -14,6 +14,7 @@ _NATIVE_ONLY = (
     "compiled",
     "controlnet",
     "lora_dir",
+    "embeddings",
     "clip_skip",
     "long_prompt",
     "prompt_weighting",

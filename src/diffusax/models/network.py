@@ -83,6 +83,8 @@ class Switches:
     """Whether an autoencoder decodes images larger than its sample_size in tiles."""
     freeu: FreeU | None = None
     """The numbers of a UNet's FreeU, if it is on."""
+    own_rows: int | None = None
+    """The rows of a text encoder's table of embeddings before it grew; None if it has not grown."""
 
 
 @hinting(NETWORK)
@@ -97,7 +99,7 @@ class Model:
     Attributes:
         network: the static description.
         params: the parameters. A pipeline's model keeps them in `pipe.params`.
-        switches: tiling and FreeU.
+        switches: tiling, FreeU, and the growth of a text encoder's table.
     """
 
     def __init__(self, network: Network, params: Params, *, switches: Switches | None = None):

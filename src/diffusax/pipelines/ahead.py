@@ -74,7 +74,7 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
     with recorded_requests() as found:
         jax.eval_shape(functools.partial(_whole_call, c, task, call, mesh), params)
-    device = None if mesh is not None else _single_device(c)
+    device = None if mesh is not None else placement.device_of(c.denoiser_params)
     unique = {}
     for request in found:
         placed = request._replace(dynamic=_placed(request, mesh, device))
@@ -149,14 +149,6 @@ def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]
         return shapes if device is None else tuple(_at(x, device) for x in shapes)
     named = zip(request.program.dynamic, shapes)
     return tuple(_at(x, _place_of(request, name, x, mesh)) for name, x in named)
-
-
-def _single_device(c: Components) -> Any:
-    """Returns the device of the parameters, or None for the first device or for shapes."""
-    sharding = getattr(jax.tree.leaves(c.params)[0], "sharding", None)
-    if sharding is None or sharding.device_set == {jax.local_devices()[0]}:
-        return None
-    return sharding
 
 
 def _tensor_rules(request: Request) -> Rules:

@@ -72,7 +72,8 @@ class AheadOfTime:
         """Returns the memory of parameters by component and of compiled programs by shape, in GB.
 
         The figures are per device: its share of the parameters, and each program's temporary
-        buffers and code.
+        buffers and code. Components that `enable_model_cpu_offload` keeps in the host's memory are
+        listed under "host".
         """
         return memory_of(self.parts.params)
 

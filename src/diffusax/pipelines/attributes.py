@@ -8,7 +8,6 @@ from diffusax.models.t2i_adapter import check_alike
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.families import Component
-from diffusax.pipelines.placement import put_params
 
 _EXAMPLES = {"scheduler": "EulerDiscreteScheduler", "tokenizer": "CLIPTokenizer"}
 
@@ -74,9 +73,7 @@ class ComponentAttribute:
         model = self._checked(value)
         _remove_model(parts, name)
         parts.models[name] = model.bound_to(parts.params, name)
-        if (mesh := parts.mesh) is not None:
-            role = self.component.role
-            parts.params[name] = put_params(mesh, role, model.network, parts.params[name])
+        parts.params[name] = parts.settled(name, parts.params[name])
 
     def _checked(self, value: Any) -> Any:
         kind, name = self.component.kind, self.component.name

@@ -13,8 +13,12 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
+from diffusax.pipelines.placement import device_of, on_host, put_params, to_host
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
+
+OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
+"""The roles of components that may stay in the host's memory except for their turn."""
 
 
 @dataclasses.dataclass
@@ -43,6 +47,8 @@ class Components:
     """The adapters that calls may name."""
     fused: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What adapters were merged into each component, a `Fused`."""
+    offloaded: bool = False
+    """Whether text encoders and autoencoder stay in the host's memory except for their turn."""
 
     @classmethod
     def of(
@@ -89,6 +95,24 @@ class Components:
         """The parameters that `denoiser` reads, by component."""
         return {name: self.params[name] for name in self.denoiser.components}
 
+    def settled(self, name: str, params: Params) -> Params:
+        """Returns a component's parameters where they stay between calls."""
+        if self.offloaded and self.family.role(name) in OFFLOADED:
+            return to_host(params)
+        return params if self.mesh is None else self._on_mesh(self.mesh, name, params)
+
+    def ready(self, name: str) -> Params:
+        """Returns a component's parameters on its devices, for one turn where it is offloaded."""
+        params = self.params[name]
+        if not on_host(params):
+            return params
+        if self.mesh is not None:
+            return self._on_mesh(self.mesh, name, params)
+        return jax.device_put(params, device_of(self.denoiser_params))
+
+    def _on_mesh(self, mesh: Mesh, name: str, params: Params) -> Params:
+        return put_params(mesh, self.family.role(name), self.models[name].network, params)
+
     @property
     def freeu(self) -> FreeU | None:
         """The numbers of FreeU where the denoiser runs with it, else None."""
@@ -130,8 +154,8 @@ class Components:
 
     @property
     def autoencoder_params(self) -> Params:
-        """The autoencoder's parameters."""
-        return self.params[self.autoencoder_name]
+        """The autoencoder's parameters, on its devices; see `ready`."""
+        return self.ready(self.autoencoder_name)
 
     @functools.cached_property
     def latents(self) -> LatentFormat:

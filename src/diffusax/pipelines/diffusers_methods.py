@@ -120,11 +120,7 @@ for _name in (
     "disable_attention_slicing",
     "enable_xformers_memory_efficient_attention",
     "disable_xformers_memory_efficient_attention",
-    "enable_model_cpu_offload",
-    "enable_sequential_cpu_offload",
-    "enable_group_offload",
     "enable_vae_slicing",
     "disable_vae_slicing",
-    "maybe_free_model_hooks",
 ):
     setattr(DiffusersMethods, _name, _no_meaning(_name))

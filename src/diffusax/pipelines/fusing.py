@@ -106,14 +106,16 @@ def _changed(before: Params, after: Params) -> dict[str, Any]:
     """Returns the parameters that differ, as they were, on the host where this process has all."""
     pairs = zip(jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after))
     return {
-        tree_name(path): np.asarray(old) if old.is_fully_addressable else old
+        tree_name(path): np.asarray(old) if getattr(old, "is_fully_addressable", True) else old
         for (path, old), new in pairs
         if old is not new
     }
 
 
 def _restored(leaf: Any, original: Any) -> Any:
-    return leaf if original is None else jax.device_put(original, leaf.sharding)
+    if original is None or isinstance(leaf, np.ndarray):
+        return leaf if original is None else original
+    return jax.device_put(original, leaf.sharding)
 
 
 def _check_finite(found: Mapping[str, Params]) -> None:

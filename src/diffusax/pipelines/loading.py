@@ -11,6 +11,8 @@ from diffusax.checkpoints.files import fitting_variant, numbered_folders
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
 from diffusax.files import load_json, write_json
+from diffusax.models.network import Model
+from diffusax.models.token_table import without_spare_rows
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.placement import component_mesh
@@ -130,7 +132,7 @@ def save_components(
         check_saveable(model)
     listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
     for name, model in parts.models.items():
-        save_network(model, folder / name, variant=variant)
+        save_network(_saved(parts, name, model), folder / name, variant=variant)
         encodes = parts.family.role(name) == "text_encoder"
         library = "transformers" if encodes else "diffusers"
         listed[name] = (library, model.class_name)
@@ -146,3 +148,10 @@ def save_components(
     write_json(folder / name / "scheduler_config.json", parts.scheduler.to_config())
     listed[name] = ("diffusers", parts.scheduler.class_name)
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
+
+
+def _saved(parts: Components, name: str, model: Model) -> Model:
+    """Returns the model to write: a text encoder without the spare rows of its table."""
+    tokenizers = {e.name: parts.tokenizers.get(e.tokenizer) for e in parts.family.text_encoders}
+    tokenizer = tokenizers.get(name)
+    return model if tokenizer is None else without_spare_rows(model, tokenizer.max_id + 1)

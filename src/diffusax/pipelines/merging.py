@@ -73,4 +73,5 @@ def _leaf(leaf: Any, name: str, changes: Mapping[str, list[tuple[Any, np.float32
         return leaf
     parts, scales = zip(*changes[name])
     new = merge(leaf, parts, scales, name.endswith(".kernel"))
-    return jax.device_put(new, leaf.sharding)
+    # What is offloaded lies on the host.
+    return np.asarray(new) if isinstance(leaf, np.ndarray) else jax.device_put(new, leaf.sharding)

@@ -54,7 +54,7 @@ def output(
 
 def _not_finite(c: Components, what: str) -> str:
     if what == "pictures":
-        dtype = jax.tree.leaves(c.autoencoder_params)[0].dtype
+        dtype = jax.tree.leaves(c.params[c.autoencoder_name])[0].dtype
         return (
             f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
             "with from_pretrained(..., vae_dtype='float32')"

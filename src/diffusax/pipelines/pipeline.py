@@ -31,15 +31,16 @@ from diffusax.pipelines.loading import (
     save_components,
 )
 from diffusax.pipelines.lora import LoraMethods
+from diffusax.pipelines.offloading import Offloading
 from diffusax.pipelines.output import output
-from diffusax.pipelines.placement import put_params
 from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 
 
 @hinting(missing.PIPELINE)
-class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
+class DiffusionPipeline(DiffusersMethods, LoraMethods, Offloading, TextualInversion, AheadOfTime):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
@@ -143,7 +144,7 @@ class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
                 f"params must have the components {', '.join(self.parts.params)} "
                 f"(got {', '.join(params)})"
             )
-        self.parts.params.update({name: self._placed(name, p) for name, p in params.items()})
+        self.parts.params.update({name: self.parts.settled(name, p) for name, p in params.items()})
         # The parameters before a merge are no longer those to go back to.
         self.parts.fused.clear()
 
@@ -181,6 +182,7 @@ class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
         new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
+        new._offload_like(pipe, components)
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)
@@ -338,16 +340,10 @@ class DiffusionPipeline(DiffusersMethods, LoraMethods, AheadOfTime):
         )
         images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
         images = images if run.finish is None else run.finish(images)
+        self.maybe_free_model_hooks()
         if call.return_dict:
             return ImagePipelineOutput(images)
         return (images, None) if self.returns_flags else (images,)
-
-    def _placed(self, name: str, params: Params) -> Params:
-        """Returns a model's parameters on the devices of its component."""
-        if self.parts.mesh is None:
-            return params
-        network = self.parts.models[name].network
-        return put_params(self.parts.mesh, self.family.role(name), network, params)
 
     def _check_tokenizers(self) -> None:
         parts = self.parts

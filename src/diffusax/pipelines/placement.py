@@ -1,6 +1,9 @@
 """Places a pipeline's parameters and plans on its devices."""
 
+from typing import Any
+
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
@@ -23,6 +26,30 @@ def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Para
     """Puts a component's parameters on the mesh; those that lie there already are not copied."""
     shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
     return jax.device_put(params, shardings)
+
+
+def on_host(params: Params) -> bool:
+    """Returns whether parameters lie in the host's memory, as NumPy arrays."""
+    return isinstance(jax.tree.leaves(params)[0], np.ndarray)
+
+
+def to_host(params: Params) -> Params:
+    """Copies parameters to the host's memory; those that a CPU computes with are there already."""
+    first = jax.local_devices()[0]
+    leaves = jax.tree.leaves(params)
+    if first.platform == "cpu" and all(getattr(x, "devices", set)() <= {first} for x in leaves):
+        return params
+    return jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else np.array(x), params)
+
+
+def device_of(params: Params) -> Any:
+    """Returns the device or sharding of parameters; None for the first device and for shapes.
+
+    Arrays on the first device are not bound to it: bound ones would compile other programs.
+    """
+    sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
+    first = sharding is None or sharding.device_set == {jax.local_devices()[0]}
+    return None if first else sharding
 
 
 def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:

@@ -105,11 +105,18 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
         tokens = tokenize(c, call, texts, _length(found))
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
-        params = tuple(c.params[name] for name in names)
         options: dict[str, Any] = {"groups": len(texts)}
         options["clip_skip"] = None if "" in found else call.clip_skip
-        encode = encode_texts if c.texts is None else c.texts.encode
-        encoded = encode(c.family, networks, params, tokens, adapters, **options)
+
+        def ready() -> tuple[Params, ...]:
+            return tuple(map(c.ready, names))
+
+        if c.texts is None:
+            encoded = encode_texts(c.family, networks, ready(), tokens, adapters, **options)
+        else:
+            params = tuple(c.params[name] for name in names)
+            options["ready"] = ready
+            encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
         found |= dict(zip(texts, encoded))
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
@@ -185,7 +192,21 @@ def tokenize(
     n, encoders = count_prompts(call), [name for _, _, name in c.text]
     groups = [_texts(c, call, prefix, n) for prefix in prefixes]
     texts = [list(itertools.chain(*(group[name] for group in groups))) for name in encoders]
-    return c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
+    tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
+    _check_ids(c, tokens)
+    return tokens
+
+
+def _check_ids(c: Components, tokens: Tokens) -> None:
+    """Raises ValueError where a text encoder lacks an id, whose embedding would be NaN."""
+    for (tokenizer, network, name), ids in zip(c.text, tokens.ids):
+        size = getattr(getattr(network, "config", None), "vocab_size", None)
+        if size is not None and (largest := np.max(ids)) >= size:
+            word = tokenizer.decode([largest])
+            raise ValueError(
+                f"prompt has the word {word!r}, for which {name} has no embedding; load it again "
+                "with load_textual_inversion, after the text encoder was assigned"
+            )
 
 
 def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:

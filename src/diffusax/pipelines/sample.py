@@ -239,11 +239,12 @@ def _decode_tiles(
     """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
     side = getattr(c.autoencoder.config, "sample_size", 512)
     tile = (side[0] if isinstance(side, tuple) else side) // c.latents.factor
+    params = c.autoencoder_params
 
     def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
         given = part, DecoderCondition(*shown) if shown else None
         with in_mesh(c.local_mesh):
-            return programs.decode_pixels(c.autoencoder, c.autoencoder_params, *given, **options)
+            return programs.decode_pixels(c.autoencoder, params, *given, **options)
 
     images = tiled_decode(
         decode_tile, latents, *(condition or ()), tile=tile, factor=c.latents.factor

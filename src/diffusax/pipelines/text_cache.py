@@ -1,7 +1,9 @@
 """The embeddings of texts, kept for calls that encode the same ones."""
 
 import collections
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,15 +40,22 @@ class TextCache:
         *,
         groups: int = 1,
         clip_skip: int | None = None,
+        ready: Callable[[], tuple[Params, ...]] | None = None,
     ) -> tuple[Prompt, ...]:
-        """Encodes like `encode_texts`."""
+        """Encodes like `encode_texts`.
+
+        ready: returns the parameters on their devices, where `params` lie in the host's memory; it
+        is called if a text is not in the cache.
+        """
         n = len(tokens.ids[0]) // groups
+        load = functools.cache(ready or (lambda: params))
         found = [
             self._one(
                 (family, encoders, params),
                 jax.tree.map(lambda x, i=i: x[i : i + 1], tokens),
                 adapters,
                 skip,
+                load,
             )
             for group in range(groups)
             for i in range(group * n, (group + 1) * n)
@@ -63,8 +72,9 @@ class TextCache:
         tokens: Tokens,
         adapters: tuple[Layers | None, ...],
         clip_skip: int | None,
+        load: Callable[[], tuple[Params, ...]],
     ) -> Prompt:
-        _, encoders, params = model
+        family, encoders, params = model
         leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
         # What is identified is kept with the result, so that nothing else gets its identity.
         kept = *params, *adapters
@@ -73,7 +83,8 @@ class TextCache:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key][0]
-        (prompt,) = encode_texts(*model, tokens, adapters, clip_skip=clip_skip)
+        given = family, encoders, load(), tokens, adapters
+        (prompt,) = encode_texts(*given, clip_skip=clip_skip)
         with self._lock:
             self._found[key] = prompt, kept
             while len(self._found) > self._size:

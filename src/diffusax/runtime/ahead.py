@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
@@ -27,14 +28,20 @@ def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4
 
 
 def memory_of(params: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns GB on each device: of parameters by component, and of programs by shape."""
+    """Returns GB on each device: of parameters by component, and of programs by shape.
+
+    Parameters that lie in the host's memory, as NumPy arrays, are listed under "host".
+    """
 
     def share(x: Any) -> float:
         shape = x.sharding.shard_shape(x.shape) if isinstance(x, jax.Array) else x.shape
         return math.prod(shape) * x.dtype.itemsize / 1e9
 
-    parameters = {name: sum(map(share, jax.tree.leaves(tree))) for name, tree in params.items()}
-    report = {"parameters": parameters}
+    report: dict[str, dict[str, float]] = {"parameters": {}}
+    for name, tree in params.items():
+        leaves = jax.tree.leaves(tree)
+        place = "host" if isinstance(leaves[0], np.ndarray) else "parameters"
+        report.setdefault(place, {})[name] = sum(map(share, leaves))
     for program in PROGRAMS.values():
         for request_key, compiled in program.executables.items():
             cost = cost_of(compiled)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -240,7 +240,8 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
         sections.pop()
     comma = tokenizer.tokenize(",")
     room = tokenizer.model_max_length - 2
-    windows = [window for section in sections for window in _split(section, room, comma)]
+    inner = frozenset(itertools.chain(*tokenizer.parts.values()))
+    windows = [window for section in sections for window in _split(section, room, comma, inner)]
     if len(windows) > MAX_WINDOWS:
         raise ValueError(
             f"prompt needs {len(windows)} windows of {room} tokens, more than {MAX_WINDOWS}; "
@@ -249,9 +250,12 @@ def _long(tokenizer: CLIPTokenizer, text: str, weighting: bool) -> list[list[Tok
     return windows
 
 
-def _split(tokens: list[Token], room: int, comma: list[int]) -> Iterator[list[Token]]:
-    """Splits tokens into windows of at most `room`, which end after a late comma if there is
-    one.
+def _split(
+    tokens: list[Token], room: int, comma: list[int], inner: Collection[int]
+) -> Iterator[list[Token]]:
+    """Splits tokens into windows of at most `room`, which end after a late comma if there is one.
+
+    inner: the ids before which no window ends, because they belong to the word before them.
     """
     start = 0
     while len(tokens) - start > room:
@@ -259,6 +263,8 @@ def _split(tokens: list[Token], room: int, comma: list[int]) -> Iterator[list[To
         if [tokens[end].id] != comma:
             late = range(end - 1, max(end - COMMA_BACKTRACK, start) - 1, -1)
             end = next((i + 1 for i in late if [tokens[i].id] == comma), end)
+        begins = range(end, start, -1)
+        end = next((i for i in begins if tokens[i].id not in inner), end)
         yield tokens[start:end]
         start = end
     yield tokens[start:]

@@ -36,6 +36,15 @@ from diffusax.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from diffusax.text.words import (
+    Placed,
+    add_words,
+    added_words,
+    expanded,
+    following_ids,
+    remove_words,
+    to_expand,
+)
 
 _END_OF_WORD = "</w>"
 _WORD = (
@@ -94,22 +103,61 @@ class CLIPTokenizer:
         return np.stack([self.window(ids) for ids, _ in fitted])
 
     def tokenize(self, text: str) -> list[int]:
-        """Returns the ids of a text of any length, without the bos and eos that a window adds."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        """Returns the ids of a text of any length, without the bos and eos that a window adds.
+
+        A word of several embeddings gives all its ids.
+        """
+        if not self.parts:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return [token.id for token in self._encode(text)]
 
     def fit(self, text: str, n: int) -> tuple[list[int], str]:
         """Returns the ids of a text's first n tokens, and the rest of the text."""
         if n <= 0:
             return [], text
         beginning = self._beginning(text, n)
-        encoding = self.tokenizer.encode(beginning, add_special_tokens=False)
-        rest = text[encoding.offsets[n][0] :] if len(encoding) > n else ""
-        return encoding.ids[:n], rest
+        tokens = self._encode(beginning)
+        rest = text[tokens[n].start :] if len(tokens) > n else ""
+        return [token.id for token in tokens[:n]], rest
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = False) -> str:
         """Returns the text of some ids: lower-cased, with a space after each word."""
         text = self.tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
         return text.replace(_END_OF_WORD, " ").strip()
+
+    @functools.cached_property
+    def words(self) -> dict[str, int]:
+        """The words that were added to the vocabulary, such as those of embeddings, with their ids.
+
+        A word of n embeddings has n entries: word, word_1, word_2, ... .
+        """
+        return added_words(self.tokenizer)
+
+    @functools.cached_property
+    def parts(self) -> dict[int, tuple[int, ...]]:
+        """The ids that follow the first one of each word of several embeddings, by that id."""
+        return following_ids(self.words)
+
+    def with_words(self, new: Sequence[str]) -> "CLIPTokenizer":
+        """Returns a tokenizer that also has these words, whose ids follow the largest one."""
+        return dataclasses.replace(self, tokenizer=add_words(self.tokenizer, new))
+
+    def without_words(self, removed: Sequence[str]) -> "CLIPTokenizer":
+        """Returns a tokenizer without these words; the ids of later ones move up."""
+        return dataclasses.replace(self, tokenizer=remove_words(self.tokenizer, removed))
+
+    def spell_out(self, text: str) -> str:
+        """Returns the text with the parts of a word of several embeddings: `word word_1 word_2`."""
+        if not self.parts:
+            return text
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        names = {i: name for name, i in self.words.items()}
+        pieces, done = [], 0
+        for position, rest in to_expand(encoding.ids, self.parts):
+            end = encoding.offsets[position][1]
+            pieces += [text[done:end], *(f" {names[i]}" for i in rest)]
+            done = end
+        return "".join([*pieces, text[done:]])
 
     def window(self, ids: Sequence[int]) -> np.ndarray:
         """Makes a window: bos, ids (at most model_max_length - 2), eos, pads:
@@ -178,6 +226,11 @@ class CLIPTokenizer:
     @functools.cached_property
     def pad_token_id(self) -> int:
         return _token_id(self.tokenizer, self.pad_token)
+
+    def _encode(self, text: str) -> list[Placed]:
+        """Returns the tokens of a text, and where in it each begins."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return expanded(encoding.ids, encoding.offsets, self.parts)
 
     def _save_vocabulary(self, folder: Path) -> None:
         """Writes tokenizer.json, vocab.json and merges.txt, each whole or not at all."""

@@ -1,0 +1,100 @@
+"""Words that are added to a tokenizer's vocabulary, as textual inversion does.
+
+A word of n embeddings is n added tokens: word, word_1, word_2, ... (diffusers'
+loaders/textual_inversion.py). In a text the word alone stands for all of them.
+"""
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class Placed(NamedTuple):
+    """A token's id, and the position of its first character in the text."""
+
+    id: int
+    start: int
+
+
+def added_words(tokenizer: Tokenizer) -> dict[str, int]:
+    """Returns the words that are beyond the model's own vocabulary, with their ids, in order."""
+    own = tokenizer.get_vocab_size(with_added_tokens=False)
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    return {token.content: i for i, token in added if i >= own and not token.special}
+
+
+def following_ids(words: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
+    """Returns the ids of word_1, word_2, ... by the id of the word, where there are some."""
+    found = {}
+    for word, first in words.items():
+        ids = tuple(words[name] for name in names_of(word, words)[1:])
+        if ids:
+            found[first] = ids
+    return found
+
+
+def names_of(word: str, words: Container[str]) -> list[str]:
+    """Returns the names of a word's embeddings among the words: word, word_1, word_2, ... ."""
+    names = [word]
+    while (name := f"{word}_{len(names)}") in words:
+        names.append(name)
+    return names
+
+
+def expanded(
+    ids: Sequence[int], offsets: Sequence[tuple[int, int]], parts: Mapping[int, tuple[int, ...]]
+) -> list[Placed]:
+    """Returns tokens with all the ids of each word of several embeddings.
+
+    Args:
+        ids: the ids of a text.
+        offsets: the first character of each token, and the one after its last.
+        parts: see `following_ids`.
+    """
+    rests = dict(to_expand(ids, parts)) if parts else {}
+    tokens = []
+    for position, (i, (start, _)) in enumerate(zip(ids, offsets)):
+        tokens += [Placed(part, start) for part in (i, *rests.get(position, ()))]
+    return tokens
+
+
+def to_expand(
+    ids: Sequence[int], parts: Mapping[int, tuple[int, ...]]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields the position of each word of several embeddings, and the ids that have to follow.
+
+    A word that the text spells out, as `word word_1`, is left as it is.
+    """
+    for position, i in enumerate(ids):
+        rest = parts.get(i, ())
+        if rest and tuple(ids[position + 1 : position + 1 + len(rest)]) != rest:
+            yield position, rest
+
+
+def add_words(tokenizer: Tokenizer, new: Sequence[str]) -> Tokenizer:
+    """Returns a copy of the tokenizer with further words; their ids follow the largest one.
+
+    As in transformers, upper and lower case do not matter, and a word is found inside others.
+    """
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.add_tokens([AddedToken(word, special=False) for word in new])
+    return copy
+
+
+def remove_words(tokenizer: Tokenizer, removed: Sequence[str]) -> Tokenizer:
+    """Returns a copy of the tokenizer without words; the ids of later added tokens move up."""
+    content = json.loads(tokenizer.to_str())
+    gone = sorted(i for word, i in added_words(tokenizer).items() if word in removed)
+    content["added_tokens"] = [
+        {**token, "id": moved(token["id"], gone)}
+        for token in content["added_tokens"]
+        if token["id"] not in gone
+    ]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def moved(i: int, gone: Sequence[int]) -> int:
+    """Returns the id that a token has after the tokens with the ids `gone` were removed."""
+    return i - sum(other < i for other in gone)
