@@ -15,10 +15,6 @@ _EMBEDDING = (
     "diffusax loads no textual inversions: call load_textual_inversion(...) and "
     f"{_SAVE}, whose tokenizer and text encoder then hold the new words"
 )
-_IP_ADAPTER = (
-    "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
-    "after diffusax.torch.compile(pipe), see docs/torch.md"
-)
 _SINGLE_FILE = (
     f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
 )
@@ -55,10 +51,6 @@ PIPELINE = _hints(
             "set_lora_device load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
         _EMBEDDING: _words("load_textual_inversion unload_textual_inversion maybe_convert_prompt"),
-        _IP_ADAPTER: _words(
-            "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
-            "prepare_ip_adapter_image_embeds"
-        ),
         _SINGLE_FILE: _words("from_single_file from_ckpt"),
         _PIECES: _words(
             "check_inputs prepare_latents prepare_extra_step_kwargs decode_latents get_timesteps "

@@ -18,8 +18,10 @@ from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
 from diffusax.checkpoints.model_index import read_model_index
 from diffusax.files import load_json
 
-# No pipeline here runs these components; the safety checker alone is 1.2 GB.
-_SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
+# No pipeline here runs the safety checker, which is 1.2 GB.
+_SKIPPED = ("safety_checker",)
+# Many have it for the safety checker alone.
+_NOT_NEEDED = ("feature_extractor",)
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -241,6 +243,7 @@ def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) ->
     missing = [
         name
         for name in wanted.folders(root)
+        if name not in _NOT_NEEDED
         if not (files := listing.get(name))
         or (wanted.weights and "config.json" in files and not choose_weights(files, wanted.variant))
     ]

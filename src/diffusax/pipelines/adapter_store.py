@@ -12,8 +12,7 @@ import numpy as np
 from diffusax.models.adapters import Layers
 from diffusax.pipelines.adapters import Adapter, Shapes, read_adapter, stack, stack_weights
 from diffusax.pipelines.arguments import Call, as_list, match_length
-from diffusax.pipelines.placement import put_params
-from diffusax.runtime.bounded import is_traced
+from diffusax.pipelines.placement import device_of, put_params
 
 KEPT = 2
 """The number of stacks that stay on the devices."""
@@ -102,7 +101,7 @@ class AdapterStore:
         """
         networks = adaptable_networks(c)
         leaves = {name: jax.tree.leaves(c.params[name])[0] for name in networks}
-        places = {name: None if c.mesh is not None else _device(x) for name, x in leaves.items()}
+        places = {name: None if c.mesh is not None else device_of(x) for name, x in leaves.items()}
         of = tuple((name, net, leaves[name].dtype, places[name]) for name, net in networks.items())
         asked = None if shapes is None else tuple(shapes.items())
         key = (tuple(adapters), tuple(adapters.values()), of, c.mesh, asked)
@@ -171,10 +170,3 @@ def _checked(row: Any) -> dict[str, float]:
         if not number or not math.isfinite(weight):
             raise ValueError(f"adapters must give {name!r} a finite number (got {weight!r})")
     return {name: float(weight) for name, weight in row.items()}
-
-
-def _device(leaf: Any) -> Any:
-    """Returns the device of a parameter; None for the first device, for shapes and in traces."""
-    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
-    first = jax.local_devices()[0]
-    return None if sharding is None or sharding.device_set == {first} else sharding

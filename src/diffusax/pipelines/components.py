@@ -13,6 +13,7 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import Denoiser, Family
+from diffusax.pipelines.ip_adapter_store import IPAdapterStore
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
 
@@ -30,6 +31,7 @@ class Components:
     params: dict[str, Params]
     """The models' parameters by component."""
     tokenizers: dict[str, Any]
+    """The tokenizers, and the processor of an image encoder's images, by component."""
     scheduler: Any
     options: dict[str, Any]
     mesh: Mesh | None = None
@@ -41,6 +43,8 @@ class Components:
     """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
     adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
     """The adapters that calls may name."""
+    ip_adapters: IPAdapterStore = dataclasses.field(default_factory=IPAdapterStore)
+    """The IP-Adapters that are loaded."""
 
     @classmethod
     def of(

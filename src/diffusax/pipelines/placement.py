@@ -1,11 +1,14 @@
 """Places a pipeline's parameters and plans on its devices."""
 
+from typing import Any
+
 import jax
 from jax.sharding import Mesh
 
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Role
 from diffusax.pipelines.plan import Plan
+from diffusax.runtime.bounded import is_traced
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.mesh import tree_sharding
 
@@ -23,6 +26,13 @@ def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Para
     """Puts a component's parameters on the mesh; those that lie there already are not copied."""
     shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
     return jax.device_put(params, shardings)
+
+
+def device_of(leaf: Any) -> Any:
+    """Returns the device of a parameter; None for the first device, for shapes and in traces."""
+    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
+    first = jax.local_devices()[0]
+    return None if sharding is None or sharding.device_set == {first} else sharding
 
 
 def put_plan(mesh: Mesh | None, plan: Plan) -> Plan:

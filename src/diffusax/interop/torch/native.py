@@ -69,6 +69,8 @@ def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any)
         return scheduler_from_config({**value.config, "_class_name": type(value).__name__})
     if role == "tokenizer":
         return _tokenizer(part, value)
+    if role == "image_processor":
+        return value
     place = component_mesh(devices, role) if isinstance(devices, Mesh) else devices
     several = list(value.nets) if role == "controlnet" and hasattr(value, "nets") else [value]
     options = {"dtype": dtype, "device": place, "factor": getattr(pipe, "vae_scale_factor", 8)}

@@ -7,13 +7,23 @@ from typing import Any, Literal, Protocol
 
 import jax
 
+from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
 from diffusax.samplers import Scheduler
 
-Role = Literal["denoiser", "controlnet", "text_encoder", "tokenizer", "autoencoder", "scheduler"]
+Role = Literal[
+    "denoiser",
+    "controlnet",
+    "text_encoder",
+    "tokenizer",
+    "image_encoder",
+    "image_processor",
+    "autoencoder",
+    "scheduler",
+]
 """The role of a component, which decides how it is loaded, placed, saved and compiled."""
 
 
@@ -25,7 +35,7 @@ class Component:
     """The name in model_index.json, which is also the attribute of pipelines."""
     role: Role
     kind: Any = Model
-    """The class of its values. A tokenizer's class has `from_folder(path)` and `save(path)`."""
+    """The class of its values. A tokenizer's or image processor's has `from_folder` and `save`."""
     optional: bool = False
     """Whether a checkpoint may lack it."""
     tokenizer: str = ""
@@ -34,6 +44,11 @@ class Component:
 
 CONTROLNET = Component("controlnet", "controlnet")
 """The component for the ControlNets of a pipeline, one or several."""
+IMAGE_PROMPTS = (
+    Component("image_encoder", "image_encoder", optional=True),
+    Component("feature_extractor", "image_processor", CLIPImageProcessor, optional=True),
+)
+"""The components with which IP-Adapters read images."""
 
 
 class Denoiser(Protocol):
@@ -88,8 +103,9 @@ class Denoiser(Protocol):
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component, and under "adapters" the layers of adapters by
-                component, in calls with some (`diffusax.models.adapters.Layers`).
+            params: the parameters by component, and in calls with some, under "adapters" the
+                layers of adapters by component (`diffusax.models.adapters.Layers`), and under
+                "ip_adapters" those of IP-Adapters (`diffusax.models.image_prompts.Layers`).
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
@@ -172,7 +188,7 @@ class Family:
 
     def role(self, name: str) -> Role:
         """The role of a component, ControlNets and numbered ones (controlnet_1) among them."""
-        known = {c.name: c.role for c in (*self.components, CONTROLNET)}
+        known = {c.name: c.role for c in (*self.components, CONTROLNET, *IMAGE_PROMPTS)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
     @functools.cached_property

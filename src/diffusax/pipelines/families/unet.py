@@ -12,6 +12,7 @@ import numpy as np
 from diffusax.models.adapters import Adapters
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.image_prompts import ImagePrompts
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.guidance import apply_guidance
 from diffusax.pipelines.plan import Conditions, StepInputs, control_names
@@ -107,8 +108,9 @@ class UNetDenoiser:
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component: unet, controlnet, controlnet_1 and so on, and
-                under "adapters" their adapters' layers.
+            params: the parameters by component: unet, controlnet, controlnet_1 and so on, under
+                "adapters" their adapters' layers, and under "ip_adapters" the IP-Adapters' of the
+                UNet.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
@@ -125,6 +127,8 @@ class UNetDenoiser:
         inputs = inputs or StepInputs(None, None)
         more = self._residuals(params, x, timestep, conditions, inputs, options)
         more |= _adapters(params, "unet", inputs.adapters)
+        if conditions.images:
+            more["image_prompts"] = ImagePrompts(params["ip_adapters"], conditions.images)
         if inputs.freeu is not None:
             more["freeu"] = inputs.freeu
         if conditions.channels is not None:
