@@ -103,8 +103,8 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
     file = TensorFile(source) if isinstance(source, Path) else None
     where = "the dictionary" if file is None else str(file.path)
     stored: Mapping[str, Any] = _flat(source) if file is None else file.entries
-    stored = {k: v for k, v in stored.items() if k.startswith((_PROJECTION, _LAYERS))}
     parts = [[k for k in stored if k.startswith(f"{p}.")] for p in (_PROJECTION, _LAYERS)]
+    stored = {name: stored[name] for part in parts for name in part}
     if not all(parts):
         raise ValueError(
             f"{where} is no IP-Adapter: it must have tensors image_proj.* and ip_adapter.*"
