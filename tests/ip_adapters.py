@@ -107,6 +107,15 @@ def write_ip_adapters(folder: Path, unet: Any, kinds: tuple[str, ...] = KINDS) -
     build_image_encoder(folder / "image_encoder")
 
 
+def write_hub_files(folder: Path, unet: Any, family: str) -> None:
+    """The files of h94/IP-Adapter for a family, "sd" or "xl", as far as guides name them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = "sd15" if family == "sd" else "sdxl"
+    for kind, name in (("plain", "ip-adapter"), ("plus", "ip-adapter-plus")):
+        save_file(tensors_of(unet, kind), folder / f"{name}_{suffix}.safetensors")
+    build_image_encoder(folder / "image_encoder")
+
+
 def load_both(theirs: Any, ours: Any, folder: Path, *kinds: str) -> None:
     """Loads IP-Adapters of these kinds into a pipeline of diffusers and into ours."""
     names = [f"{kind}.safetensors" for kind in kinds]

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from effort import few
 from evaluation.rows import build_clip
+from ip_adapters import write_hub_files
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
 from training.pictures import write_image_folder
@@ -55,6 +56,7 @@ CONTROLNETS = {
     "lllyasviel/sd-controlnet-depth": ("sd", 1),
     "diffusers/controlnet-canny-sdxl-1.0": ("xl", 0),
 }
+IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
@@ -115,6 +117,10 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         folder = tmp_path_factory.mktemp("network")
         if repo == WHOLE_CLIP:
             build_clip(folder)
+        elif repo == IP_ADAPTERS:
+            for part, kind in (("models", "sd"), ("sdxl_models", "xl")):
+                unet = tiny_checkpoints.pipeline(kind)[1].unet
+                write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
         else:
@@ -141,7 +147,7 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, WHOLE_CLIP, TAESD, ASYMMETRIC):
+        for repo in (*PIPELINES, *PARTS, *CONTROLNETS, IP_ADAPTERS, WHOLE_CLIP, TAESD, ASYMMETRIC):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

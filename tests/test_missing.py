@@ -35,7 +35,6 @@ def test_hasattr_stays_false(pipe):
     [
         ("load_lora_weights", "reads no LoRA files: .*add_adapter, or merge"),
         ("load_textual_inversion", "loads no textual inversions"),
-        ("load_ip_adapter", "diffusax.torch.compile"),
         ("prepare_latents", "docs/functional.md"),
         ("from_single_file", "convert the file once"),
     ],

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from huggingface_hub import constants, errors
 
-from diffusax.checkpoints.hub import hub_errors
+from diffusax.checkpoints.hub import hub_errors, local_folder
 from diffusax.checkpoints.tensors import Entry, TensorFile
 from diffusax.checkpoints.tree import fit_params
 from diffusax.images.pictures import as_numpy
@@ -81,11 +81,12 @@ def find_ip_adapter(
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(f"weight_name and subfolder must be inside {source} (got {inside})")
     _checked(inside)
-    if path.is_dir():
-        if not (path / inside).is_file():
-            raise ValueError(f"there is no file {path / inside}")
-        return path / inside
-    return _fetched(str(source), inside.as_posix(), hub)
+    folder = local_folder(source)
+    if folder is None:
+        return _fetched(str(source), inside.as_posix(), hub)
+    if not (folder / inside).is_file():
+        raise ValueError(f"there is no file {folder / inside}")
+    return folder / inside
 
 
 def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any) -> IPAdapter:
