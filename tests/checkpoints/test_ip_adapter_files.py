@@ -78,7 +78,7 @@ def test_pickles_and_other_kinds_are_refused(unet, tmp_path):
     with pytest.raises(ValueError, match="FaceID adapter, which diffusax does not support"):
         read(random_tensors(face, 0), unet)
     with pytest.raises(ValueError, match="must be a file, a folder"):
-        read(3, unet)
+        find_ip_adapter(3, None, None)
 
 
 def test_an_ip_adapter_for_another_family_says_so(unet, tiny_checkpoints, tmp_path):

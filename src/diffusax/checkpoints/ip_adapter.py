@@ -7,6 +7,7 @@ so on, the keys' and values' matrices of the UNet's cross-attentions in the orde
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def find_ip_adapter(
     Raises:
         ValueError: there is no such file, or it is not a safetensors file.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(
+            "pretrained_model_name_or_path_or_dict must be a file, a folder, a Hub repository or a "
+            f"dictionary (got {type(source).__name__})"
+        )
     path = Path(source).expanduser()
     if path.is_file():
         return _checked(path)
@@ -172,13 +178,8 @@ def _fetched(repo: str, name: str, hub: Mapping[str, Any]) -> Path:
     return Path(path)
 
 
-def _flat(source: Any) -> dict[str, _Held]:
+def _flat(source: Mapping[str, Any]) -> dict[str, _Held]:
     """Returns the tensors of a dictionary by their names in a file."""
-    if not isinstance(source, Mapping):
-        raise ValueError(
-            "pretrained_model_name_or_path_or_dict must be a file, a folder, a Hub repository or a "
-            f"dictionary (got {type(source).__name__})"
-        )
     nested = {k: v for k, v in source.items() if isinstance(v, Mapping)}
     flat = {k: v for k, v in source.items() if k not in nested}
     flat |= {f"{part}.{k}": v for part, own in nested.items() for k, v in own.items()}

@@ -15,7 +15,7 @@ from diffusax.checkpoints.ip_adapter import IPAdapter
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import downsample_mask
 from diffusax.images.pictures import as_numpy, load_image, to_control, to_pil
-from diffusax.models.image_prompts import ImagePrompt
+from diffusax.models.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
@@ -49,6 +49,7 @@ def image_prompts(
     found = call_features(c, call, branches)
     projections = store.placed(c).projections
     masks = _read_masks(call.ip_adapter_masks, len(store))
+    _check_unet(c)
     repeats, made = call.num_images_per_prompt or 1, []
     for i, (adapter, params, features) in enumerate(
         zip(store.adapters, projections, found, strict=True)
@@ -154,6 +155,17 @@ def project_images(
     images = project(pictures.images)
     blank = [project(pictures.blank)] * (branches - 1) if branches > 1 else []
     return jnp.repeat(jnp.stack([images, *blank], axis=1), repeats, axis=0)
+
+
+def _check_unet(c: Components) -> None:
+    """Raises ValueError where the UNet is another one than the IP-Adapters are for."""
+    wanted = cross_attentions(c.networks[c.denoiser.components[0]])
+    for adapter in c.ip_adapters.adapters:
+        if wanted != {path: own.to_k.shape for path, own in adapter.layers.items()}:
+            raise ValueError(
+                "the IP-Adapter does not fit the unet, which was assigned after it was loaded; "
+                "load it again"
+            )
 
 
 def _reads_hidden(adapter: IPAdapter) -> bool:
