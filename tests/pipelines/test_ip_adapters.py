@@ -1,5 +1,7 @@
 """IP-Adapters of our pipelines: what is data, what stays as it was, and clear errors."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -56,14 +58,12 @@ def test_a_call_without_images_is_what_it_was(loaded):
 
 
 def test_prompts_of_one_call_see_images_of_their_own(loaded):
-    seeds, pair = [3, 4, 5, 6], embeds(0, prompts=2)
-    options = {**CALL, "num_images_per_prompt": 2}
-    both = loaded(PROMPTS, seed=seeds, ip_adapter_image_embeds=pair, **options).images
+    pair = embeds(0, prompts=2)
+    both = loaded(PROMPTS, seed=[3, 4], ip_adapter_image_embeds=pair, **CALL).images
     for i, prompt in enumerate(PROMPTS):
         one = [pair[0][[i, 2 + i]]]
-        alone = loaded(prompt, seed=seeds[2 * i :][:2], ip_adapter_image_embeds=one, **options)
-        np.testing.assert_allclose(both[2 * i :][:2], alone.images, atol=1e-4)
-    assert np.abs(both[0] - both[2]).max() > 0.01
+        alone = loaded(prompt, seed=[3 + i], ip_adapter_image_embeds=one, **CALL)
+        np.testing.assert_allclose(both[i], alone.images[0], atol=1e-4)
 
 
 def test_calls_with_images_join_one_running_batch(loaded):
@@ -71,7 +71,7 @@ def test_calls_with_images_join_one_running_batch(loaded):
     calls += [{"prompt": "a dog", "seed": 9}]
     scales = [1.0, {"mid": 0.5, "up": 0.3}, -0.6, 1.0]
     alone = []
-    with diffusax.RunningBatch(loaded, lanes=8) as batch:
+    with diffusax.RunningBatch(loaded, lanes=8, smallest=8) as batch:
         futures = []
         for call, scale in zip(calls, scales):
             loaded.set_ip_adapter_scale(scale)
@@ -83,6 +83,7 @@ def test_calls_with_images_join_one_running_batch(loaded):
             np.testing.assert_allclose(future.result(120).images, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_pure_function_sees_images(loaded):
     given = {"prompt": "a cat", "seed": 1, "ip_adapter_image": picture(1), "guidance_scale": 3.0}
     inputs = loaded.prepare_inputs(**given, num_inference_steps=2)
@@ -104,10 +105,8 @@ def test_programs_that_were_compiled_ahead_of_time_are_used(loaded):
     assert not compiled
 
 
-def test_pipelines_share_ip_adapters_and_cast_them(loaded, tiny_checkpoints, adapters):
-    other = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(loaded)
-    given = {"image": picture(2), "seed": 1, "ip_adapter_image": picture(1)}
-    assert other("a cat", **given, **CALL).images.shape == (1, 4, 16, 16)
+@pytest.mark.slow
+def test_a_pipeline_may_have_another_dtype(tiny_checkpoints, adapters):
     half = diffusax.DiffusionPipeline.from_pretrained(
         tiny_checkpoints.pipeline("sd")[0], dtype="bfloat16"
     )
@@ -152,7 +151,7 @@ def test_what_is_unloaded_is_gone(tiny_checkpoints, adapters):
     [
         ({"ip_adapter_image": [picture(1), picture(2)]}, "one entry for each of 1 IP-Adapters"),
         ({"ip_adapter_image": [[]]}, "must not be an empty list"),
-        ({"ip_adapter_image": "nothing.png"}, "cannot read nothing.png"),
+        ({"ip_adapter_image": "nothing.png"}, "cannot read the picture"),
         ({"ip_adapter_image_embeds": np.zeros((2, 1, 16))}, "must be a list"),
         ({"ip_adapter_image_embeds": [np.zeros((2, 1, 17))]}, "with a width of 16 at index 0"),
         ({"ip_adapter_image_embeds": [np.zeros((3, 1, 16))]}, "the shape .2 times prompts"),
@@ -176,7 +175,7 @@ def test_what_does_not_fit_is_one_sentence(loaded, call, message):
         ([np.zeros((64, 64))], "must have the shape .1, images, height, width"),
         (np.zeros((64, 64)), "must have the shape"),
         ([np.zeros((1, 2, 64, 64))], "must have the shape .1, 1, height, width. at index 0"),
-        ("mask.png", "one entry for each of 1"),
+        ("mask.png", "must be an array of real numbers"),
     ],
 )
 def test_masks_that_do_not_fit_are_one_sentence(loaded, masks, message):
@@ -271,15 +270,13 @@ def test_masks_are_made_smaller_as_in_diffusers():
 
     from diffusax.images.image_prompt_masks import downsample_mask
 
-    rng = np.random.default_rng(0)
+    rng, downsample = np.random.default_rng(0), IPAdapterMaskProcessor.downsample
     shapes = [(64, 64), (96, 64), (48, 80), (40, 40), (7, 5)]
     for height, width in shapes:
         given = rng.random((2, height, width)).astype(np.float32)
         for queries in (256, 64, 16, 60, 96, 7, 4):
-            with np.testing.suppress_warnings() as quiet:
-                quiet.filter(UserWarning)
-                expected = IPAdapterMaskProcessor.downsample(
-                    torch.from_numpy(given), 2, queries, 1
-                )[..., 0]
+            # A mask of other proportions than the image's is a warning there.
+            with warnings.catch_warnings(action="ignore"):
+                expected = downsample(torch.from_numpy(given), 2, queries, 1)[..., 0]
             actual = downsample_mask(given, queries)
             np.testing.assert_allclose(actual, expected.numpy(), atol=2e-5)
