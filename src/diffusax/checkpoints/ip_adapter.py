@@ -107,9 +107,9 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
     Raises:
         ValueError: it is none, is broken, or belongs to another UNet; names the file and says why.
     """
-    file = TensorFile(source) if isinstance(source, Path) else None
+    file = None if isinstance(source, Mapping) else TensorFile(source)
     where = "the dictionary" if file is None else str(file.path)
-    stored: Mapping[str, Any] = _flat(source) if file is None else file.entries
+    stored: Mapping[str, Any] = _flat(source) if isinstance(source, Mapping) else file.entries
     parts = [[k for k in stored if k.startswith(f"{p}.")] for p in (_PROJECTION, _LAYERS)]
     stored = {name: stored[name] for part in parts for name in part}
     if not all(parts):
@@ -164,7 +164,7 @@ def _checked(path: Path) -> Path:
 
 def _fetched(repo: str, name: str, hub: Mapping[str, Any]) -> Path:
     """Returns a file of a Hub repository."""
-    options = {k: hub.get(k) for k in ("revision", "token", "cache_dir")}
+    options: dict[str, Any] = {k: hub.get(k) for k in ("revision", "token", "cache_dir")}
     local = bool(hub.get("local_files_only")) or constants.HF_HUB_OFFLINE
     with hub_errors(repo, options["revision"]):
         try:

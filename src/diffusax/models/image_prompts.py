@@ -69,8 +69,8 @@ class LayerImagePrompts(NamedTuple):
 
     layers: tuple[KeysValues, ...]
     prompts: tuple[ImagePrompt, ...]
-    index: int
-    """The index of the cross-attention among the scales."""
+    number: int
+    """The number of the cross-attention among the scales."""
 
     def attend(self, q: jax.Array) -> jax.Array:
         """Returns what the images add to an attention's result. q: b t h d -> b t h d.
@@ -79,7 +79,7 @@ class LayerImagePrompts(NamedTuple):
             ValueError: there are masks, but none for this number of queries.
         """
         parts = [
-            _Part(weights, tokens, scales[:, self.index], _mask_for(q.shape[1], masks))
+            _Part(weights, tokens, scales[:, self.number], _mask_for(q.shape[1], masks))
             for weights, (tokens, scales, masks) in zip(self.layers, self.prompts, strict=True)
         ]
         return functools.reduce(jnp.add, (_attend(q, part) for part in parts))
@@ -118,7 +118,7 @@ def attach_images(module: Any, given: ImagePrompts) -> None:
     Raises:
         ValueError: the module lacks a cross-attention of the IP-Adapters.
     """
-    for index, path in enumerate(in_order(given.layers[0])):
+    for number, path in enumerate(in_order(given.layers[0])):
         layer = module
         for part in path.split("."):
             try:
@@ -127,7 +127,7 @@ def attach_images(module: Any, given: ImagePrompts) -> None:
                 raise ValueError(
                     f"an IP-Adapter has the layer {path!r}, which {type(module).__name__} lacks"
                 ) from None
-        own = LayerImagePrompts(tuple(x[path] for x in given.layers), given.prompts, index)
+        own = LayerImagePrompts(tuple(x[path] for x in given.layers), given.prompts, number)
         # An attribute of this trace's module alone, which is no part of Flax's state.
         object.__setattr__(layer, "image_prompts", own)
 

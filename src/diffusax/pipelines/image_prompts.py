@@ -243,9 +243,9 @@ def _read_masks(masks: Any, count: int) -> list[np.ndarray | None]:
     if masks is None:
         return [None] * count
     if not isinstance(masks, list | tuple):
-        array = as_numpy(masks)
+        given = as_numpy(masks)
         # diffusers' older form, one mask for each IP-Adapter.
-        masks = list(array[:, None]) if array.ndim == 4 else [array]
+        masks = list(given[:, None]) if given.ndim == 4 else [given]
     if len(masks) != count:
         raise ValueError(
             f"ip_adapter_masks must have one entry for each of {count} IP-Adapters "

@@ -44,7 +44,7 @@ class Component:
 
 CONTROLNET = Component("controlnet", "controlnet")
 """The component for the ControlNets of a pipeline, one or several."""
-IMAGE_PROMPTS = (
+IMAGE_PROMPTS: tuple[Component, ...] = (
     Component("image_encoder", "image_encoder", optional=True),
     Component("feature_extractor", "image_processor", CLIPImageProcessor, optional=True),
 )

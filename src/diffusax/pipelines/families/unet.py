@@ -167,7 +167,7 @@ class UNetDenoiser:
         }
 
 
-def _adapters(params: Params, name: str, weights: Any) -> dict[str, Adapters]:
+def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
     """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
     layers = params.get("adapters", {}).get(name)
     return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
