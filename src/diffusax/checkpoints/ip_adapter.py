@@ -7,6 +7,7 @@ so on, the keys' and values' matrices of the UNet's cross-attentions in the orde
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from huggingface_hub import constants, errors
 
 from diffusax.checkpoints.hub import hub_errors, local_folder
-from diffusax.checkpoints.tensors import Entry, TensorFile
+from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.tree import fit_params
 from diffusax.images.pictures import as_numpy
 from diffusax.models.image_projections import projection_of
@@ -107,31 +108,8 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
     Raises:
         ValueError: it is none, is broken, or belongs to another UNet; names the file and says why.
     """
-    file = None if isinstance(source, Mapping) else TensorFile(source)
-    where = "the dictionary" if file is None else str(file.path)
-    stored: Mapping[str, Any] = _flat(source) if isinstance(source, Mapping) else file.entries
-    parts = [[k for k in stored if k.startswith(f"{p}.")] for p in (_PROJECTION, _LAYERS)]
-    stored = {name: stored[name] for part in parts for name in part}
-    if not all(parts):
-        raise ValueError(
-            f"{where} is no IP-Adapter: it must have tensors image_proj.* and ip_adapter.*"
-        )
-    try:
-        projection = projection_of(
-            {name.partition(".")[2]: stored[name].shape for name in parts[0]}
-        )
-    except ValueError as error:
-        raise ValueError(f"{where} cannot be used as an IP-Adapter: {error}") from None
-
-    @contextlib.contextmanager
-    def opened(entry: Any) -> Iterator[np.ndarray]:
-        view = entry.array if isinstance(entry, _Held) else _view(file, entry)
-        if not np.isfinite(view.astype(np.float32)).all():
-            raise ValueError(f"{where} is broken: a tensor of it is not finite; download it again")
-        yield view
-        if file is not None:
-            file.release(entry)
-
+    file, where, stored = _stored(source)
+    projection = _projection(where, stored)
     shapes = cross_attentions(unet)
     widths = {shape[0] for shape in shapes.values()}
     if widths != {projection.config.context_dim}:
@@ -141,6 +119,7 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
             "and 2048 for SDXL); use an IP-Adapter for this family"
         )
     wanted = {_PROJECTION: projection.shapes, _LAYERS: _layer_shapes(shapes)}
+    opened = functools.partial(_opened, where, file)
     try:
         params = fit_params(
             projection.module_class, wanted, [stored], opened, where=where, dtype=dtype
@@ -149,6 +128,49 @@ def read_ip_adapter(source: Path | Mapping[str, Any], unet: Network, dtype: Any)
         raise ValueError(_about(str(error))) from None
     layers = {path: _pair(params[_LAYERS], i) for i, path in enumerate(shapes)}
     return IPAdapter(projection, params[_PROJECTION], layers)
+
+
+def _stored(source: Path | Mapping[str, Any]) -> tuple[TensorFile | None, str, dict[str, Any]]:
+    """Returns the file, if it is one, the name for errors, and an IP-Adapter's tensors by name."""
+    found: Mapping[str, Any]
+    if isinstance(source, Mapping):
+        file, where, found = None, "the dictionary", _flat(source)
+    else:
+        file = TensorFile(source)
+        where, found = str(source), file.entries
+    parts = [[k for k in found if k.startswith(f"{p}.")] for p in (_PROJECTION, _LAYERS)]
+    if not all(parts):
+        raise ValueError(
+            f"{where} is no IP-Adapter: it must have tensors image_proj.* and ip_adapter.*"
+        )
+    return file, where, {name: found[name] for part in parts for name in part}
+
+
+def _projection(where: str, stored: Mapping[str, Any]) -> Network:
+    shapes = {
+        name.removeprefix(f"{_PROJECTION}."): tensor.shape
+        for name, tensor in stored.items()
+        if name.startswith(f"{_PROJECTION}.")
+    }
+    try:
+        return projection_of(shapes)
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be used as an IP-Adapter: {error}") from None
+
+
+@contextlib.contextmanager
+def _opened(where: str, file: TensorFile | None, entry: Any) -> Iterator[np.ndarray]:
+    """Gives a stored tensor as an array, while it is read.
+
+    Raises:
+        ValueError: it holds numbers that are not finite.
+    """
+    array = entry.array if file is None else file.view(entry)
+    if not np.isfinite(array.astype(np.float32)).all():
+        raise ValueError(f"{where} is broken: a tensor of it is not finite; download it again")
+    yield array
+    if file is not None:
+        file.release(entry)
 
 
 def _checked(path: Path) -> Path:
@@ -189,11 +211,6 @@ def _flat(source: Mapping[str, Any]) -> dict[str, _Held]:
             raise ValueError(f"{name} must be an array or tensor (got {type(tensor).__name__})")
         held[str(name)] = _Held(str(name), as_numpy(tensor))
     return held
-
-
-def _view(file: TensorFile | None, entry: Entry) -> np.ndarray:
-    assert file is not None
-    return file.view(entry)
 
 
 def _layer_shapes(shapes: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
