@@ -17,6 +17,7 @@ import pytest
 import yaml
 from effort import few
 from evaluation.rows import build_clip
+from ip_adapters import write_hub_files
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
 from training.pictures import write_image_folder
@@ -60,6 +61,7 @@ T2I_ADAPTERS = {
     "depth-adapter": ("sd", 0),
     "colour-adapter": ("sd", 1),
 }
+IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
@@ -122,6 +124,10 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
         folder = tmp_path_factory.mktemp("network")
         if repo == WHOLE_CLIP:
             build_clip(folder)
+        elif repo == IP_ADAPTERS:
+            for part, kind in (("models", "sd"), ("sdxl_models", "xl")):
+                unet = tiny_checkpoints.pipeline(kind)[1].unet
+                write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
         else:
@@ -148,7 +154,7 @@ def repositories(stand_in, monkeypatch):
     """Makes the Hub repositories that a text names ones of this machine."""
 
     def put(text):
-        steering = (*CONTROLNETS, *T2I_ADAPTERS)
+        steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
         for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))

@@ -34,7 +34,6 @@ def test_hasattr_stays_false(pipe):
     ("name", "hint"),
     [
         ("lora_state_dict", "load_lora_weights, set_adapters, fuse_lora and their like are its"),
-        ("load_ip_adapter", "diffusax.torch.compile"),
         ("prepare_latents", "docs/functional.md"),
         ("from_single_file", "convert the file once"),
     ],

@@ -1,5 +1,6 @@
-"""CLIP's image processor, at the path where diffusers' users look for it."""
+"""Image processors at the path where diffusers' users look for them."""
 
 from diffusax.images.image_processor import CLIPImageProcessor
+from diffusax.images.image_prompt_masks import IPAdapterMaskProcessor
 
-__all__ = ["CLIPImageProcessor"]
+__all__ = ["CLIPImageProcessor", "IPAdapterMaskProcessor"]

@@ -10,10 +10,6 @@ _LORA = (
     "LoRAs belong to the pipeline: load_lora_weights, set_adapters, fuse_lora and their like are "
     "its methods, see docs/guides/adapters.md"
 )
-_IP_ADAPTER = (
-    "diffusax has no IP-Adapters: PyTorch diffusers' pipeline with its IP-Adapter runs in JAX "
-    "after diffusax.torch.compile(pipe), see docs/torch.md"
-)
 _SINGLE_FILE = (
     f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
 )
@@ -45,10 +41,6 @@ PIPELINE = _hints(
     {
         _LORA: _words(
             "lora_state_dict load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
-        ),
-        _IP_ADAPTER: _words(
-            "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
-            "prepare_ip_adapter_image_embeds"
         ),
         _SINGLE_FILE: _words("from_single_file from_ckpt"),
         _PIECES: _words(

@@ -56,6 +56,7 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "control": ("StableDiffusionControlNetPipeline", "sd", image),
         "t2i": ("StableDiffusionAdapterPipeline", "sd", image),
         "adapters": ("StableDiffusionPipeline", "sd", {"adapters": ADAPTERS}),
+        "images": ("StableDiffusionPipeline", "sd", {"ip_adapter_image": picture(2)}),
         "adapters_of_control": (
             "StableDiffusionControlNetPipeline",
             "sd",
@@ -79,6 +80,8 @@ def draw(root: Path, task: str, sampler: str | None = None, **options) -> np.nda
         pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
     if "adapters" in task:
         add_adapters(pipe)
+    if task == "images":
+        pipe.load_ip_adapter(root / "ip_adapters" / "plus.safetensors")
     pipe.set_progress_bar_config(disable=True)
     calls: list[int] = []
     if sampler:

@@ -156,8 +156,7 @@ def test_memory_stays_bounded(pipes):
 
 
 def test_every_argument_is_among_those_that_are_checked(pipes):
-    elsewhere = {"generator", "cross_attention_kwargs", "ip_adapter_image"}
-    elsewhere |= {"ip_adapter_image_embeds", "callback", "callback_steps"}
+    elsewhere = {"generator", "cross_attention_kwargs", "callback", "callback_steps"}
     for pipe in pipes.values():
         assert set(call_arguments(pipe)) <= set(Call.__dataclass_fields__) | elsewhere
 

@@ -29,17 +29,22 @@ MORE = [
     f"t2i {MIXED}",
     *(f"adapters {mesh}" for mesh in ("default", "fsdp=8", MIXED)),
     f"adapters_of_control {MIXED}",
+    *(f"images {mesh}" for mesh in ("default", MIXED)),
 ]
 FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
+    from ip_adapters import write_ip_adapters
     from tiny import build_asymmetric, build_checkpoint, build_controlnet, build_t2i_adapter
 
     root = tmp_path_factory.mktemp("mesh")
-    for kind in ("sd", "xl", "sd-inpaint", "sd-instruct"):
-        build_checkpoint(root / kind, kind, "a")
+    built = {
+        kind: build_checkpoint(root / kind, kind, "a")
+        for kind in ("sd", "xl", "sd-inpaint", "sd-instruct")
+    }
+    write_ip_adapters(root / "ip_adapters", built["sd"].unet, ("plus",))
     build_controlnet(root / "controlnet", "sd", "a")
     build_asymmetric(root / "asymmetric")
     build_t2i_adapter(root / "t2i", "sd")

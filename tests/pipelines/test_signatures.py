@@ -24,8 +24,6 @@ ABSENT = {"kwargs"}
 # Constructor arguments of diffusers that are no components of ours.
 NO_COMPONENTS = {
     "safety_checker",
-    "feature_extractor",
-    "image_encoder",
     "requires_safety_checker",
     "add_watermarker",
     "force_zeros_for_empty_prompt",

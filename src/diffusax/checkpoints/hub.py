@@ -18,8 +18,10 @@ from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
 from diffusax.checkpoints.model_index import read_model_index
 from diffusax.files import load_json
 
-# No pipeline here runs these components; the safety checker alone is 1.2 GB.
-_SKIPPED = ("safety_checker", "feature_extractor", "image_encoder")
+# No pipeline here runs the safety checker, which is 1.2 GB.
+_SKIPPED = ("safety_checker",)
+# Many have it for the safety checker alone.
+_NOT_NEEDED = ("feature_extractor",)
 # Several of them are one component, in controlnet, controlnet_1 and so on.
 _NUMBERED = {"controlnet", "adapter"}
 
@@ -78,7 +80,7 @@ def resolve(
             f"path_or_repo must be a folder or a Hub repository id (got {path_or_repo!r})"
         )
     wanted = _Wanted(_relative(subfolder), variant, frozenset({*skip, *_SKIPPED}), weights)
-    folder = _local(path_or_repo)
+    folder = local_folder(path_or_repo)
     if folder is not None:
         if not (folder / wanted.subfolder).is_dir():
             raise ValueError(f"there is no folder {folder / wanted.subfolder}")
@@ -116,6 +118,23 @@ def hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
     except (errors.HTTPError, OSError) as error:
         answer = "does not answer" if is_connection_problem(error) else "gives an error"
         raise ValueError(f"the Hub {answer} for {repo!r}: {_reason(error)}") from None
+
+
+def local_folder(path_or_repo: str | os.PathLike[str]) -> Path | None:
+    """Returns the folder on this machine; None for what can only be a repository.
+
+    Raises:
+        ValueError: it is a path, but no folder.
+    """
+    text = os.path.expanduser(path_or_repo)
+    if os.path.isdir(text):
+        return Path(text)
+    if text in EMBEDDED:
+        return EMBEDDED[text]
+    if not isinstance(path_or_repo, str) or text.startswith((".", "/", "~")):
+        kind = "is a file, not a folder" if os.path.exists(text) else "is no folder here"
+        raise ValueError(f"{text} {kind}; give the folder of a checkpoint in diffusers' layout")
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,19 +178,6 @@ class _Wanted:
                 self.variant,
                 ", ".join(sorted(plain - has)),
             )
-
-
-def _local(path_or_repo: str | os.PathLike[str]) -> Path | None:
-    """Returns the folder on this machine; None for what can only be a repository."""
-    text = os.path.expanduser(path_or_repo)
-    if os.path.isdir(text):
-        return Path(text)
-    if text in EMBEDDED:
-        return EMBEDDED[text]
-    if not isinstance(path_or_repo, str) or text.startswith((".", "/", "~")):
-        kind = "is a file, not a folder" if os.path.exists(text) else "is no folder here"
-        raise ValueError(f"{text} {kind}; give the folder of a checkpoint in diffusers' layout")
-    return None
 
 
 def _relative(subfolder: str | None) -> str:
@@ -243,6 +249,7 @@ def _cached(repo: str, wanted: _Wanted, options: dict[str, Any], reason: str) ->
     missing = [
         name
         for name in wanted.folders(root)
+        if name not in _NOT_NEEDED
         if not (files := listing.get(name))
         or (wanted.weights and "config.json" in files and not choose_weights(files, wanted.variant))
     ]

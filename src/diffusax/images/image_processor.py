@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.files import load_json
+from diffusax.files import load_json, write_json
 from diffusax.images.pictures import load_image
 from diffusax.typed.convert import Mismatch, convert
 
@@ -48,7 +48,7 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
     image_std: tuple[Deviation, Deviation, Deviation] = (0.26862954, 0.26130258, 0.27577711)
 
     @classmethod
-    def from_folder(cls, folder: Path, image_size: int) -> "CLIPImageProcessor":
+    def from_folder(cls, folder: Path, image_size: int = 224) -> "CLIPImageProcessor":
         """Reads the processor of a checkpoint's folder, or else makes CLIP's own for `image_size`.
 
         Raises:
@@ -58,6 +58,11 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
             if (folder / name).is_file():
                 data = load_json(folder / name)
                 return cls.from_dict(data.get("image_processor", data), source=str(folder / name))
+        return cls.of_size(image_size)
+
+    @classmethod
+    def of_size(cls, image_size: int) -> "CLIPImageProcessor":
+        """Makes CLIP's own processor for a network of square images of this many pixels a side."""
         return cls.from_dict({"size": image_size, "crop_size": image_size})
 
     @classmethod
@@ -106,6 +111,14 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
             mean, std = (np.array(x, np.float32) for x in (self.image_mean, self.image_std))
             pixels = (pixels - mean) / std
         return pixels
+
+    def save(self, folder: Path) -> None:
+        """Writes the preprocessor_config.json that transformers reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        options = msgspec.to_builtins(self)
+        for name in ("size", "crop_size"):
+            options[name] = {k: v for k, v in options[name].items() if v is not None}
+        write_json(folder / FILES[0], {**options, "image_processor_type": type(self).__name__})
 
     def with_pixels_from_minus_one(self) -> "CLIPImageProcessor":
         """Returns a processor that scales pixels to [-1, 1], with which CLIP was not trained."""

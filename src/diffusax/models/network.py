@@ -14,6 +14,7 @@ from flax import nnx
 from diffusax.missing import NETWORK, hinting
 from diffusax.models.adapters import Adapters, attach
 from diffusax.models.freeu import FreeU, check_freeu
+from diffusax.models.image_prompts import ImagePrompts, attach_images
 from diffusax.models.rngs import ShapeRngs
 from diffusax.runtime.mesh import Rules
 
@@ -60,18 +61,23 @@ class Network:
         *args: Any,
         method: str = "__call__",
         adapters: Adapters | None = None,
+        image_prompts: ImagePrompts | None = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the named method of the network with these parameters, and with adapters, if any.
 
+        adapters: LoRAs of any network. image_prompts: IP-Adapters of a UNet and their images.
+
         Raises:
-            ValueError: the adapters have a layer that the network lacks, or not as many rows of
+            ValueError: adapters have a layer that the network lacks, or not as many rows of
                 weights as the inputs have.
         """
         graphdef, _ = _abstract(self.module_class, self.config)
         module = nnx.merge(graphdef, params)
         if adapters is not None:
             attach(module, adapters)
+        if image_prompts is not None:
+            attach_images(module, image_prompts)
         return getattr(module, method)(*args, **kwargs)
 
 

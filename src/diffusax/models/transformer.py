@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.attention import attention
+from diffusax.models.image_prompts import LayerImagePrompts
 from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
 from diffusax.models.matmul import matmul
 from diffusax.runtime.mesh import Rules, split_columns, tensor_parts
@@ -24,6 +25,9 @@ ADAPTER_GROUPS = (r".*\.attn\d\.to_(q|k|v|out\.0)", r".*\.?attentions\.\d+\..*")
 
 class Attention(nnx.Module):
     """Multi-head attention. x: b t c, context: b s k -> b t c. context None: self-attention."""
+
+    image_prompts: LayerImagePrompts | None = None
+    """The IP-Adapters of a cross-attention, while a UNet is traced with some."""
 
     def __init__(
         self,
@@ -48,7 +52,10 @@ class Attention(nnx.Module):
             y.reshape(*y.shape[:2], self.heads, -1)
             for y in (self.to_q(x), self.to_k(context), self.to_v(context))
         )
-        return self.to_out[0](attention(q, k, v).reshape(*x.shape[:2], -1))
+        y = attention(q, k, v)
+        if self.image_prompts is not None:
+            y = y + self.image_prompts.attend(q)
+        return self.to_out[0](y.reshape(*x.shape[:2], -1))
 
 
 class GEGLU(nnx.Module):

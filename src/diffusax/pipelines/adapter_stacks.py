@@ -8,8 +8,7 @@ import jax
 
 from diffusax.models.adapters import Layers
 from diffusax.pipelines.adapters import Adapter, Shapes, StackShape, stack_component
-from diffusax.pipelines.placement import put_params
-from diffusax.runtime.bounded import is_traced
+from diffusax.pipelines.placement import device_of, put_params
 
 KEPT = 2
 """The number of a component's stacks that stay on the devices."""
@@ -44,7 +43,7 @@ class Stacks:
             ValueError: an adapter does not fit the network, which was assigned after it.
         """
         leaf = jax.tree.leaves(c.params[component])[0]
-        place = None if c.mesh is not None else _device(leaf)
+        place = None if c.mesh is not None else device_of(leaf)
         key = (tuple(adapters.values()), tuple(networks.items()), leaf.dtype, place, c.mesh, shape)
         with self._lock:
             kept = self._found.setdefault(component, {})
@@ -109,10 +108,3 @@ def _put(c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:
         if c.mesh is not None:
             return put_params(c.mesh, c.family.role(name), c.networks[name], cast)
         return jax.device_put(cast, device)
-
-
-def _device(leaf: Any) -> Any:
-    """Returns the device of a parameter; None for the first device, for shapes and in traces."""
-    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
-    first = jax.local_devices()[0]
-    return None if sharding is None or sharding.device_set == {first} else sharding

@@ -19,7 +19,7 @@ from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import Role
-from diffusax.pipelines.loading import IGNORED, class_for
+from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.plan import Plan
 from diffusax.pipelines.sample import at_once, bind, decode, sample
 from diffusax.pipelines.tasks import Task
@@ -89,7 +89,7 @@ def image_axes(request: Request) -> tuple[Any, ...]:
         if isinstance(x, Plan):
             return placement.image_axes(x)
         # Tokens count prompts and negative prompts one after the other, not images.
-        without = name in ("params", "adapters", "start", "stop", "tokens")
+        without = name in ("params", "adapters", "start", "stop", "tokens", "pictures")
         if name == "weights" and x is not None and x.ndim == 1:
             return NO_IMAGES
         return jax.tree.map(lambda _: NO_IMAGES if without else int(name == "state"), x)
@@ -113,7 +113,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
     models = {}
     family = class_for(None, folder).family
     for name in listed:
-        if not (folder / name / "config.json").is_file() or name in IGNORED:
+        if not (folder / name / "config.json").is_file() or name == "safety_checker":
             continue
         role = family.role(name)
         if role == "t2i_adapter" and not hasattr(cls, "family"):
@@ -138,7 +138,7 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
             lambda x, axis: pad_images(x, parts, axis), plan, placement.image_axes(plan)
         )
     rows = len(plan.table.timestep)
-    latents = sample(bind(c, run.adapters), plan, at_once(rows))
+    latents = sample(bind(c, run.adapters, run.ip_adapters), plan, at_once(rows))
     return decode(c, latents, run.decoding, shown)
 
 
@@ -157,8 +157,9 @@ def _tensor_rules(request: Request) -> Rules:
     if "denoiser" in given:
         rules: Rules = given["denoiser"].tensor_rules
         return rules
-    network = given["vae"] if "vae" in given else given["encoders"][0]
-    return network.tensor_rules
+    network = next((given[name] for name in ("vae", "network") if name in given), None)
+    rules = (network or given["encoders"][0]).tensor_rules
+    return tuple(rules)
 
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:

@@ -68,6 +68,9 @@ class Call:
     eta: Fraction | None = 0.0
     adapters: Any = None
     lora_scale: Annotated[float, Meta(ge=-1_000_000, le=1_000_000)] = 1.0
+    ip_adapter_image: Any = None
+    ip_adapter_image_embeds: Any = None
+    ip_adapter_masks: Any = None
 
     guidance_scale: Scale | None = 7.5
     image_guidance_scale: Scale = 1.5
@@ -146,12 +149,15 @@ DESCRIPTIONS = {
     "return changed tensors, and False stops the run.",
     "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
     "one dictionary for each prompt; by default those of `set_adapters`.",
-    "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
+    "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs, and "
+    "`ip_adapter_masks` says where IP-Adapters count.",
+    "ip_adapter_image": "The picture that the IP-Adapter sees; a list with one entry for each of "
+    "several, where an entry may be a list of pictures; or `ip_adapter_image_embeds`, a list of "
+    "arrays as `prepare_ip_adapter_image_embeds` returns it.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
 
-_UNSUPPORTED = ("ip_adapter_image", "ip_adapter_image_embeds")
 _TYPES = {
     Texts: "a string or a list of strings",
     bool: "True or False",
@@ -180,12 +186,10 @@ def check_call(given: Mapping[str, Any]) -> Call:
             is valid.
     """
     values = {name: value for name, value in given.items() if name != "self"}
-    for name in _UNSUPPORTED:
-        if values.pop(name, None) is not None:
-            raise ValueError(f"{name} is not supported by diffusax: it has no IP-Adapter; leave it")
     if (options := values.pop("cross_attention_kwargs", None)) is not None:
         _check_attention_options(options)
         values["lora_scale"] = options.get("scale", 1.0)
+        values["ip_adapter_masks"] = options.get("ip_adapter_masks")
     if values.get("lora_scale") is None:
         values.pop("lora_scale", None)
     if (generator := values.pop("generator", None)) is not None:
@@ -254,10 +258,12 @@ def as_list(value: Any) -> list[Any]:
 
 
 def _check_attention_options(options: Any) -> None:
-    unknown = [k for k in options if k != "scale"] if isinstance(options, Mapping) else [options]
+    known = ("scale", "ip_adapter_masks")
+    unknown = [k for k in options if k not in known] if isinstance(options, Mapping) else [options]
     if unknown:
         raise ValueError(
-            f"cross_attention_kwargs may hold only 'scale', the strength of LoRAs (got {unknown})"
+            "cross_attention_kwargs may hold only 'scale', the strength of LoRAs, and "
+            f"'ip_adapter_masks' (got {unknown})"
         )
 
 

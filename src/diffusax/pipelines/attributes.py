@@ -9,7 +9,12 @@ from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.components import MultiControlNetModel
 from diffusax.pipelines.families import Component
 
-_EXAMPLES = {"scheduler": "EulerDiscreteScheduler", "tokenizer": "CLIPTokenizer"}
+_EXAMPLES = {
+    "scheduler": "EulerDiscreteScheduler",
+    "tokenizer": "CLIPTokenizer",
+    "image_encoder": "CLIPVisionModelWithProjection.from_pretrained(...)",
+    "image_processor": "CLIPImageProcessor.from_folder(...)",
+}
 
 
 class ComponentAttribute:
@@ -27,7 +32,7 @@ class ComponentAttribute:
         match self.component.role:
             case "scheduler":
                 return parts.scheduler
-            case "tokenizer":
+            case "tokenizer" | "image_processor":
                 return parts.tokenizers.get(name)
             case "controlnet" | "t2i_adapter" as role:
                 nets = [parts.models[n] for n in parts.of_role(role)]
@@ -46,10 +51,15 @@ class ComponentAttribute:
         match self.component.role:
             case "scheduler":
                 parts.scheduler = self._checked(value)
-            case "tokenizer" if value is None:
+            case "tokenizer" | "image_processor" if value is None:
                 parts.tokenizers.pop(name, None)
             case "tokenizer":
                 parts.tokenizers[name] = self._checked(value)
+            case "image_processor":
+                # transformers' processors are dictionaries of the same options.
+                given = value.to_dict() if hasattr(value, "to_dict") else None
+                own = value if given is None else self.component.kind.from_dict(given)
+                parts.tokenizers[name] = self._checked(own)
             case "controlnet" | "t2i_adapter":
                 self._set_numbered(parts, value)
             case _ if value is None and self.component.optional:

@@ -14,6 +14,7 @@ from diffusax.pipelines.adapters import Adapter, Shapes, covers, stack_shapes
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.lanes import Lanes, Seat
+from diffusax.pipelines.sample import bind
 from diffusax.runtime.mesh import batch_size, in_mesh
 
 
@@ -58,7 +59,7 @@ class BatchRun:
             rank: the least total rank of the adapters, if the image has any.
         """
         self.key = picture.key
-        self._c, self._params = c, c.denoiser_params
+        self._c, self._params = c, bind(c, None, picture.ip_adapters).params
         self._networks = {name: c.networks[name] for name in c.denoiser.components}
         self._shapes: Shapes = stack_shapes(tuple(picture.adapters), self._networks, rank=rank)
         self._count = room_for(len(picture.adapters))

@@ -13,6 +13,7 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
+from diffusax.pipelines.ip_adapter_store import IPAdapterStore
 from diffusax.pipelines.placement import device_of, on_host, put_params, to_host
 from diffusax.pipelines.plan import Decoding
 from diffusax.samplers.processes import Kind
@@ -34,6 +35,7 @@ class Components:
     params: dict[str, Params]
     """The models' parameters by component."""
     tokenizers: dict[str, Any]
+    """The tokenizers, and the processor of an image encoder's images, by component."""
     scheduler: Any
     options: dict[str, Any]
     mesh: Mesh | None = None
@@ -49,6 +51,8 @@ class Components:
     """What adapters were merged into each component, a `Fused`."""
     offloaded: bool = False
     """Whether text encoders and autoencoder stay in the host's memory except for their turn."""
+    ip_adapters: IPAdapterStore = dataclasses.field(default_factory=IPAdapterStore)
+    """The IP-Adapters that are loaded."""
 
     @classmethod
     def of(

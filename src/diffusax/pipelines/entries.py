@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from diffusax.models.image_prompts import Layers
 from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import adaptable_networks
 from diffusax.pipelines.adapter_weights import WeightGroups
@@ -42,6 +43,8 @@ class Picture:
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
     adapters: Mapping[Adapter, np.ndarray]
     """The adapters of the denoiser, and the weights of their groups of layers."""
+    ip_adapters: tuple[Layers, ...]
+    """The layers of the IP-Adapters, which all images of a batch have in common."""
     decoding: Decoding
     decoder_condition: DecoderCondition | None
     """The image and the mask that the decoder reads beside the latents, or None."""
@@ -93,12 +96,13 @@ def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: i
         shown = DecoderCondition(*(x[i : i + 1] for x in shown))
     return Picture(
         entry,
-        _key(c, entry),
+        _key(c, entry, run.ip_adapters),
         rows,
         len(run.weights) + 1 if until else 1,
         until,
         run.schedule.levels,
         _adapters(c, run, i),
+        run.ip_adapters,
         run.decoding,
         shown,
     )
@@ -116,9 +120,10 @@ def _adapters(c: Components, run: PreparedRun, i: int) -> dict[Adapter, np.ndarr
     return {one: w for one, w in pairs if w.any() and not own.isdisjoint(one.components)}
 
 
-def _key(c: Components, entry: Entry) -> tuple[Any, ...]:
+def _key(c: Components, entry: Entry, ip_adapters: tuple[Layers, ...]) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(entry)
     params = tuple(id(c.params[name]) for name in c.denoiser.components)
+    params += tuple(map(id, ip_adapters))
     shapes = tuple((np.shape(x), jax.numpy.asarray(x).dtype) for x in leaves)
     return c.denoiser, params, structure, shapes
 

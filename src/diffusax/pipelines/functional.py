@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.models.adapters import Layers
+from diffusax.models.image_prompts import Layers as ImageLayers
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
@@ -40,6 +41,7 @@ class Inputs(NamedTuple):
     lengths: g n, the number of tokens that are not padding, where the family has it.
     adapters: the layers of the call's adapters by component, text encoders among them; their
     weights are those in the first row of the plan's step inputs.
+    ip_adapters: the layers of the IP-Adapters, whose images are in the plan's conditions.
     """
 
     ids: tuple[Any, ...]
@@ -49,6 +51,7 @@ class Inputs(NamedTuple):
     decoding: Decoding
     lengths: Any = None
     adapters: Mapping[str, Layers] | None = None
+    ip_adapters: tuple[ImageLayers, ...] = ()
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -75,8 +78,9 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     }
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
-    adapters = None if run.adapters is None else dict(run.adapters)
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, adapters)
+    low_rank = None if run.adapters is None else dict(run.adapters)
+    adapters = low_rank, run.ip_adapters
+    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, *adapters)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -110,6 +114,8 @@ def _generate(
     rows = plan.table.timestep.shape[0]
     if inputs.adapters is not None:
         params = {**params, "adapters": inputs.adapters}
+    if inputs.ip_adapters:
+        params = {**params, "ip_adapters": inputs.ip_adapters}
     latents = sample(BoundDenoiser(denoiser, params), plan, differentiably(rows))
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition

@@ -19,7 +19,7 @@ from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import scheduler_from_config
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
-"""The components of diffusers' checkpoints that diffusax does not run."""
+"""The components of diffusers' checkpoints that diffusax runs in none or only some classes."""
 WITHOUT_MEANING = frozenset(
     ("use_safetensors", "low_cpu_mem_usage", "device_map", "add_watermarker", "image_processor")
 )
@@ -85,7 +85,9 @@ def load_components(
         name, role = component.name, component.role
         if name in given:
             continue
-        if name not in listed:
+        # Without an image encoder, a processor of images is the safety checker's.
+        unused = role == "image_processor" and not {"image_encoder"} & {*listed, *given}
+        if name not in listed or unused:
             if component.optional:
                 continue
             hint = f"; give {name}=" if component in target.extra_components else ""
@@ -99,6 +101,10 @@ def load_components(
                 raise ValueError(f"{path}: {error}") from None
         elif role == "tokenizer":
             loaded[name] = component.kind.from_folder(folder / name)
+        elif role == "image_processor":
+            encoder = loaded.get("image_encoder")
+            side = {} if encoder is None else {"image_size": encoder.config.image_size}
+            loaded[name] = component.kind.from_folder(folder / name, **side)
         else:
             own = role == "autoencoder" and vae_dtype is not None
             kind = vae_dtype if own else dtype
@@ -133,7 +139,7 @@ def save_components(
     listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
     for name, model in parts.models.items():
         save_network(_saved(parts, name, model), folder / name, variant=variant)
-        encodes = parts.family.role(name) == "text_encoder"
+        encodes = parts.family.role(name) in ("text_encoder", "image_encoder")
         library = "transformers" if encodes else "diffusers"
         listed[name] = (library, model.class_name)
     for name, tokenizer in parts.tokenizers.items():

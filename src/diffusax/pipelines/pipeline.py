@@ -22,6 +22,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
+from diffusax.pipelines.ip_adapter_methods import IPAdapterMethods
 from diffusax.pipelines.loading import (
     CLASSES,
     IGNORED,
@@ -40,7 +41,9 @@ from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_me
 
 
 @hinting(missing.PIPELINE)
-class DiffusionPipeline(DiffusersMethods, LoraMethods, Offloading, TextualInversion, AheadOfTime):
+class DiffusionPipeline(
+    DiffusersMethods, LoraMethods, IPAdapterMethods, Offloading, TextualInversion, AheadOfTime
+):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
@@ -182,6 +185,7 @@ class DiffusionPipeline(DiffusersMethods, LoraMethods, Offloading, TextualInvers
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
         new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
+        new.parts.ip_adapters = pipe.parts.ip_adapters
         new._offload_like(pipe, components)
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan import Plan
+from diffusax.runtime.bounded import is_traced
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
 from diffusax.runtime.mesh import tree_sharding
 
@@ -43,11 +44,13 @@ def to_host(params: Params) -> Params:
 
 
 def device_of(params: Params) -> Any:
-    """Returns the device or sharding of parameters; None for the first device and for shapes.
+    """Returns the device or sharding of parameters, or of one of them.
 
-    Arrays on the first device are not bound to it: bound ones would compile other programs.
+    It is None for the first device, for shapes and in traces. Arrays on the first device are not
+    bound to it: bound ones would compile other programs.
     """
-    sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
+    leaf = jax.tree.leaves(params)[0]
+    sharding = None if is_traced(leaf) else getattr(leaf, "sharding", None)
     first = sharding is None or sharding.device_set == {jax.local_devices()[0]}
     return None if first else sharding
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 
 from diffusax.models.adapters import Layers
+from diffusax.models.image_prompts import ImagePrompt
+from diffusax.models.image_prompts import Layers as ImageLayers
 from diffusax.runtime.noise import Noise
 from diffusax.samplers import Schedule, Table
 
@@ -67,6 +69,8 @@ class Conditions(NamedTuple):
 
     The compiled programs take what `embed` returns.
     """
+    images: tuple[ImagePrompt, ...] = ()
+    """For each IP-Adapter the tokens of its images, b k n t d, with scales and masks, b 1 ... ."""
 
 
 class StepInputs(NamedTuple):
@@ -154,3 +158,5 @@ class PreparedRun:
     """The adapters of the call by component, on the devices; None where it has none."""
     adapter_order: tuple[Any, ...] = ()
     """The call's adapters (`Adapter`) in the order of the columns of `StepInputs.adapters`."""
+    ip_adapters: tuple[ImageLayers, ...] = ()
+    """The layers of the IP-Adapters of the call, on the devices; empty where it has none."""

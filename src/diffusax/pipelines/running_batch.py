@@ -157,6 +157,7 @@ class RunningBatch:
         params: dict[str, Any] = {}
         models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
         copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
+        copies |= {"ip_adapters": parts.ip_adapters.snapshot()}
         c = dataclasses.replace(parts, scheduler=scheduler, texts=self._texts, **copies)
         c, call = resolve_adapters(c, call)
         return Request(pipe, c, call, Generation(self._wake))

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.models.adapters import Layers
+from diffusax.models.image_prompts import Layers as ImageLayers
 from diffusax.models.latents import to_unit
 from diffusax.models.network import Params
 from diffusax.models.tiling import tiled_decode
@@ -42,12 +43,19 @@ class BoundDenoiser(NamedTuple):
     mesh: Mesh | None = None
 
 
-def bind(c: Components, adapters: Mapping[str, Layers] | None = None) -> BoundDenoiser:
+def bind(
+    c: Components,
+    adapters: Mapping[str, Layers] | None = None,
+    ip_adapters: tuple[ImageLayers, ...] = (),
+) -> BoundDenoiser:
     """Returns the denoiser of a pipeline with its parameters, and with adapters, if any.
 
     adapters: the layers by component, as in `PreparedRun`; those of other components are left out.
+    ip_adapters: the layers of IP-Adapters.
     """
     params = c.denoiser_params
+    if ip_adapters:
+        params = {**params, "ip_adapters": ip_adapters}
     own = {name: adapters[name] for name in params if name in adapters} if adapters else {}
     return BoundDenoiser(c.denoiser, {**params, "adapters": own} if own else params, c.mesh)
 
@@ -134,7 +142,7 @@ def watch(
         The latents, b h w c, see `sample`.
     """
     n, mesh = len(run.schedule), c.mesh
-    bound = bind(c, run.adapters)
+    bound = bind(c, run.adapters, run.ip_adapters)
     row_noise = _row_noise(run)
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.

@@ -16,6 +16,7 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import (
     DecoderCondition,
     Images,
@@ -194,7 +195,9 @@ def prepare_run(
     adapters = call_adapters(c, call, count_prompts(call))
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
-    conditions = c.family.conditions(c, call, prompt, size, scales)._replace(channels=channels)
+    images = image_prompts(c, call, branches=1 + len(weights), size=size)
+    conditions = c.family.conditions(c, call, prompt, size, scales)
+    conditions = conditions._replace(channels=channels, images=images)
     table = programs.device_table(schedule)
     height, n = len(table.timestep), len(schedule)
     interval = call.guidance_start, call.guidance_end
@@ -205,7 +208,8 @@ def prepare_run(
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
     plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
-    run = PreparedRun(plan, schedule, noise, weights, c.decoding())
+    layers = c.ip_adapters.placed(c).layers if images else ()
+    run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
     if adapters is None:
         return run
     return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)

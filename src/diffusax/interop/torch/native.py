@@ -70,6 +70,8 @@ def _component(pipe: Any, part: Component, value: Any, dtype: Any, devices: Any)
         return scheduler_from_config({**value.config, "_class_name": type(value).__name__})
     if role == "tokenizer":
         return _tokenizer(part, value)
+    if role == "image_processor":
+        return value
     place = component_mesh(devices, role) if isinstance(devices, Mesh) else devices
     several = [value]
     if role in NUMBERED_ROLES:

@@ -1,6 +1,6 @@
 """The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
-from diffusax.pipelines.families import STABLE_DIFFUSION, STABLE_DIFFUSION_XL
+from diffusax.pipelines.families import IMAGE_PROMPTS, STABLE_DIFFUSION, STABLE_DIFFUSION_XL
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
 
@@ -11,6 +11,7 @@ class StableDiffusion(DiffusionPipeline):
     """Pipelines of Stable Diffusion 1.x and 2.x."""
 
     family = STABLE_DIFFUSION
+    extra_components = IMAGE_PROMPTS
     returns_flags = True
 
     @encodes_prompts
@@ -30,6 +31,7 @@ class StableDiffusionXL(DiffusionPipeline):
     """Pipelines of Stable Diffusion XL."""
 
     family = STABLE_DIFFUSION_XL
+    extra_components = IMAGE_PROMPTS
 
     @encodes_prompts
     def encode_prompt(

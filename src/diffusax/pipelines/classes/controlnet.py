@@ -11,7 +11,7 @@ from diffusax.pipelines.control import (
     control_inpaint,
     control_text_to_image,
 )
-from diffusax.pipelines.families.family import CONTROLNET
+from diffusax.pipelines.families.family import CONTROLNET, IMAGE_PROMPTS
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
@@ -21,7 +21,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
     """Generates images from prompts, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
@@ -42,7 +42,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
     """Generates images from images, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
@@ -64,7 +64,7 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
@@ -86,7 +86,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
     """Generates images from prompts with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
@@ -111,7 +111,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
     """Generates images from images with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
@@ -137,7 +137,7 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
 
     task = staticmethod(control_inpaint)
     mask_processor = MaskProcessor()
-    extra_components = (CONTROLNET,)
+    extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
     def __call__(

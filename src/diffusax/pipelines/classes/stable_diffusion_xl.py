@@ -86,6 +86,7 @@ class StableDiffusionXLInstructPix2PixPipeline(StableDiffusionXL):
     """Edits images as an instruction says (Brooks et al. 2023)."""
 
     task = staticmethod(instruct)
+    extra_components = ()
 
     @documented
     def __call__(

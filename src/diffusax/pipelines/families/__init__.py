@@ -1,10 +1,17 @@
 """Families of checkpoints: everything in which one kind of model differs from another."""
 
-from diffusax.pipelines.families.family import Component, Denoiser, Family, diffusers_components
+from diffusax.pipelines.families.family import (
+    IMAGE_PROMPTS,
+    Component,
+    Denoiser,
+    Family,
+    diffusers_components,
+)
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 
 __all__ = [
+    "IMAGE_PROMPTS",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "Component",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 
+from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
@@ -19,6 +20,8 @@ Role = Literal[
     "t2i_adapter",
     "text_encoder",
     "tokenizer",
+    "image_encoder",
+    "image_processor",
     "autoencoder",
     "scheduler",
 ]
@@ -35,7 +38,7 @@ class Component:
     """The name in model_index.json, which is also the attribute of pipelines."""
     role: Role
     kind: Any = Model
-    """The class of its values. A tokenizer's class has `from_folder(path)` and `save(path)`."""
+    """The class of its values. A tokenizer's or image processor's has `from_folder` and `save`."""
     optional: bool = False
     """Whether a checkpoint may lack it."""
     tokenizer: str = ""
@@ -46,6 +49,11 @@ CONTROLNET = Component("controlnet", "controlnet")
 """The component for the ControlNets of a pipeline, one or several."""
 T2I_ADAPTER = Component("adapter", "t2i_adapter")
 """The component for the T2I-Adapters of a pipeline, one or several."""
+IMAGE_PROMPTS: tuple[Component, ...] = (
+    Component("image_encoder", "image_encoder", optional=True),
+    Component("feature_extractor", "image_processor", CLIPImageProcessor, optional=True),
+)
+"""The components with which IP-Adapters read images."""
 
 
 class Denoiser(Protocol):
@@ -102,8 +110,9 @@ class Denoiser(Protocol):
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component, and under "adapters" the layers of adapters by
-                component, in calls with some (`diffusax.models.adapters.Layers`).
+            params: the parameters by component, and in calls with some, under "adapters" the
+                layers of adapters by component (`diffusax.models.adapters.Layers`), and under
+                "ip_adapters" those of IP-Adapters (`diffusax.models.image_prompts.Layers`).
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
@@ -186,7 +195,8 @@ class Family:
 
     def role(self, name: str) -> Role:
         """The role of a component, also of those that steer, and numbered ones (controlnet_1)."""
-        known = {c.name: c.role for c in (*self.components, CONTROLNET, T2I_ADAPTER)}
+        others = (CONTROLNET, T2I_ADAPTER, *IMAGE_PROMPTS)
+        known = {c.name: c.role for c in (*self.components, *others)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
 
     @functools.cached_property

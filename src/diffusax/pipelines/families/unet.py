@@ -13,6 +13,7 @@ from diffusax.checkpoints.files import numbered
 from diffusax.models.adapters import Adapters
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.image_prompts import ImagePrompts
 from diffusax.models.network import Network, Params
 from diffusax.models.t2i_adapter import weigh_maps
 from diffusax.pipelines.guidance import apply_guidance
@@ -129,8 +130,9 @@ class UNetDenoiser:
         """Predicts for each branch, b h w c.
 
         Args:
-            params: the parameters by component: unet, controlnet, controlnet_1 and so on, and
-                under "adapters" their low-rank adapters' layers.
+            params: the parameters by component: unet, controlnet, controlnet_1 and so on, under
+                "adapters" their low-rank adapters' layers, and under "ip_adapters" the
+                IP-Adapters' of the UNet.
             x: b h w c, the scaled latents; b counts images times branches.
             timestep: b.
             conditions: conditions without the axis of the branches, which is merged into the batch.
@@ -148,6 +150,8 @@ class UNetDenoiser:
         more = self._residuals(params, x, timestep, conditions, inputs, options)
         more |= self._maps(conditions, inputs)
         more |= _adapters(params, "unet", inputs.adapters)
+        if conditions.images:
+            more["image_prompts"] = ImagePrompts(params["ip_adapters"], conditions.images)
         if inputs.freeu is not None:
             more["freeu"] = inputs.freeu
         if conditions.channels is not None:
@@ -195,7 +199,7 @@ class UNetDenoiser:
         return {"down_intrablock_additional_residuals": weigh_maps(maps, scales)}
 
 
-def _adapters(params: Params, name: str, weights: Any) -> dict[str, Adapters]:
+def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
     """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
     layers = params.get("adapters", {}).get(name)
     return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
