@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.checkpoints.tensors import Entry, TensorFile
+from diffusax.checkpoints.tensors import Entry, TensorFile, read_entries
 from diffusax.models.network import Params
 
 MAX_LISTED = 20
@@ -99,7 +99,31 @@ def load_params(
         ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
             floating-point numbers; lists them.
     """
-    tensor_files = {path: TensorFile(path) for path in files}
+    stored = {path: read_entries(path) for path in files}
+    where = ", ".join(map(str, stored))
+    return load_entries(
+        module_class, abstract_params, list(stored.values()), where=where, dtype=dtype, device=device
+    )
+
+
+def load_entries(
+    module_class: type[nnx.Module],
+    abstract_params: Params,
+    stored: Collection[Mapping[str, Entry]],
+    *,
+    where: str,
+    dtype: Any = None,
+    device: Any = None,
+) -> Params:
+    """Loads a parameter tree like `load_params`, from given places in files, by name.
+
+    where: the name of what holds them, for errors.
+
+    Raises:
+        ValueError: for the reasons of `load_params`.
+    """
+    paths = {entry.path for part in stored for entry in part.values()}
+    tensor_files = {path: TensorFile(path) for path in paths}
 
     @contextlib.contextmanager
     def opened(entry: Entry) -> Iterator[np.ndarray]:
@@ -110,9 +134,9 @@ def load_params(
     return fit_params(
         module_class,
         abstract_params,
-        [file.entries for file in tensor_files.values()],
+        stored,
         opened,
-        where=", ".join(map(str, tensor_files)),
+        where=where,
         dtype=dtype,
         device=device,
     )
