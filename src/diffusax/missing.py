@@ -20,7 +20,7 @@ _IP_ADAPTER = (
     "after diffusax.torch.compile(pipe), see docs/torch.md"
 )
 _SINGLE_FILE = (
-    f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
+    "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
 )
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
@@ -59,7 +59,7 @@ PIPELINE = _hints(
             "load_ip_adapter unload_ip_adapter set_ip_adapter_scale encode_image "
             "prepare_ip_adapter_image_embeds"
         ),
-        _SINGLE_FILE: _words("from_single_file from_ckpt"),
+        _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
             "check_inputs prepare_latents prepare_extra_step_kwargs decode_latents get_timesteps "
             "prepare_image prepare_control_image prepare_mask_latents prepare_image_latents "
@@ -76,7 +76,6 @@ NETWORK = _hints(
             "disable_adapters enable_lora disable_lora enable_lora_hotswap fuse_lora unfuse_lora "
             "unload_lora"
         ),
-        _SINGLE_FILE: _words("from_single_file"),
         _ATTENTION: _words(
             "attn_processors set_attn_processor set_default_attn_processor set_attention_slice "
             "set_attention_backend enable_xformers_memory_efficient_attention "

@@ -29,6 +29,7 @@ _DTYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -49,13 +50,7 @@ class Entry(NamedTuple):
         return self._replace(shape=self.shape[::-1], transposed=not self.transposed)
 
     def split(self, count: int) -> list["Entry"]:
-        """Returns the parts of equal length along the first axis, which must not be transposed.
-
-        Raises:
-            ValueError: the first axis has no such parts.
-        """
-        if not self.shape or self.shape[0] % count:
-            raise ValueError(f"{self.path}: a tensor of {self.shape} has no {count} equal parts")
+        """Returns the parts of equal length along the first axis, which must have such parts."""
         nbytes = self.nbytes // count
         shape = (self.shape[0] // count, *self.shape[1:])
         return [
@@ -147,40 +142,46 @@ def write_tensors(
 
 
 def copy_tensors(
-    path: Path, tensors: Mapping[str, Sequence[Entry]], *, metadata: Mapping[str, str] | None = None
+    path: Path,
+    tensors: Mapping[str, Sequence[Entry | np.ndarray]],
+    *,
+    dtype: Any = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a safetensors file of tensors in other files, one after the other, bit for bit.
+    """Writes a safetensors file of tensors in other files; one after the other is in memory.
 
     Args:
         path: the file to write, which appears only when it is whole.
-        tensors: for each name the entries that are joined along the first axis.
+        tensors: for each name its parts, of one dtype, which are joined along the first axis.
+        dtype: the dtype of the tensors; None copies them bit for bit.
         metadata: texts for the header, by default {"format": "pt"}.
 
     Raises:
         OSError: the file cannot be written; names it and says why.
     """
-    names = {dtype: name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
     for name, parts in tensors.items():
-        begin, end = end, end + sum(part.nbytes for part in parts)
-        shape = list(parts[0].shape)
+        kind, shape = np.dtype(dtype or parts[0].dtype), list(parts[0].shape)
         if len(parts) > 1:
             shape[0] = sum(part.shape[0] for part in parts)
-        header[name] = {
-            "dtype": names[parts[0].dtype],
-            "shape": shape,
-            "data_offsets": [begin, end],
-        }
+        begin, end = end, end + math.prod(shape) * kind.itemsize
+        header[name] = {"dtype": _NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     files: dict[Path, TensorFile] = {}
     with written_whole(path) as partial, partial.open("wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for part in (part for parts in tensors.values() for part in parts):
+            if isinstance(part, np.ndarray):
+                out.write(part.astype(dtype or part.dtype).tobytes())
+                continue
             if part.path not in files:
                 files[part.path] = TensorFile(part.path)
-            out.write(np.ascontiguousarray(files[part.path].view(part)).view(np.uint8).data)
+            array = files[part.path].view(part)
+            array = np.ascontiguousarray(array, dtype or array.dtype)
+            out.write(array.reshape(-1).view(np.uint8).data)
+            del array
             files[part.path].release(part)
 
 

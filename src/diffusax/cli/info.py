@@ -78,15 +78,12 @@ def _samplers(config: dict[str, Any] | None) -> list[str]:
 
 
 def _size(folder: Path, variant: str | None) -> str:
-    from diffusax.checkpoints.files import weight_files
-    from diffusax.checkpoints.tensors import read_entries
+    from diffusax.checkpoints.networks import stored_tensors
 
     if not (folder / "config.json").is_file():
         return ""
     load_json(folder / "config.json")
-    entries = [
-        entry for file in weight_files(folder, variant) for entry in read_entries(file).values()
-    ]
+    entries = [entry for part in stored_tensors(folder, variant) for entry in part.values()]
     count = sum(math.prod(entry.shape) for entry in entries)
     nbytes = sum(entry.nbytes for entry in entries)
     dtypes = "/".join(sorted({str(entry.dtype) for entry in entries}))

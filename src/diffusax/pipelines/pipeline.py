@@ -31,13 +31,14 @@ from diffusax.pipelines.loading import (
 )
 from diffusax.pipelines.output import output
 from diffusax.pipelines.placement import put_params
+from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
 
 
 @hinting(missing.PIPELINE)
-class DiffusionPipeline(DiffusersMethods, AheadOfTime):
+class DiffusionPipeline(DiffusersMethods, AheadOfTime, SingleFile):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
     Components are attributes: `pipe.unet`, `pipe.vae = other`. Assigning one, the scheduler too,
