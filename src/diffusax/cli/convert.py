@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -20,6 +20,8 @@ class Convert(Options):
 
     The denoiser gets input channels for a second image, whose weights are zero, so that its
     predictions do not change.
+
+    Without a task, diffusax convert IN OUT makes a folder of a single .safetensors file, or back.
     """
 
     task: Positional[Literal["instruct-pix2pix"]]
@@ -46,6 +48,15 @@ class Convert(Options):
         return self.output
 
 
-def command(args: list[str]) -> Convert:
-    """Reads the options from the arguments."""
+def command(args: list[str]) -> Any:
+    """Reads the options from the arguments: of a task, or of a single file without one."""
+    if _names_single_file(args):
+        from diffusax.cli import convert_file
+
+        return convert_file.command(args)
     return parse(Convert, args, prog="diffusax convert")
+
+
+def _names_single_file(args: list[str]) -> bool:
+    """Returns whether the arguments begin with no task, and a single file is among them."""
+    return args[:1] != ["instruct-pix2pix"] and any(".safetensors" in arg for arg in args)

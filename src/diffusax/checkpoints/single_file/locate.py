@@ -11,7 +11,7 @@ from huggingface_hub import constants, errors
 from diffusax.checkpoints.hub import hub_errors, resolve
 
 _ADDRESS = re.compile(
-    r"(?P<repo>[^/\s]+/[^/\s]+)/(?:(?:blob|resolve)/(?P<revision>[^/]+)/)?(?P<name>[^?#]+)"
+    r"(?P<repo>[^/\s]+/[^/\s]+)/(?:(?:blob|resolve)/(?P<revision>[^/]+)/)?(?P<name>[^?#]+)(?:[?#].*)?"
 )
 _HOSTS = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 
