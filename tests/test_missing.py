@@ -52,6 +52,8 @@ def test_networks_and_schedulers_do_too(pipe):
         _ = pipe.unet.load_attn_procs
     with pytest.raises(AttributeError, match=r"scheduler\.schedule\(steps\)"):
         pipe.scheduler.set_timesteps(20)
+    with pytest.raises(AttributeError, match="UNet2DConditionModel, AutoencoderKL and ControlNetM"):
+        diffusax.AutoencoderTiny.from_single_file("taesd.safetensors")
 
 
 def test_a_name_that_nobody_has_is_refused_as_ever(pipe):

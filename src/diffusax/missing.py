@@ -22,6 +22,10 @@ _IP_ADAPTER = (
 _SINGLE_FILE = (
     "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
 )
+_SINGLE_NETWORK = (
+    "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it; they and pipelines are what "
+    "single files hold"
+)
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
     "function, see docs/functional.md"
@@ -76,6 +80,7 @@ NETWORK = _hints(
             "disable_adapters enable_lora disable_lora enable_lora_hotswap fuse_lora unfuse_lora "
             "unload_lora"
         ),
+        _SINGLE_NETWORK: _words("from_single_file"),
         _ATTENTION: _words(
             "attn_processors set_attn_processor set_default_attn_processor set_attention_slice "
             "set_attention_backend enable_xformers_memory_efficient_attention "

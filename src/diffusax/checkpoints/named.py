@@ -7,6 +7,7 @@ from diffusax.checkpoints.networks import check_safe, load_network, save_network
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.locate import config_folder, find_file
 from diffusax.checkpoints.single_file.original_config import prediction_of
+from diffusax.missing import NETWORK, hinting
 from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
@@ -16,6 +17,7 @@ WITHOUT_MEANING = ("low_cpu_mem_usage", "disable_mmap", "num_in_channels", "upca
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
 
+@hinting({"from_single_file": NETWORK["from_single_file"]})
 class AutoModel:
     """Loads any network that a config.json names. The networks are in `diffusax.models`."""
 

@@ -256,8 +256,10 @@ def pipeline_class(part: Part) -> str:
 
 
 def pipeline_options(contents: Contents) -> dict[str, bool]:
-    """Returns the options of model_index.json that differ from the defaults."""
+    """Returns the options of model_index.json."""
     part = contents.parts["unet"]
+    if part.family in ("sd1", "sd2"):
+        return {"requires_safety_checker": False}
     if part.family == "refiner":
         return {"requires_aesthetics_score": True, "force_zeros_for_empty_prompt": False}
     if part.family == "sdxl" and part.in_channels == 8:

@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
-from diffusax.checkpoints.model_index import read_model_index, write_model_index
+from diffusax.checkpoints.model_index import (
+    read_call_defaults,
+    read_model_index,
+    write_model_index,
+)
 from diffusax.checkpoints.single_file import configs
 from diffusax.checkpoints.single_file.contents import Contents, Part, read_contents
 from diffusax.checkpoints.tensors import TensorFile
@@ -27,6 +30,8 @@ from diffusax.text.clip_vocabulary import write_clip_vocabulary
 log = logging.getLogger(__name__)
 
 PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
+_NEVER = ("safety_checker", "feature_extractor", "image_encoder")
+"""The components that single files never hold, and pipelines run without."""
 _TOKENIZERS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
 _NAMES = {
     "unet": "a UNet (model.diffusion_model.)",
@@ -194,7 +199,7 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
     unet_config = configs.unet_config(contents, prediction_type)
     family = unet.family
     assert family is not None  # unet_config knows only these
-    listed: dict[str, Any] = {}
+    listed: dict[str, Any] = dict.fromkeys(_NEVER)
     for name in ("unet", "vae", *configs.TEXT_ENCODERS[family]):
         if name in reading.given:
             continue
@@ -217,7 +222,11 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
 
 def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Path) -> None:
     """Writes the folder of a pipeline from configs in diffusers' layout."""
-    _, listed, _ = read_model_index(source)
+    pipeline, listed, options = read_model_index(source)
+    listed = {name: kind for name, kind in listed.items() if name not in _NEVER}
+    components = {**dict.fromkeys(_NEVER), **listed}
+    defaults = read_call_defaults(source)
+    write_model_index(folder, pipeline, components, call_defaults=defaults, **options)
     for name, (_, class_name) in listed.items():
         own = folder / name
         if not (source / name).is_dir() or name in reading.given:
@@ -232,7 +241,6 @@ def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Pa
         if class_name.endswith("Scheduler") and reading.prediction_type is not None:
             file = own / "scheduler_config.json"
             write_json(file, {**load_json(file), "prediction_type": reading.prediction_type})
-    shutil.copyfile(source / MODEL_INDEX, folder / MODEL_INDEX)
 
 
 def _check_there(contents: Contents, name: str) -> None:
