@@ -22,10 +22,10 @@ from single_files import hollow, model_shapes, original_shapes, packed
 import diffusax
 from diffusax.checkpoints import load_network, read_model_index, resolve
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
+from diffusax.checkpoints.locate import find_file
 from diffusax.checkpoints.networks import network_of, read_network, stored_tensors
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
-from diffusax.checkpoints.single_file.locate import find_file
 from diffusax.checkpoints.tree import fitted, params_to_tensors, torch_shapes
 from diffusax.text import clip_vocabulary
 from diffusax.text.tokenizer import CLIPTokenizer
@@ -359,7 +359,8 @@ def test_continuous_noise_levels_are_those_of_the_file(files, tmp_path):
     scheduler = diffusers.EDMEulerScheduler(
         **levels, prediction_type="v_prediction", sigma_schedule="exponential"
     )
-    scheduler.save_pretrained(copy / "scheduler")
+    config = {"_class_name": "EDMEulerScheduler", **scheduler.to_config()}
+    (copy / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
     index = json.loads((copy / "model_index.json").read_text())
     index["scheduler"] = ["diffusers", "EDMEulerScheduler"]
     (copy / "model_index.json").write_text(json.dumps(index))
@@ -454,6 +455,12 @@ def test_mistakes_are_one_sentence(files, tmp_path):
         (pipe, 3, {}, "must be a path or an address"),
         (diffusax.ControlNetModel, path, {}, "holds unet, vae, text_encoder, but not controlnet"),
         (diffusax.AutoencoderKL, path, {"color": 1}, "has no option 'color'"),
+        (
+            diffusax.AutoencoderKL,
+            path,
+            {"config": folder / "unet"},
+            "but the config is that of a U",
+        ),
     ]
     for cls, file, options, message in cases:
         with pytest.raises(ValueError, match=message) as error:

@@ -16,7 +16,7 @@ from diffusax.checkpoints.networks import config_of, read_network, stored_tensor
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
 from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read_contents
-from diffusax.checkpoints.single_file.names import NAMES
+from diffusax.checkpoints.single_file.names import CLASSES, NAMES
 from diffusax.checkpoints.tensors import Entry, copy_tensors
 from diffusax.checkpoints.tree import fitted, torch_shapes
 from diffusax.files import load_json, write_json
@@ -25,11 +25,7 @@ from diffusax.models.network import Network
 Tensors = dict[str, Sequence[Entry | np.ndarray]]
 
 _UNKNOWN = "the original code of Stable Diffusion has no such network"
-_COMPONENTS = {
-    "UNet2DConditionModel": "unet",
-    "ControlNetModel": "controlnet",
-    "AutoencoderKL": "vae",
-}
+_COMPONENTS = {CLASSES[name][0]: name for name in NAMES}
 _PREFIXES = {
     "unet": "model.diffusion_model.",
     "controlnet": "control_model.",

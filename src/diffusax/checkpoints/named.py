@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.networks import check_safe, load_network, save_network
 from diffusax.checkpoints.single_file import Reading, opened_view
-from diffusax.checkpoints.single_file.locate import config_folder, find_file
 from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.missing import NETWORK, hinting
 from diffusax.models import MODELS

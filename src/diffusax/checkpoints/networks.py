@@ -69,7 +69,7 @@ def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, E
     """
     part = part_of(folder)
     if part is not None:
-        return [named_entries(part, read_network(folder).config)]
+        return [named_entries(part, read_network(folder))]
     return [read_entries(file) for file in weight_files(folder, variant)]
 
 

@@ -8,8 +8,8 @@ from tyro.conf import Positional, arg
 
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.single_file import Reading
-from diffusax.checkpoints.single_file.locate import config_folder, find_file
 from diffusax.cli.parsing import OWN, parse
 from diffusax.models.network import parse_dtype
 from diffusax.printable import escaped

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, Self
 
+from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.single_file import Reading, opened_view
-from diffusax.checkpoints.single_file.locate import config_folder, find_file
 from diffusax.checkpoints.single_file.original_config import prediction_of
 
 WITHOUT_MEANING = frozenset(

@@ -8,6 +8,7 @@ from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_n
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
+from diffusax.models.network import Network
 
 NAMES = {
     "unet": unet_names,
@@ -15,6 +16,14 @@ NAMES = {
     "vae": autoencoder_names,
 }
 """For each component, the function that gives the paths of its modules from its config."""
+CLASSES = {
+    "unet": ("UNet2DConditionModel",),
+    "controlnet": ("ControlNetModel",),
+    "vae": ("AutoencoderKL",),
+    "text_encoder": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    "text_encoder_2": ("CLIPTextModelWithProjection",),
+}
+"""For each component, the classes of networks that single files hold."""
 # What training leaves in files, and what no image depends on.
 _LEFTOVERS: dict[str, tuple[str, ...]] = {
     "vae": ("loss.", "model_ema."),
@@ -23,18 +32,25 @@ _LEFTOVERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def named_entries(part: Part, config: Any) -> dict[str, Entry]:
+def named_entries(part: Part, network: Network) -> dict[str, Entry]:
     """Returns the tensors of a part by diffusers' or transformers' names; reads none.
 
     Names that the network does not have stay as they are, for the error that lists them.
 
     Args:
         part: the part of the file.
-        config: the network's config.
+        network: the network to read from it.
 
     Raises:
-        ValueError: a tensor that holds several does not have the shape for it.
+        ValueError: the network is of another class than the part, or a tensor that holds several
+            does not have the shape for it.
     """
+    if network.class_name not in CLASSES[part.name]:
+        raise ValueError(
+            f"{part.path} holds a {CLASSES[part.name][0]} as {part.name}, but the config is that "
+            f"of a {network.class_name}; pass the config that belongs to the file"
+        )
+    config = network.config
     own = {
         name: entry
         for name, entry in part.entries.items()

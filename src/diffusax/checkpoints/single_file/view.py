@@ -229,8 +229,10 @@ def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Pa
     write_model_index(folder, pipeline, components, call_defaults=defaults, **options)
     for name, (_, class_name) in listed.items():
         own = folder / name
-        if not (source / name).is_dir() or name in reading.given:
+        if name in reading.given:
             continue
+        if not (source / name).is_dir():
+            raise ValueError(f"there is no folder {source / name}, which model_index.json names")
         own.mkdir()
         for file in (source / name).iterdir():
             if file.suffix in (".json", ".txt") and file.is_file():
