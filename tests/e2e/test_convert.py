@@ -87,9 +87,9 @@ def test_a_single_file_and_back_on_the_command_line(tiny_checkpoints, tmp_path, 
         for key, x in theirs.items():
             assert np.array_equal(same[key.removeprefix("text_model.")], x)
     cases = (
-        ((folder, file, "--use-ema"), "--use-ema is for a single file as IN; leave it out"),
         ((file, tmp_path / "out"), "pass config= with a folder or Hub repository"),
         ((tmp_path / "x.safetensors", again), "there is no file"),
+        ((tmp_path / "nothing", file), "nothing is no folder here"),
     )
     for args, message in cases:
         with pytest.raises(SystemExit) as stop:
@@ -98,6 +98,12 @@ def test_a_single_file_and_back_on_the_command_line(tiny_checkpoints, tmp_path, 
         assert stop.value.code == 2
         assert message in shown
         assert shown.count("\n") == 1
+
+
+def test_options_of_single_files_are_refused_for_folders(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", str(tmp_path), str(tmp_path / "x.safetensors"), "--use-ema"])
+    assert "--use-ema is for a single file as IN" in capsys.readouterr().err
 
 
 def test_commands_take_a_single_file(tmp_path, monkeypatch, capsys):
