@@ -65,7 +65,11 @@ def same_tensors(params, folder):
 # Tiny models: diffusers reads our files, and we read them back.
 
 
-@pytest.mark.parametrize(("kind", "variation"), few(KINDS, ("sd", "b"), ("xl", "a")))
+# diffusers does not know the name of the layer for an LCM's guidance scale.
+THEIRS = [case for case in KINDS if case[0] != "lcm"]
+
+
+@pytest.mark.parametrize(("kind", "variation"), few(THEIRS, ("sd", "b"), ("xl", "a")))
 def test_diffusers_reads_our_files_bit_for_bit(files, kind, variation):
     folder, path = files(kind, variation)
     name, listed, _ = read_model_index(folder)

@@ -173,5 +173,5 @@ def _markers(scheduler: Mapping[str, Any]) -> Tensors:
     if "sigma_data" in scheduler:
         names = ("sigma_max", "sigma_min")
         return {f"edm_vpred.{name}": [np.array(scheduler[name], np.float32)] for name in names}
-    names = ("v_pred", "ztsnr") if scheduler.get("rescale_betas_zero_snr") else ("v_pred",)
-    return {name: [np.zeros(0, np.float32)] for name in names}
+    markers = ["v_pred", "ztsnr"] if scheduler.get("rescale_betas_zero_snr") else ["v_pred"]
+    return {name: [np.zeros(0, np.float32)] for name in markers}

@@ -31,7 +31,7 @@ def open_clip_names(config: CLIPTextConfig) -> dict[str, tuple[str, ...]]:
     ("text_model.encoder.layers.0.layer_norm1.bias",)}. `text_projection`, of which transformers has
     the transpose as `text_projection.weight`, is not among them.
     """
-    names = {original: (name,) for original, name in _FIXED.items()}
+    names: dict[str, tuple[str, ...]] = {original: (name,) for original, name in _FIXED.items()}
     for i in range(config.num_hidden_layers):
         theirs, ours = f"transformer.resblocks.{i}", f"text_model.encoder.layers.{i}"
         for kind in ("weight", "bias"):

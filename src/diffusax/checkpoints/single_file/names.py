@@ -1,6 +1,6 @@
 """Gives the tensors of a single file the names that they have in diffusers' layout."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffusax.checkpoints.original.autoencoder import autoencoder_names
@@ -10,7 +10,7 @@ from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
 from diffusax.models.network import Network
 
-NAMES = {
+NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
     "unet": unet_names,
     "controlnet": controlnet_names,
     "vae": autoencoder_names,

@@ -216,7 +216,7 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
     (folder / "scheduler").mkdir()
     write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
     listed["scheduler"] = ("diffusers", scheduler["_class_name"])
-    options = configs.pipeline_options(contents)
+    options: dict[str, Any] = configs.pipeline_options(contents)
     write_model_index(folder, configs.pipeline_class(unet), listed, **options)
 
 
