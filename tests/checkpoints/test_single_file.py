@@ -1,5 +1,6 @@
 """Single files: diffusers reads ours, they come back as they were, broken ones are a sentence."""
 
+import functools
 import json
 import os
 import random
@@ -24,6 +25,8 @@ from diffusax.checkpoints.locate import find_file
 from diffusax.checkpoints.networks import read_network
 from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
 from diffusax.checkpoints.tree import fitted, params_to_tensors
+from diffusax.pipelines.loading import class_for
+from diffusax.training.base_model import BaseModel
 
 KINDS = [
     ("sd", "a"),
@@ -220,6 +223,11 @@ def test_a_path_opens_where_a_folder_would(tmp_path):
     assert folder == resolve(str(path))
     assert read_network(resolve(path, subfolder="unet")).config.cross_attention_dim == 768
     assert folder.name == path.name
+    # So do training, and commands that compile without parameters.
+    base = BaseModel.open(str(path))
+    assert (base.default_size, base.factor, base.denoiser) == (512, 8, "unet")
+    assert base.tokenize("a cat")["input_ids"].shape == (77,)
+    assert class_for(diffusax.DiffusionPipeline, folder) is diffusax.StableDiffusionPipeline
     control = hollow(tmp_path / "control.safetensors", {"input_hint_block.0.weight": (16, 3, 3, 3)})
     with pytest.raises(ValueError, match="attends to texts of width None"):
         resolve(control)
@@ -336,19 +344,29 @@ def mutated(rng, data):
 
 
 def test_a_broken_file_is_a_model_or_one_sentence(files, tmp_path):
-    folder, path = files("sd")
+    folder, path = files("sd", "b")
+    whole = diffusax.DiffusionPipeline.from_single_file(path, config=folder)
     data, rng = path.read_bytes(), random.Random(0)
     broken = tmp_path / "broken.safetensors"
+    readers = [
+        functools.partial(diffusax.UNet2DConditionModel.from_single_file, broken, config=folder),
+        functools.partial(diffusax.AutoencoderKL.from_single_file, broken, config=folder),
+        functools.partial(
+            diffusax.DiffusionPipeline.from_single_file,
+            broken,
+            config=folder,
+            tokenizer=whole.tokenizer,
+        ),
+    ]
     messages = []
     for i in range(examples(100, 400)):
         broken.write_bytes(mutated(rng, data))
-        cls = diffusax.UNet2DConditionModel if i % 2 else diffusax.AutoencoderKL
         try:
-            cls.from_single_file(broken, config=folder)
+            readers[i % 2 if i % 10 else 2]()
         except ValueError as error:
             messages.append(str(error))
     assert len(messages) > 30
-    assert not [text for text in messages if "broken.safetensors" not in text]
+    assert not [text for text in messages if str(broken) not in text]
     assert not [text for text in messages if "\n" in text or len(text) > 4000]
 
 
