@@ -4,7 +4,9 @@ import gzip
 import json
 from pathlib import Path
 
-MERGES = Path(__file__).parent / "data" / "clip_bpe" / "bpe_simple_vocab_16e6.txt.gz"
+import diffusax
+
+MERGES = Path(diffusax.__file__).parent / "data" / "clip_bpe" / "merges.txt.gz"
 
 
 def write_clip_vocabulary(folder: Path, *, pad: str = "<|endoftext|>") -> Path:

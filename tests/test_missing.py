@@ -35,7 +35,7 @@ def test_hasattr_stays_false(pipe):
     [
         ("lora_state_dict", "load_lora_weights, set_adapters, fuse_lora and their like are its"),
         ("prepare_latents", "docs/functional.md"),
-        ("from_single_file", "convert the file once"),
+        ("from_ckpt", "from_single_file"),
     ],
 )
 def test_pipelines_name_what_there_is_instead(pipe, name, hint):
@@ -50,8 +50,8 @@ def test_networks_and_schedulers_do_too(pipe):
         _ = pipe.unet.load_attn_procs
     with pytest.raises(AttributeError, match=r"scheduler\.schedule\(steps\)"):
         pipe.scheduler.set_timesteps(20)
-    with pytest.raises(AttributeError, match="convert the file once"):
-        diffusax.UNet2DConditionModel.from_single_file("unet.safetensors")
+    with pytest.raises(AttributeError, match="UNet2DConditionModel, AutoencoderKL and ControlNetM"):
+        diffusax.AutoencoderTiny.from_single_file("taesd.safetensors")
 
 
 def test_a_name_that_nobody_has_is_refused_as_ever(pipe):

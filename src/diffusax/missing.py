@@ -11,7 +11,11 @@ _LORA = (
     "its methods, see docs/guides/adapters.md"
 )
 _SINGLE_FILE = (
-    f"diffusax opens folders only: convert the file once, from_single_file(...) and {_SAVE}"
+    "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
+)
+_SINGLE_NETWORK = (
+    "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it; they and pipelines are what "
+    "single files hold"
 )
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "
@@ -42,7 +46,7 @@ PIPELINE = _hints(
         _LORA: _words(
             "lora_state_dict load_lora_into_unet load_lora_into_text_encoder write_lora_layers"
         ),
-        _SINGLE_FILE: _words("from_single_file from_ckpt"),
+        _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
             "check_inputs prepare_latents prepare_extra_step_kwargs decode_latents get_timesteps "
             "prepare_image prepare_control_image prepare_mask_latents prepare_image_latents "
@@ -59,7 +63,7 @@ NETWORK = _hints(
             "disable_adapters enable_lora disable_lora enable_lora_hotswap fuse_lora unfuse_lora "
             "unload_lora"
         ),
-        _SINGLE_FILE: _words("from_single_file"),
+        _SINGLE_NETWORK: _words("from_single_file"),
         _ATTENTION: _words(
             "attn_processors set_attn_processor set_default_attn_processor set_attention_slice "
             "set_attention_backend enable_xformers_memory_efficient_attention "

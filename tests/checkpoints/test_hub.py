@@ -306,9 +306,9 @@ def test_local_folders_are_taken_as_they_are(tmp_path):
     for subfolder in ("../unet", "/unet"):
         with pytest.raises(ValueError, match="subfolder must be a folder of the checkpoint"):
             resolve(tmp_path, subfolder=subfolder)
-    (tmp_path / "file.safetensors").touch()
+    (tmp_path / "file.bin").touch()
     with pytest.raises(ValueError, match="is a file, not a folder"):
-        resolve(str(tmp_path / "file.safetensors"))
+        resolve(str(tmp_path / "file.bin"))
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["a"], b"a"])

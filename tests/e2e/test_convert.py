@@ -4,6 +4,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
+from single_files import hollow, model_shapes
 
 import diffusax
 from diffusax.cli import main
@@ -69,3 +71,53 @@ def test_mistakes_are_one_line(tiny_checkpoints, tmp_path, capsys):
         assert stop.value.code == 2
         assert message in shown
         assert shown.count("\n") == 1
+
+
+def test_a_single_file_and_back_on_the_command_line(tiny_checkpoints, tmp_path, capsys):
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    file, again = tmp_path / "model.safetensors", tmp_path / "again"
+    main(["convert", str(folder), str(file)])
+    main(["convert", str(file), str(again), "--model-config", str(folder)])
+    assert f"wrote {file}\nwrote {again}\n" in capsys.readouterr().out
+    for name in ("unet", "vae", "text_encoder"):
+        (ours,) = (again / name).glob("*.safetensors")
+        theirs, found = load_file(folder / name / ours.name), load_file(ours)
+        same = {key.removeprefix("text_model."): x for key, x in found.items()}
+        assert len(same) == len(theirs)
+        for key, x in theirs.items():
+            assert np.array_equal(same[key.removeprefix("text_model.")], x)
+    cases = (
+        ((file, tmp_path / "out"), "pass config= with a folder or Hub repository"),
+        ((tmp_path / "x.safetensors", again), "there is no file"),
+        ((tmp_path / "nothing", file), "nothing is no folder here"),
+    )
+    for args, message in cases:
+        with pytest.raises(SystemExit) as stop:
+            main(["convert", *map(str, args)])
+        shown = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert message in shown
+        assert shown.count("\n") == 1
+
+
+def test_options_of_single_files_are_refused_for_folders(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", str(tmp_path), str(tmp_path / "x.safetensors"), "--use-ema"])
+    assert "--use-ema is for a single file as IN" in capsys.readouterr().err
+
+
+def test_commands_take_a_single_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["convert", "emoji", "emoji.safetensors"])
+    # The package has no config of so small a model, and the error says so in one line.
+    with pytest.raises(SystemExit):
+        main(["generate", "a cat", "--model", "emoji.safetensors"])
+    shown = capsys.readouterr().err
+    assert "emoji.safetensors: the unet attends to texts of width" in shown
+    shapes = model_shapes("sd1")
+    hollow(tmp_path / "full.safetensors", shapes)
+    main(["info", "full.safetensors"])
+    shown = capsys.readouterr().out
+    assert "StableDiffusionPipeline in full.safetensors" in shown
+    assert "859.5 M parameters" in shown
+    assert "samplers: " in shown

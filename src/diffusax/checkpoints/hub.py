@@ -16,6 +16,7 @@ from huggingface_hub import constants, errors
 from diffusax.checkpoints.files import choose_variant, choose_weights, shard_names, variants
 from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
 from diffusax.checkpoints.model_index import read_model_index
+from diffusax.checkpoints.single_file import is_single_file, lasting_view
 from diffusax.files import load_json
 
 # No pipeline here runs the safety checker, which is 1.2 GB.
@@ -53,14 +54,17 @@ def resolve(
 ) -> Path:
     """Returns the folder of a checkpoint, given as a folder, an embedded name or a Hub repository.
 
+    A .safetensors file with a whole model, or a network, is opened as a folder without weights,
+    see `diffusax.checkpoints.single_file`.
+
     From a repository, only the files that are used are fetched: those of the components in
     model_index.json if it has one, those of `subfolder` if that is given. Without a connection an
     earlier download is used. HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME and a stored login have the
     meaning that they have for huggingface_hub.
 
     Args:
-        path_or_repo: a folder, a Hub repository id, or "emoji", "emoji-edit" or "emoji-control"
-            for a model in the package.
+        path_or_repo: a folder, a Hub repository id, a .safetensors file, or "emoji", "emoji-edit"
+            or "emoji-control" for a model in the package.
         subfolder: a folder in it, such as "unet"; the result is that folder.
         revision: a branch, tag or commit of the repository.
         variant: a variant such as "fp16". Components that lack it are loaded without it; at least
@@ -80,6 +84,12 @@ def resolve(
             f"path_or_repo must be a folder or a Hub repository id (got {path_or_repo!r})"
         )
     wanted = _Wanted(_relative(subfolder), variant, frozenset({*skip, *_SKIPPED}), weights)
+    file = Path(os.path.expanduser(path_or_repo))
+    if is_single_file(file):
+        view = lasting_view(file, skip) / wanted.subfolder
+        if not view.is_dir():
+            raise ValueError(f"{file} holds no {wanted.subfolder}")
+        return view
     folder = local_folder(path_or_repo)
     if folder is not None:
         if not (folder / wanted.subfolder).is_dir():

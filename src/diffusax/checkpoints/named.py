@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from diffusax.checkpoints.locate import config_folder, find_file
 from diffusax.checkpoints.networks import check_safe, load_network, save_network
+from diffusax.checkpoints.single_file import Reading, opened_view
+from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.missing import NETWORK, hinting
 from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model
+
+WITHOUT_MEANING = ("low_cpu_mem_usage", "disable_mmap", "num_in_channels", "upcast_attention")
+"""The arguments of diffusers' from_single_file that are accepted and change nothing."""
 
 
 @hinting({"from_single_file": NETWORK["from_single_file"]})
@@ -69,10 +75,80 @@ class AutoModel:
         return model
 
 
-class AutoencoderKL(AutoModel):
+class FromSingleFile(AutoModel):
+    """A network that single files hold, alone or with the rest of a model."""
+
+    component: ClassVar[str]
+    """The network's name in a pipeline's checkpoint."""
+
+    @classmethod
+    def from_single_file(
+        cls,
+        path_or_address: str | Path,
+        *,
+        config: str | Path | None = None,
+        original_config: Any = None,
+        subfolder: str | None = None,
+        torch_dtype: Any = None,
+        dtype: Any = "float32",
+        use_ema: bool = False,
+        extract_ema: bool = False,
+        device: Any = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        **changes: Any,
+    ) -> Model:
+        """Loads a network from a .safetensors file, in the original layout or in diffusers'.
+
+        The file may hold a whole model. Its config is in the package, so that nothing is fetched.
+
+        Args:
+            path_or_address: the file's path, its address on the Hub, or "owner/name/file".
+            config: a folder or Hub repository with the network's config.json, at its top, in
+                `subfolder` or under the network's name in a pipeline.
+            original_config: a YAML file of the original code, or its contents; see
+                `DiffusionPipeline.from_single_file`.
+            subfolder: the folder in `config`.
+            torch_dtype: diffusers' name for `dtype`; may be one of PyTorch's dtypes.
+            dtype: the dtype of parameters and computation, a name or a JAX dtype; "auto" keeps the
+                file's.
+            use_ema: whether to read a UNet's averaged parameters (`model_ema.`).
+            extract_ema: diffusers' name for `use_ema`.
+            device: a device or sharding to put the parameters on.
+            revision: a branch, tag or commit of the file's repository.
+            token: the token for private and gated repositories; by default the stored login.
+            local_files_only: whether to use only files that were downloaded before.
+            cache_dir: the folder of downloads, instead of the one in HF_HOME.
+            **changes: options that replace those of the config, such as `scaling_factor`.
+
+        Raises:
+            ValueError: the file cannot be found or read, does not hold this network, or holds one
+                of which the package has no config; says what to pass.
+        """
+        hub: dict[str, Any] = {
+            **{"token": token, "cache_dir": cache_dir},
+            **{"local_files_only": local_files_only, "revision": revision},
+        }
+        for name in WITHOUT_MEANING:
+            changes.pop(name, None)
+        reading = Reading(
+            config_folder(config, subfolder=subfolder, **hub),
+            prediction_of(original_config),
+            use_ema or extract_ema,
+            changes=tuple(changes.items()),
+        )
+        with opened_view(find_file(path_or_address, **hub), reading, cls.component) as folder:
+            options = {"torch_dtype": torch_dtype, "dtype": dtype, "device": device}
+            return cls.from_pretrained(folder, **options)
+
+
+class AutoencoderKL(FromSingleFile):
     """The autoencoder of Stable Diffusion and SDXL."""
 
     class_names = ("AutoencoderKL",)
+    component = "vae"
 
 
 class AsymmetricAutoencoderKL(AutoModel):
@@ -87,10 +163,11 @@ class AutoencoderTiny(AutoModel):
     class_names = ("AutoencoderTiny",)
 
 
-class ControlNetModel(AutoModel):
+class ControlNetModel(FromSingleFile):
     """A ControlNet."""
 
     class_names = ("ControlNetModel",)
+    component = "controlnet"
 
     @staticmethod
     def from_unet(unet: Model) -> Model:
@@ -141,10 +218,11 @@ class T2IAdapter(AutoModel):
     class_names = ("T2IAdapter",)
 
 
-class UNet2DConditionModel(AutoModel):
+class UNet2DConditionModel(FromSingleFile):
     """The UNet of Stable Diffusion and SDXL."""
 
     class_names = ("UNet2DConditionModel",)
+    component = "unet"
 
 
 def _save_pretrained(

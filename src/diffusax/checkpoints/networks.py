@@ -8,8 +8,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
-from diffusax.checkpoints.tensors import split_into_shards, write_tensors
-from diffusax.checkpoints.tree import load_params, params_to_tensors
+from diffusax.checkpoints.single_file import named_entries, part_of
+from diffusax.checkpoints.tensors import Entry, read_entries, split_into_shards, write_tensors
+from diffusax.checkpoints.tree import load_entries, params_to_tensors
 from diffusax.files import load_json, write_json
 from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
@@ -45,14 +46,31 @@ def load_network(
     """
     folder = resolve(path_or_repo, subfolder=subfolder, variant=variant, **hub)
     network = read_network(folder)
-    params = load_params(
+    part = part_of(folder)
+    files = [part.path] if part else weight_files(folder, variant)
+    params = load_entries(
         network.module_class,
         network.shapes,
-        weight_files(folder, variant),
+        stored_tensors(folder, variant),
+        where=", ".join(map(str, files)),
         dtype=None if dtype is None else parse_dtype(dtype),
         device=placing(network, device),
     )
     return Model(network, params)
+
+
+def stored_tensors(folder: Path, variant: str | None = None) -> list[dict[str, Entry]]:
+    """Returns the places of the tensors in a network's folder by name, for each file.
+
+    A folder may stand for a part of a single file (`single_file.part_of`).
+
+    Raises:
+        ValueError: the files, or the config that their names depend on, cannot be read.
+    """
+    part = part_of(folder)
+    if part is not None:
+        return [named_entries(part, read_network(folder))]
+    return [read_entries(file) for file in weight_files(folder, variant)]
 
 
 def placing(network: Network, device: Any) -> Any:
@@ -116,8 +134,8 @@ def save_network(
     check_saveable(model)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", _config(model))
-    stem = STEMS[1] if model.class_name in _TRANSFORMERS else STEMS[0]
+    write_json(folder / "config.json", config_of(model.network))
+    stem = weights_stem(model.class_name)
     stem = f"{stem}.{variant}" if variant else stem
     tensors = params_to_tensors(model.params)
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
@@ -136,6 +154,20 @@ def save_network(
     write_json(folder / index, {"metadata": total, "weight_map": weight_map})
 
 
+def weights_stem(class_name: str) -> str:
+    """Returns the name, without its ending, of the file with a network's weights."""
+    return STEMS[1] if class_name in _TRANSFORMERS else STEMS[0]
+
+
+def config_of(network: Network) -> dict[str, Any]:
+    """Returns the contents of a network's config.json, as diffusers or transformers reads it."""
+    data = config_to_dict(network.config)
+    if network.class_name not in _TRANSFORMERS:
+        return data
+    del data["_class_name"]
+    return {"architectures": [network.class_name], **data, "dtype": "float32"}
+
+
 def _class_name(data: dict[str, Any], folder: Path) -> str:
     architectures = data.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -148,11 +180,3 @@ def _class_name(data: dict[str, Any], folder: Path) -> str:
             f"(it has {', '.join(MODELS)})"
         )
     return name
-
-
-def _config(model: Model) -> dict[str, Any]:
-    data = config_to_dict(model.config)
-    if model.class_name not in _TRANSFORMERS:
-        return data
-    del data["_class_name"]
-    return {"architectures": [model.class_name], **data, "dtype": "float32"}

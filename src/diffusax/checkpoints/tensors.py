@@ -4,7 +4,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,16 +29,34 @@ _DTYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """The place of a tensor in a file: byte offset and length, dtype and shape."""
+    """The place of a tensor in a file: byte offset and length, dtype and shape.
+
+    `shape` is that of `TensorFile.view`; of a transposed entry the file has the axes in reverse.
+    """
 
     path: Path
     offset: int
     nbytes: int
     dtype: np.dtype
     shape: tuple[int, ...]
+    transposed: bool = False
+
+    def transpose(self) -> "Entry":
+        """Returns the entry with its axes in reverse."""
+        return self._replace(shape=self.shape[::-1], transposed=not self.transposed)
+
+    def split(self, count: int) -> list["Entry"]:
+        """Returns the parts of equal length along the first axis, which must have such parts."""
+        nbytes = self.nbytes // count
+        shape = (self.shape[0] // count, *self.shape[1:])
+        return [
+            self._replace(offset=self.offset + i * nbytes, nbytes=nbytes, shape=shape)
+            for i in range(count)
+        ]
 
 
 class TensorFile:
@@ -57,6 +75,8 @@ class TensorFile:
     def view(self, entry: Entry) -> np.ndarray:
         """Returns the tensor without a copy; it is valid until `release`."""
         flat = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
+        if entry.transposed:
+            return flat.reshape(entry.shape[::-1]).T
         return flat.reshape(entry.shape)
 
     def release(self, entry: Entry) -> None:
@@ -75,16 +95,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     Raises:
         ValueError: the file is truncated or not safetensors, or has a dtype that JAX lacks.
     """
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(length))
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a whole safetensors file ({error}); download it again"
-        ) from None
+    header, begin_of_data = _read_header(path)
     header.pop("__metadata__", None)
     entries = {}
     for name, info in header.items():
@@ -92,8 +103,18 @@ def read_entries(path: Path) -> dict[str, Entry]:
             raise ValueError(f"{path}: {name} has dtype {info['dtype']}, which JAX does not have")
         begin, end = info["data_offsets"]
         dtype, shape = _DTYPES[info["dtype"]], tuple(info["shape"])
-        entries[name] = Entry(path, 8 + length + begin, end - begin, dtype, shape)
+        entries[name] = Entry(path, begin_of_data + begin, end - begin, dtype, shape)
     return entries
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Reads the texts in the header of a safetensors file, by name.
+
+    Raises:
+        ValueError: the file is truncated or not safetensors.
+    """
+    header, _ = _read_header(path)
+    return header.get("__metadata__") or {}
 
 
 def write_tensors(
@@ -120,6 +141,50 @@ def write_tensors(
         partial.chmod(mode)
 
 
+def copy_tensors(
+    path: Path,
+    tensors: Mapping[str, Sequence[Entry | np.ndarray]],
+    *,
+    dtype: Any = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a safetensors file of tensors in other files; one after the other is in memory.
+
+    Args:
+        path: the file to write, which appears only when it is whole.
+        tensors: for each name its parts, of one dtype, which are joined along the first axis.
+        dtype: the dtype of the tensors; None copies them bit for bit.
+        metadata: texts for the header, by default {"format": "pt"}.
+
+    Raises:
+        OSError: the file cannot be written; names it and says why.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
+    end = 0
+    for name, parts in tensors.items():
+        kind, shape = np.dtype(dtype or parts[0].dtype), list(parts[0].shape)
+        if len(parts) > 1:
+            shape[0] = sum(part.shape[0] for part in parts)
+        begin, end = end, end + math.prod(shape) * kind.itemsize
+        header[name] = {"dtype": _NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    files: dict[Path, TensorFile] = {}
+    with written_whole(path) as partial, partial.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for part in (part for parts in tensors.values() for part in parts):
+            if isinstance(part, np.ndarray):
+                out.write(part.astype(dtype or part.dtype).tobytes())
+                continue
+            if part.path not in files:
+                files[part.path] = TensorFile(part.path)
+            array = files[part.path].view(part)
+            array = np.ascontiguousarray(array, dtype or array.dtype)
+            out.write(array.reshape(-1).view(np.uint8).data)
+            del array
+            files[part.path].release(part)
+
+
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
     """Groups names, in order, so that no group of several exceeds `limit` bytes."""
     group: list[str] = []
@@ -131,3 +196,17 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str
         group.append(name)
         total += size
     yield group
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Returns the header of a safetensors file, and the byte at which the data begin."""
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            return json.loads(file.read(length)), 8 + length
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not a whole safetensors file ({error}); download it again"
+        ) from None

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from diffusax.checkpoints.tensors import Entry, TensorFile
+from diffusax.checkpoints.tensors import Entry, TensorFile, read_entries
 from diffusax.models.network import Params
 
 MAX_LISTED = 20
@@ -99,7 +99,36 @@ def load_params(
         ValueError: tensors are missing, unexpected, of another shape, duplicated, or not
             floating-point numbers; lists them.
     """
-    tensor_files = {path: TensorFile(path) for path in files}
+    stored = {path: read_entries(path) for path in files}
+    where = ", ".join(map(str, stored))
+    return load_entries(
+        module_class,
+        abstract_params,
+        list(stored.values()),
+        where=where,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def load_entries(
+    module_class: type[nnx.Module],
+    abstract_params: Params,
+    stored: Collection[Mapping[str, Entry]],
+    *,
+    where: str,
+    dtype: Any = None,
+    device: Any = None,
+) -> Params:
+    """Loads a parameter tree like `load_params`, from given places in files, by name.
+
+    where: the name of what holds them, for errors.
+
+    Raises:
+        ValueError: for the reasons of `load_params`.
+    """
+    paths = {entry.path for part in stored for entry in part.values()}
+    tensor_files = {path: TensorFile(path) for path in paths}
 
     @contextlib.contextmanager
     def opened(entry: Entry) -> Iterator[np.ndarray]:
@@ -110,9 +139,9 @@ def load_params(
     return fit_params(
         module_class,
         abstract_params,
-        [file.entries for file in tensor_files.values()],
+        stored,
         opened,
-        where=", ".join(map(str, tensor_files)),
+        where=where,
         dtype=dtype,
         device=device,
     )
@@ -142,10 +171,9 @@ def fit_params(
     Raises:
         ValueError: for the reasons of `load_params`.
     """
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract_params)
-    wanted = {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
-    found, twice = match_names(module_class, wanted, stored)
-    _check(wanted, found, twice, where)
+    treedef = jax.tree.structure(abstract_params)
+    wanted = _wanted(abstract_params)
+    found = fitted(module_class, abstract_params, stored, where=where)
     _check_dtypes(wanted, found, dtype)
 
     def load(name: str) -> jax.Array:
@@ -158,6 +186,35 @@ def fit_params(
     with ThreadPoolExecutor(2) as pool:
         arrays = list(pool.map(load, wanted))
     return jax.tree.unflatten(treedef, arrays)
+
+
+def fitted(
+    module_class: type[nnx.Module],
+    abstract_params: Params,
+    stored: Iterable[Mapping[str, S]],
+    *,
+    where: str,
+) -> dict[str, S]:
+    """Returns the stored tensors by the names that the network gives them.
+
+    Args:
+        module_class: see `load_params`.
+        abstract_params: see `load_params`.
+        stored: the tensors by name, in one or several parts.
+        where: the name of what holds them, for errors.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, of another shape, or duplicated; lists them.
+    """
+    wanted = _wanted(abstract_params)
+    found, twice = match_names(module_class, wanted, stored)
+    _check(wanted, found, twice, where)
+    return found
+
+
+def torch_shapes(abstract_params: Params) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a network's tensors in a checkpoint, by name."""
+    return {n: torch_shape(shape, path) for n, (path, shape) in _wanted(abstract_params).items()}
 
 
 def copied(array: np.ndarray, dtype: Any = None) -> np.ndarray:
@@ -207,6 +264,12 @@ def match_names(
             twice.append(name)
         found[name] = entry
     return found, twice
+
+
+def _wanted(abstract_params: Params) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Returns the path and the shape of each leaf, by its name in the checkpoint."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(abstract_params)
+    return {checkpoint_name(path): (path, leaf.shape) for path, leaf in leaves}
 
 
 def _check(

@@ -21,6 +21,7 @@ class Convert(Options):
     The denoiser gets input channels for a second image, whose weights are zero, so that its
     predictions do not change.
 
+    Without a task, diffusax convert IN OUT makes a folder of a single .safetensors file, or back.
     diffusax convert lora IN OUT converts a LoRA to another format.
     """
 
@@ -49,9 +50,18 @@ class Convert(Options):
 
 
 def command(args: list[str]) -> Any:
-    """Reads the options from the arguments: of a task, or of a LoRA."""
+    """Reads the options from the arguments: of a task, of a LoRA, or of a single file."""
     if args[:1] == ["lora"]:
         from diffusax.cli import convert_lora
 
         return convert_lora.command(args[1:])
+    if _names_single_file(args):
+        from diffusax.cli import convert_file
+
+        return convert_file.command(args)
     return parse(Convert, args, prog="diffusax convert")
+
+
+def _names_single_file(args: list[str]) -> bool:
+    """Returns whether the arguments begin with no task, and a single file is among them."""
+    return args[:1] != ["instruct-pix2pix"] and any(".safetensors" in arg for arg in args)

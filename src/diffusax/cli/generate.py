@@ -33,8 +33,8 @@ class Generate(drawing.ToFile):
     prompt: Positional[str]
     """The text to generate images of; with - each line of standard input is a prompt."""
     model: str = "emoji"
-    """A checkpoint: a folder in diffusers' layout, or a Hub repository id; by default the small
-    model inside the package, which generates emoji."""
+    """A checkpoint: a folder in diffusers' layout, a .safetensors file, or a Hub repository id; by
+    default the small model inside the package, which generates emoji."""
     backend: Literal["jax", "torch"] = "jax"
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""

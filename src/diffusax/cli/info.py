@@ -18,8 +18,8 @@ class Info:
     """Show what a checkpoint holds, and the names of the samplers."""
 
     model: Annotated[Positional[str | None], OWN] = None
-    """A folder in diffusers' layout, a Hub repository id, or "emoji"; without one, only the devices
-    and samplers are shown."""
+    """A folder in diffusers' layout, a .safetensors file, a Hub repository id, or "emoji"; without
+    one, only the devices and samplers are shown."""
     variant: Annotated[str | None, OWN] = None
     """Show the checkpoint's variant of this name, such as fp16."""
 
@@ -40,7 +40,9 @@ class Info:
 
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
-        print(escaped(f"{class_name} in {folder}"))
+        # A single file is opened as a folder of its own, of which nobody knows.
+        shown = model if Path(model).is_file() else folder
+        print(escaped(f"{class_name} in {shown}"))
         for name, (_, component) in sorted(components.items()):
             size = _size(folder / name, self.variant)
             print(escaped(f"  {name:14} {component:24} {size}".rstrip()))
@@ -78,15 +80,12 @@ def _samplers(config: dict[str, Any] | None) -> list[str]:
 
 
 def _size(folder: Path, variant: str | None) -> str:
-    from diffusax.checkpoints.files import weight_files
-    from diffusax.checkpoints.tensors import read_entries
+    from diffusax.checkpoints.networks import stored_tensors
 
     if not (folder / "config.json").is_file():
         return ""
     load_json(folder / "config.json")
-    entries = [
-        entry for file in weight_files(folder, variant) for entry in read_entries(file).values()
-    ]
+    entries = [entry for part in stored_tensors(folder, variant) for entry in part.values()]
     count = sum(math.prod(entry.shape) for entry in entries)
     nbytes = sum(entry.nbytes for entry in entries)
     dtypes = "/".join(sorted({str(entry.dtype) for entry in entries}))

@@ -34,6 +34,7 @@ from diffusax.pipelines.loading import (
 from diffusax.pipelines.lora import LoraMethods
 from diffusax.pipelines.offloading import Offloading
 from diffusax.pipelines.output import output
+from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.runtime.cache import enable_compilation_cache
@@ -42,7 +43,13 @@ from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_me
 
 @hinting(missing.PIPELINE)
 class DiffusionPipeline(
-    DiffusersMethods, LoraMethods, IPAdapterMethods, Offloading, TextualInversion, AheadOfTime
+    DiffusersMethods,
+    LoraMethods,
+    IPAdapterMethods,
+    SingleFile,
+    Offloading,
+    TextualInversion,
+    AheadOfTime,
 ):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 

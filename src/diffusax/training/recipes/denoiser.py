@@ -69,7 +69,8 @@ class DenoiserConfig(TrainConfig):
     """The options of all recipes that train a denoiser."""
 
     model: str = ""
-    """The checkpoint to start from: a folder in diffusers' layout, or a Hub repository id."""
+    """The checkpoint to start from: a folder in diffusers' layout, a .safetensors file, or a Hub
+    repository id."""
     from_scratch: bool = False
     """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
     train_text_encoder: bool = False

@@ -1,0 +1,177 @@
+"""Converts between single files and folders in diffusers' layout, bit for bit.
+
+Tensors go from file to file one by one; no network is loaded.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
+from diffusax.checkpoints.model_index import read_model_index
+from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
+from diffusax.checkpoints.original.autoencoder import is_projection
+from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read_contents
+from diffusax.checkpoints.single_file.names import CLASSES, NAMES
+from diffusax.checkpoints.tensors import Entry, copy_tensors
+from diffusax.checkpoints.tree import fitted, torch_shapes
+from diffusax.files import load_json, write_json
+from diffusax.models.network import Network
+
+Tensors = dict[str, Sequence[Entry | np.ndarray]]
+
+_UNKNOWN = "the original code of Stable Diffusion has no such network"
+_COMPONENTS = {CLASSES[name][0]: name for name in NAMES}
+_PREFIXES = {
+    "unet": "model.diffusion_model.",
+    "controlnet": "control_model.",
+    "vae": "first_stage_model.",
+}
+
+
+def unpack_single_file(path: Path, folder: Path, reading: Reading, *, dtype: Any = None) -> None:
+    """Writes a single file as a folder in diffusers' layout, of a pipeline or of one network.
+
+    Args:
+        path: the .safetensors file.
+        folder: the folder to write.
+        reading: how to read the file.
+        dtype: the dtype of the tensors; None keeps the file's.
+
+    Raises:
+        ValueError: the file cannot be read, lacks a network, or does not say what is needed.
+    """
+    contents = read_contents(path)
+    component = None if contents.is_pipeline else next(iter(contents.parts))
+    with opened_view(path, reading, component) as view:
+        networks = {p.parent: read_network(p.parent) for p in view.rglob("config.json")}
+        tensors = {own: _fitted(own, network) for own, network in networks.items()}
+        shutil.copytree(view, folder, dirs_exist_ok=True)
+        for own, network in networks.items():
+            target = folder / own.relative_to(view)
+            write_json(target / "config.json", config_of(network))
+            file = f"{weights_stem(network.class_name)}.safetensors"
+            copy_tensors(target / file, tensors[own], dtype=dtype)
+
+
+def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
+    """Writes a folder in diffusers' layout as a single file in the original layout.
+
+    The names are those of diffusers' scripts/convert_diffusers_to_original_stable_diffusion.py and
+    convert_diffusers_to_original_sdxl.py. A model that predicts v gets the tensors `v_pred` and
+    `ztsnr` by which ComfyUI knows it. An autoencoder alone has names without a prefix.
+
+    Args:
+        folder: the folder of a pipeline of Stable Diffusion or SDXL, or of a UNet, a ControlNet or
+            an autoencoder.
+        path: the .safetensors file to write.
+        dtype: the dtype of the tensors; None keeps the folder's.
+
+    Raises:
+        ValueError: the folder cannot be read, or the original code has no such model.
+    """
+    if path.suffix.lower() != ".safetensors":
+        raise ValueError(f"a single file must be named .safetensors (got {path})")
+    metadata = {"format": "pt"}
+    if (folder / MODEL_INDEX).is_file():
+        tensors = _pipeline(folder, metadata)
+    else:
+        network = read_network(folder)
+        name = _component(folder, network)
+        prefix = "" if name == "vae" else _PREFIXES[name]
+        tensors = _original(folder, network, name, prefix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    copy_tensors(path, tensors, dtype=dtype, metadata=metadata)
+
+
+def _pipeline(folder: Path, metadata: dict[str, str]) -> Tensors:
+    """Returns the tensors of a whole model; adds what it predicts to the metadata."""
+    _, listed, _ = read_model_index(folder)
+    absent = [name for name in ("unet", "vae", "scheduler") if name not in listed]
+    if absent:
+        raise ValueError(f"{folder / MODEL_INDEX} has no {absent[0]}; a single file holds them all")
+    tensors: Tensors = {}
+    for name in ("unet", "vae"):
+        network = read_network(folder / name)
+        if _component(folder / name, network) != name:
+            raise ValueError(f"{folder / name} holds a {network.class_name}; {_UNKNOWN}")
+        tensors |= _original(folder / name, network, name, _PREFIXES[name])
+    texts = [name for name in ("text_encoder", "text_encoder_2") if name in listed]
+    for name in texts:
+        tensors |= _text_encoder(folder / name, name, texts)
+    scheduler = load_json(folder / "scheduler" / "scheduler_config.json")
+    v = scheduler.get("prediction_type") == "v_prediction"
+    metadata["modelspec.prediction_type"] = "v" if v else "epsilon"
+    return {**tensors, **_markers(scheduler)}
+
+
+def _component(folder: Path, network: Network) -> str:
+    if network.class_name not in _COMPONENTS:
+        raise ValueError(f"{folder} holds a {network.class_name}; {_UNKNOWN}")
+    return _COMPONENTS[network.class_name]
+
+
+def _original(folder: Path, network: Network, name: str, prefix: str) -> Tensors:
+    """Returns a network's tensors by their names in the original code."""
+    modules = {ours: theirs for theirs, ours in NAMES[name](network.config).items()}
+    tensors: Tensors = {}
+    for key, (entry,) in _fitted(folder, network).items():
+        module, _, leaf = key.rpartition(".")
+        if name == "vae" and leaf == "weight" and is_projection(module):
+            entry = entry._replace(shape=(*entry.shape[:2], 1, 1))
+        tensors[f"{prefix}{modules[module]}.{leaf}"] = [entry]
+    return tensors
+
+
+def _text_encoder(folder: Path, name: str, names: Sequence[str]) -> Tensors:
+    """Returns a text encoder's tensors by their names in the original code."""
+    network = read_network(folder)
+    found = _fitted(folder, network)
+    # CLIP's own encoder has the activation quick_gelu, OpenCLIP's gelu.
+    if network.config.hidden_act == "quick_gelu" and name == "text_encoder":
+        place = "conditioner.embedders.0" if len(names) > 1 else "cond_stage_model"
+        return {f"{place}.transformer.{key}": parts for key, parts in found.items()}
+    if name == "text_encoder":
+        prefix = "cond_stage_model.model."
+    else:
+        prefix = f"conditioner.embedders.{len(names) - 1}.model."
+    tensors: Tensors = {}
+    for key, parts in open_clip_names(network.config).items():
+        tensors[prefix + key] = _same_dtype(folder, key, [found[part][0] for part in parts])
+    if (projection := found.get(f"{TEXT_PROJECTION}.weight")) is not None:
+        tensors[prefix + TEXT_PROJECTION] = [projection[0].transpose()]
+    return tensors
+
+
+def _same_dtype(folder: Path, name: str, parts: list[Entry]) -> list[Entry]:
+    if len({part.dtype for part in parts}) > 1:
+        raise ValueError(f"{folder}: the parts of {name} have several dtypes; give one dtype")
+    return parts
+
+
+def _fitted(folder: Path, network: Network) -> dict[str, list[Entry]]:
+    """Returns the places of a network's tensors by name, in the shapes that diffusers gives them.
+
+    Old files mix linear layers and 1x1 convolutions, which have the same numbers.
+    """
+    part = part_of(folder)
+    where = str(part.path if part else folder)
+    stored = stored_tensors(folder)
+    found = fitted(network.module_class, network.shapes, stored, where=where)
+    shapes = torch_shapes(network.shapes)
+    return {name: [found[name]._replace(shape=shape)] for name, shape in shapes.items()}
+
+
+def _markers(scheduler: Mapping[str, Any]) -> Tensors:
+    """Returns the tensors that say how a model is sampled from."""
+    if scheduler.get("prediction_type") != "v_prediction":
+        return {}
+    if "sigma_data" in scheduler:
+        names = ("sigma_max", "sigma_min")
+        return {f"edm_vpred.{name}": [np.array(scheduler[name], np.float32)] for name in names}
+    markers = ["v_pred", "ztsnr"] if scheduler.get("rescale_betas_zero_snr") else ["v_pred"]
+    return {name: [np.zeros(0, np.float32)] for name in markers}

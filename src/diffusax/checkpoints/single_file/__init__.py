@@ -1,0 +1,22 @@
+"""Single files: a whole model in one .safetensors file, as A1111, ComfyUI and the Hub have them."""
+
+from diffusax.checkpoints.single_file.contents import (
+    Contents,
+    Part,
+    is_single_file,
+    read_contents,
+)
+from diffusax.checkpoints.single_file.names import named_entries
+from diffusax.checkpoints.single_file.view import Reading, lasting_view, opened_view, part_of
+
+__all__ = [
+    "Contents",
+    "Part",
+    "Reading",
+    "is_single_file",
+    "lasting_view",
+    "named_entries",
+    "opened_view",
+    "part_of",
+    "read_contents",
+]

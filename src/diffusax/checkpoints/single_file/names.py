@@ -1,0 +1,97 @@
+"""Gives the tensors of a single file the names that they have in diffusers' layout."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diffusax.checkpoints.original.autoencoder import autoencoder_names
+from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.original.unet import controlnet_names, unet_names
+from diffusax.checkpoints.single_file.contents import Part
+from diffusax.checkpoints.tensors import Entry
+from diffusax.models.network import Network
+
+NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
+    "unet": unet_names,
+    "controlnet": controlnet_names,
+    "vae": autoencoder_names,
+}
+"""For each component, the function that gives the paths of its modules from its config."""
+CLASSES = {
+    "unet": ("UNet2DConditionModel",),
+    "controlnet": ("ControlNetModel",),
+    "vae": ("AutoencoderKL",),
+    "text_encoder": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    "text_encoder_2": ("CLIPTextModelWithProjection",),
+}
+"""For each component, the classes of networks that single files hold."""
+# What training leaves in files, and what no image depends on.
+_LEFTOVERS: dict[str, tuple[str, ...]] = {
+    "vae": ("loss.", "model_ema."),
+    "text_encoder": ("logit_scale", "attn_mask", "text_projection"),
+    "text_encoder_2": ("logit_scale", "attn_mask"),
+}
+
+
+def named_entries(part: Part, network: Network) -> dict[str, Entry]:
+    """Returns the tensors of a part by diffusers' or transformers' names; reads none.
+
+    Names that the network does not have stay as they are, for the error that lists them.
+
+    Args:
+        part: the part of the file.
+        network: the network to read from it.
+
+    Raises:
+        ValueError: the network is of another class than the part, or a tensor that holds several
+            does not have the shape for it.
+    """
+    if network.class_name not in CLASSES[part.name]:
+        raise ValueError(
+            f"{part.path} holds a {CLASSES[part.name][0]} as {part.name}, but the config is that "
+            f"of a {network.class_name}; pass the config that belongs to the file"
+        )
+    config = network.config
+    own = {
+        name: entry
+        for name, entry in part.entries.items()
+        if not name.startswith(_LEFTOVERS.get(part.name, ()))
+    }
+    if part.layout == "original":
+        return _by_module(own, NAMES[part.name](config))
+    if part.layout == "open_clip":
+        return _open_clip(own, config)
+    return own
+
+
+def _by_module(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[str, Entry]:
+    found = {}
+    for name, entry in entries.items():
+        module, _, leaf = name.rpartition(".")
+        found[f"{names[module]}.{leaf}" if module in names else name] = entry
+    return found
+
+
+def _open_clip(entries: Mapping[str, Entry], config: Any) -> dict[str, Entry]:
+    names = open_clip_names(config)
+    # SD 2 uses the output of the layer before the last, which is therefore not in its config.
+    beyond = f"transformer.resblocks.{config.num_hidden_layers}."
+    found = {}
+    for name, entry in entries.items():
+        if name.startswith(beyond):
+            continue
+        if name == TEXT_PROJECTION:
+            found[f"{TEXT_PROJECTION}.weight"] = entry.transpose()
+            continue
+        targets = names.get(name, (name,))
+        parts = [entry] if len(targets) == 1 else _split(name, entry, len(targets))
+        found.update(zip(targets, parts, strict=True))
+    return found
+
+
+def _split(name: str, entry: Entry, count: int) -> list[Entry]:
+    if not entry.shape or entry.shape[0] % count:
+        raise ValueError(
+            f"{entry.path}: {name} holds {count} tensors below each other, but has the shape "
+            f"{entry.shape}; download the file again"
+        )
+    return entry.split(count)

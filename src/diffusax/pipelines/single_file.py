@@ -1,0 +1,77 @@
+"""Pipelines from a single file."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from diffusax.checkpoints.locate import config_folder, find_file
+from diffusax.checkpoints.single_file import Reading, opened_view
+from diffusax.checkpoints.single_file.original_config import prediction_of
+
+WITHOUT_MEANING = frozenset(
+    ("disable_mmap", "num_in_channels", "image_size", "load_safety_checker", "upcast_attention")
+)
+"""The arguments of diffusers' from_single_file that are accepted and change nothing."""
+
+
+class SingleFile:
+    """The method of pipelines that opens single files."""
+
+    @classmethod
+    def from_single_file(
+        cls,
+        path_or_address: str | Path,
+        *,
+        config: str | Path | None = None,
+        original_config: Any = None,
+        prediction_type: str | None = None,
+        use_ema: bool = False,
+        extract_ema: bool = False,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        **options: Any,
+    ) -> Self:
+        """Loads a model from one .safetensors file, as A1111, ComfyUI and the Hub have them.
+
+        It reads Stable Diffusion 1 and 2, SDXL and its refiner, and their models for inpainting and
+        InstructPix2Pix. `DiffusionPipeline` chooses the class by what the file holds; another class
+        must be of the same family. Configs and tokenizers are in the package, so that nothing is
+        fetched. Tensors are read and cast one by one.
+
+        Args:
+            path_or_address: the file's path, its address on the Hub, or "owner/name/file".
+            config: a folder or Hub repository in diffusers' layout, for a model of which the
+                package has no config; only its configs and tokenizers are read.
+            original_config: a YAML file of the original code, or its contents; only its prediction
+                type is read, because the tensors say the rest.
+            prediction_type: what the UNet predicts: "epsilon", "v_prediction" or "sample". By
+                default what the file says; files of Stable Diffusion 2 rarely do, and need it.
+            use_ema: whether to read the UNet's averaged parameters (`model_ema.`).
+            extract_ema: diffusers' name for `use_ema`.
+            revision: a branch, tag or commit of the file's repository.
+            token: the token for private and gated repositories; by default the stored login.
+            local_files_only: whether to use only files that were downloaded before.
+            cache_dir: the folder of downloads, instead of the one in HF_HOME.
+            **options: torch_dtype, dtype, vae_dtype, device, mesh, and components to use instead of
+                the file's, as in `from_pretrained`.
+
+        Raises:
+            ValueError: the file cannot be found or read, lacks a component, or does not say what is
+                needed; names what to pass.
+        """
+        hub: dict[str, Any] = {
+            **{"token": token, "cache_dir": cache_dir},
+            **{"local_files_only": local_files_only, "revision": revision},
+        }
+        options = {name: value for name, value in options.items() if name not in WITHOUT_MEANING}
+        wanted = prediction_type or prediction_of(original_config)
+        scheduler = options.get("scheduler")
+        if wanted is None and scheduler is not None:
+            wanted = getattr(scheduler, "prediction_type", None)
+        reading = Reading(
+            config_folder(config, **hub), wanted, use_ema or extract_ema, frozenset(options)
+        )
+        with opened_view(find_file(path_or_address, **hub), reading) as folder:
+            loaded: Self = cls.from_pretrained(folder, **options)  # type: ignore[attr-defined]
+        return loaded
