@@ -5,7 +5,7 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 
 from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
-from diffusax.pipelines.families.family import T2I_ADAPTER
+from diffusax.pipelines.families.family import IMAGE_PROMPTS, T2I_ADAPTER
 from diffusax.pipelines.t2i_adapter import adapter_text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
@@ -16,7 +16,8 @@ class StableDiffusionAdapterPipeline(StableDiffusion):
     """Generates images from prompts, steered by T2I-Adapters."""
 
     task = staticmethod(adapter_text_to_image)
-    extra_components = (T2I_ADAPTER,)
+    # diffusers has no image encoder here, and so no IP-Adapters.
+    extra_components = (T2I_ADAPTER, IMAGE_PROMPTS[1])
 
     @documented
     def __call__(
@@ -35,7 +36,7 @@ class StableDiffusionXLAdapterPipeline(StableDiffusionXL):
     """Generates images from prompts with Stable Diffusion XL, steered by T2I-Adapters."""
 
     task = staticmethod(adapter_text_to_image)
-    extra_components = (T2I_ADAPTER,)
+    extra_components = (T2I_ADAPTER, *IMAGE_PROMPTS)
 
     @documented
     def __call__(
