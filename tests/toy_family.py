@@ -157,6 +157,9 @@ class ToyDenoiser:
     sample_size = property(lambda self: (self.network.config.sample_size,) * 2)
     tensor_rules = property(lambda self: self.network.tensor_rules)
 
+    def prepare(self, params, conditions, inputs):
+        return conditions
+
     def embed(self, params, images):
         return ()
 

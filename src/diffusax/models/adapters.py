@@ -17,6 +17,7 @@ import numpy as np
 
 from diffusax.models.conv import Padding, conv2d
 from diffusax.models.matmul import matmul
+from diffusax.models.paths import layer_at
 from diffusax.runtime.mesh import tree_name
 
 
@@ -96,12 +97,7 @@ def attach(module: Any, adapters: Adapters) -> None:
 
 
 def _layer(module: Any, path: str) -> Any:
-    layer = module
-    for part in path.split("."):
-        try:
-            layer = layer[int(part)] if part.isdecimal() else getattr(layer, part)
-        except (AttributeError, IndexError, TypeError):
-            layer = None
+    layer = layer_at(module, path)
     if not hasattr(layer, "adapters"):
         raise ValueError(f"adapters have the layer {path!r}, which {type(module).__name__} lacks")
     return layer

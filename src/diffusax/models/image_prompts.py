@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from diffusax.models.attention import attention
 from diffusax.models.matmul import matmul
+from diffusax.models.paths import layer_at
 from diffusax.runtime.mesh import tree_name
 
 _TO_K = re.compile(r"(.*\.attn2)\.to_k\.kernel")
@@ -119,14 +120,11 @@ def attach_images(module: Any, given: ImagePrompts) -> None:
         ValueError: the module lacks a cross-attention of the IP-Adapters.
     """
     for number, path in enumerate(in_order(given.layers[0])):
-        layer = module
-        for part in path.split("."):
-            try:
-                layer = layer[int(part)] if part.isdecimal() else getattr(layer, part)
-            except (AttributeError, IndexError, TypeError):
-                raise ValueError(
-                    f"an IP-Adapter has the layer {path!r}, which {type(module).__name__} lacks"
-                ) from None
+        layer = layer_at(module, path)
+        if layer is None:
+            raise ValueError(
+                f"an IP-Adapter has the layer {path!r}, which {type(module).__name__} lacks"
+            )
         own = LayerImagePrompts(tuple(x[path] for x in given.layers), given.prompts, number)
         # An attribute of this trace's module alone, which is no part of Flax's state.
         object.__setattr__(layer, "image_prompts", own)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from diffusax.missing import NETWORK, hinting
 from diffusax.models.adapters import Adapters, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
+from diffusax.models.paths import layer_at
 from diffusax.models.rngs import ShapeRngs
 from diffusax.runtime.mesh import Rules
 
@@ -62,23 +63,33 @@ class Network:
         method: str = "__call__",
         adapters: Adapters | None = None,
         image_prompts: ImagePrompts | None = None,
+        context_keys: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the named method of the network with these parameters, and with adapters, if any.
 
         adapters: LoRAs of any network. image_prompts: IP-Adapters of a UNet and their images.
+        context_keys: the keys and values of the context that were computed before, see
+        `context_keys.project_context`.
 
         Raises:
             ValueError: adapters have a layer that the network lacks, or not as many rows of
                 weights as the inputs have.
         """
-        graphdef, _ = _abstract(self.module_class, self.config)
-        module = nnx.merge(graphdef, params)
+        module = self.module(params)
         if adapters is not None:
             attach(module, adapters)
         if image_prompts is not None:
             attach_images(module, image_prompts)
+        for path, own in (context_keys or {}).items():
+            # An attribute of this trace's module alone, which is no part of Flax's state.
+            object.__setattr__(layer_at(module, path), "keys_values", own)
         return getattr(module, method)(*args, **kwargs)
+
+    def module(self, params: Params) -> Any:
+        """Returns the Flax module with these parameters."""
+        graphdef, _ = _abstract(self.module_class, self.config)
+        return nnx.merge(graphdef, params)
 
 
 @dataclasses.dataclass

@@ -28,6 +28,8 @@ class Attention(nnx.Module):
 
     image_prompts: LayerImagePrompts | None = None
     """The IP-Adapters of a cross-attention, while a UNet is traced with some."""
+    keys_values: tuple[Any, Any] | None = None
+    """The keys and values of a context, b s inner each, while a network is traced with them."""
 
     def __init__(
         self,
@@ -48,10 +50,8 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
         context = x if context is None else context
-        q, k, v = (
-            y.reshape(*y.shape[:2], self.heads, -1)
-            for y in (self.to_q(x), self.to_k(context), self.to_v(context))
-        )
+        keys_values = self.keys_values or (self.to_k(context), self.to_v(context))
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(x), *keys_values))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)

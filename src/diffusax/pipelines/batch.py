@@ -197,6 +197,8 @@ def advance_batch(
     """
     hints = jax.tree.map(lanes.each, batch.control)
     conditions = batch.conditions._replace(control=hints)
+    given = batch.step_inputs._replace(adapters=adapters)
+    conditions = denoiser.prepare(params, conditions, given)
 
     def one(i: jax.Array, state: jax.Array) -> jax.Array:
         row = jnp.minimum(at + i, jnp.maximum(stop - 1, 0))

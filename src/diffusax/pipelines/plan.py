@@ -71,6 +71,8 @@ class Conditions(NamedTuple):
     """
     images: tuple[ImagePrompt, ...] = ()
     """For each IP-Adapter the tokens of its images, b k n t d, with scales and masks, b 1 ... ."""
+    keys: dict[str, Any] | None = None
+    """The context's keys and values by component, which the denoiser's `prepare` computes."""
 
 
 class StepInputs(NamedTuple):

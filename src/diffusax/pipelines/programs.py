@@ -61,6 +61,7 @@ def advance(
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.own, plan.conditions)
+    conditions = denoiser.prepare(params, conditions, plan.step_inputs)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:

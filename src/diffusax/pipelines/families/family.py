@@ -97,6 +97,12 @@ class Denoiser(Protocol):
         weights: the weights of a adapters, b a; it is given only in calls with adapters.
         """
 
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with what a run computes from them once, in its program.
+
+        Arguments as those of a call. It may return them as they are.
+        """
+
     def __call__(
         self,
         params: Params,

@@ -11,6 +11,7 @@ import numpy as np
 
 from diffusax.checkpoints.files import numbered
 from diffusax.models.adapters import Adapters
+from diffusax.models.context_keys import project_context
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.image_prompts import ImagePrompts
@@ -117,6 +118,20 @@ class UNetDenoiser:
             hints.append(tuple(x[:, None] for x in maps))
         return tuple(hints)
 
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with the context's keys and values in all cross-attentions.
+
+        With LoRAs, whose weights may change from row to row, each step computes them.
+        """
+        if inputs.adapters is not None:
+            return conditions
+        networks = {"unet": self.unet, **dict(zip(self._control_names, self.controlnets))}
+        keys = {
+            name: project_context(net, params[name], conditions.context)
+            for name, net in networks.items()
+        }
+        return conditions._replace(keys={name: own for name, own in keys.items() if own})
+
     def __call__(
         self,
         params: Params,
@@ -150,6 +165,7 @@ class UNetDenoiser:
         more = self._residuals(params, x, timestep, conditions, inputs, options)
         more |= self._maps(conditions, inputs)
         more |= _adapters(params, "unet", inputs.adapters)
+        more |= _keys(conditions, "unet")
         if conditions.images:
             more["image_prompts"] = ImagePrompts(params["ip_adapters"], conditions.images)
         if inputs.freeu is not None:
@@ -175,6 +191,7 @@ class UNetDenoiser:
         given = zip(self.controlnets, self._control_names, conditions.control)
         for m, (net, name, hint) in enumerate(given):
             own = {**options, **_adapters(params, name, inputs.adapters)}
+            own |= _keys(conditions, name)
             residuals = net.apply(
                 params[name], x, timestep, conditions.context, cond_embedding=hint, **own
             )
@@ -197,6 +214,12 @@ class UNetDenoiser:
         assert inputs.control is not None
         scales = inputs.control[:, len(self.controlnets) :, 0]
         return {"down_intrablock_additional_residuals": weigh_maps(maps, scales)}
+
+
+def _keys(conditions: Conditions, name: str) -> dict[str, Any]:
+    """Returns the argument of `Network.apply` for keys and values that `prepare` has computed."""
+    found = (conditions.keys or {}).get(name)
+    return {} if found is None else {"context_keys": found}
 
 
 def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
