@@ -102,8 +102,8 @@ def one_device(folder: str) -> dict[str, Any]:
 
 
 def on_mesh(folder: str) -> dict[str, Any]:
-    """A pipeline on both devices."""
-    pipe = quiet(diffusax.StableDiffusionPipeline.from_pretrained(folder, mesh="data=2"))
+    """A pipeline on both devices, which split its parameters."""
+    pipe = quiet(diffusax.StableDiffusionPipeline.from_pretrained(folder, mesh="fsdp=2"))
     prompts = ["a cat", "a dog"]
     expected, held = pipe(prompts, **CALL).images, kept(jax.devices()[1])
     pipe.enable_model_cpu_offload()
@@ -114,7 +114,16 @@ def on_mesh(folder: str) -> dict[str, Any]:
     moved = held - kept(jax.devices()[1])
     pipe.remove_all_hooks()
     equal = [bool((a == expected).all()) for a in (images, same, pipe(prompts, **CALL).images)]
-    return {"compiled": compiled, "equal": equal, "moved": moved, "size": size(pipe, *OFFLOADED)}
+    found = {"compiled": compiled, "equal": equal, "moved": moved, "size": size(pipe, *OFFLOADED)}
+
+    alone = diffusax.StableDiffusionPipeline.from_pretrained(folder, device=jax.devices()[0])
+    one = []
+    for each in (pipe, quiet(alone)):
+        each.load_textual_inversion({"<cat>": np.eye(2, 32, dtype=np.float32)})
+        one.append(each(["a <cat>", "a dog"], **CALL).images)
+    table = pipe.params["text_encoder"]["text_model"]["embeddings"]["token_embedding"]["embedding"]
+    found |= {"words": float(np.abs(one[0] - one[1]).max()), "devices": len(table.devices())}
+    return found | {"changed": float(np.abs(one[0] - expected).max())}
 
 
 def main(folder: str, out: str) -> None:
