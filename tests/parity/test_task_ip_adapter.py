@@ -76,6 +76,7 @@ def test_other_images_scales_and_weights_by_block_compile_nothing(sd):
     assert not compiled
 
 
+@pytest.mark.slow
 def test_several_ip_adapters_and_several_images_of_one(sd):
     sd.load("plus", "plain", "full")
     set_both(sd.theirs, sd.ours, [0.7, BY_BLOCK["sd"], -0.5])
@@ -93,8 +94,8 @@ def masks_of(*seeds, height=64, width=64):
 
 
 def test_masks_say_where_each_image_counts(sd):
-    sd.load("plain", "plus")
-    set_both(sd.theirs, sd.ours, [[0.9, 0.4], 0.6])
+    sd.load("full", "plus")
+    set_both(sd.theirs, sd.ours, [[0.9, 0.4], BY_BLOCK["sd"]])
     images = [[picture(1), picture(2)], [picture(3)]]
     both = masks_of(1, 2)
     theirs = {"ip_adapter_masks": [both[0], None]}

@@ -160,4 +160,6 @@ def _saved(parts: Components, name: str, model: Model) -> Model:
     """Returns the model to write: a text encoder without the spare rows of its table."""
     tokenizers = {e.name: parts.tokenizers.get(e.tokenizer) for e in parts.family.text_encoders}
     tokenizer = tokenizers.get(name)
-    return model if tokenizer is None else without_spare_rows(model, tokenizer.max_id + 1)
+    # Tokenizers of other kinds than CLIP's take no words.
+    last = getattr(tokenizer, "max_id", None)
+    return model if last is None else without_spare_rows(model, last + 1)

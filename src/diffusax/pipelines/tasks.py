@@ -271,8 +271,7 @@ def _masked_latents(
     """Returns the latents of the image with the masked region blanked, b h w z."""
     if call.masked_image_latents is not None:
         given, name = call.masked_image_latents, "masked_image_latents"
-        count = len(given) if getattr(given, "shape", ()) else b
-        shape = count, *c.latents.shape(*mask.shape[1:3])
+        shape = len(given) if getattr(given, "shape", ()) else b, *c.latents.shape(*mask.shape[1:3])
         given = check_latents(given, *shape, name=name)
         _check_count(given, b, name)
         return programs.tile(given, b)
