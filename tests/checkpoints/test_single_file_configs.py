@@ -1,6 +1,7 @@
 """What single files say: names and shapes are upstream's, configs those in the package."""
 
 import json
+import math
 
 import diffusers
 import numpy as np
@@ -14,7 +15,7 @@ from single_files import hollow, model_shapes
 from diffusax.checkpoints import read_model_index
 from diffusax.checkpoints.networks import network_of, read_network, stored_tensors
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
-from diffusax.checkpoints.single_file import Reading, configs, opened_view, read_contents
+from diffusax.checkpoints.single_file import Reading, configs, opened_view, part_of, read_contents
 from diffusax.checkpoints.single_file.original_config import prediction_of
 from diffusax.checkpoints.tree import fitted, torch_shapes
 from diffusax.text import clip_vocabulary
@@ -104,6 +105,36 @@ def test_a_full_size_file_fits_the_configs_in_the_package(tmp_path, family, chan
         scale = json.loads((folder / "vae" / "config.json").read_text())["scaling_factor"]
         assert scale == (0.13025 if family in ("sdxl", "refiner") else 0.18215)
     assert not folder.exists()
+    assert all(part_of(folder / name) is None for name in networks)
+
+
+# In millions. With the autoencoder they make the sizes of the files that Stability AI published.
+MILLIONS = {
+    "sd1": (859.5, 123.1),
+    "sd2": (865.9, 340.4),
+    "sdxl": (2567.5, 123.1, 694.7),
+    "refiner": (2259.5, 694.7),
+}
+
+
+@pytest.mark.parametrize("family", few(FAMILIES, "sd2"))
+def test_full_size_models_have_as_many_parameters_and_heads_as_published(family):
+    unet = configs._UNETS[family]
+    counts = []
+    for config in (unet, *configs.TEXT_ENCODERS[family].values()):
+        class_name = config.get("_class_name") or config["architectures"][0]
+        shapes = torch_shapes(network_of(class_name, config, source="a test").shapes)
+        counts.append(round(sum(map(math.prod, shapes.values())) / 1e6, 1))
+    assert tuple(counts) == MILLIONS[family]
+    heads = unet["attention_head_dim"]
+    widths = unet["block_out_channels"]
+    if family == "sd1":
+        assert heads == 8
+    else:
+        assert [width // 64 for width in widths] == heads
+    for config in configs.TEXT_ENCODERS[family].values():
+        assert config["hidden_size"] // config["num_attention_heads"] == 64
+        assert config["intermediate_size"] == 4 * config["hidden_size"]
 
 
 def test_controlnets_of_sdxl_are_known_in_their_sizes(tmp_path):
