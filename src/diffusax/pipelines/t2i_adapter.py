@@ -25,7 +25,7 @@ def adapter_text_to_image(c: Components, call: Call) -> PreparedRun:
     adapters = [c.networks[name] for name in c.of_role("t2i_adapter")]
     pictures = _pictures(c, call, adapters)
     height, width = pictures[0].shape[1:3]
-    # The image is no start of the run, by which the family would tell the sizes of SDXL.
+    # SDXL's family has other sizes for a run that starts from an image; this one does not.
     call = dataclasses.replace(call, image=None, height=height, width=width)
     run = text_to_image(c, call)
     b, per_prompt = count_images(call), call.num_images_per_prompt or 1
@@ -44,9 +44,8 @@ def _pictures(c: Components, call: Call, adapters: list[Network]) -> list[np.nda
     """Returns the images of each adapter, n H W c in [0, 1], all of one size."""
     if call.image is None:
         raise ValueError("image must be given, the picture that the T2I-Adapter reads")
-    several = len(adapters) > 1
-    given = as_list(call.image) if several else [call.image]
-    if len(given) != len(adapters) or (several and not isinstance(call.image, list | tuple)):
+    given = as_list(call.image) if len(adapters) > 1 else [call.image]
+    if len(given) != len(adapters):
         raise ValueError(
             f"image must be a list with one entry for each of {len(adapters)} T2I-Adapters "
             f"(got {_counted(call.image)})"
