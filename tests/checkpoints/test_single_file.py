@@ -91,8 +91,13 @@ def test_diffusers_reads_our_files_bit_for_bit(files, kind, variation):
 @pytest.mark.parametrize(("kind", "variation"), few(KINDS, ("sd", "b"), ("xl", "a")))
 def test_a_single_file_is_the_folder_that_it_was_made_of(files, kind, variation):
     folder, path = files(kind, variation)
-    pipe = diffusax.DiffusionPipeline.from_single_file(path, config=folder)
+    read = diffusax.DiffusionPipeline.from_single_file
+    pipe = read(path, config=folder)
     expected = diffusax.DiffusionPipeline.from_pretrained(folder)
+    shared = {name: value for name, value in pipe.components.items() if name != "scheduler"}
+    changed = read(path, config=folder, prediction_type="sample", **shared)
+    assert changed.scheduler.prediction_type == "sample"
+    assert changed.unet.params is pipe.unet.params
     assert type(pipe) is type(expected)
     assert pipe.scheduler == expected.scheduler
     for name, params in pipe.params.items():
