@@ -91,8 +91,13 @@ def test_diffusers_reads_our_files_bit_for_bit(files, kind, variation):
 @pytest.mark.parametrize(("kind", "variation"), few(KINDS, ("sd", "b"), ("xl", "a")))
 def test_a_single_file_is_the_folder_that_it_was_made_of(files, kind, variation):
     folder, path = files(kind, variation)
-    pipe = diffusax.DiffusionPipeline.from_single_file(path, config=folder)
+    read = diffusax.DiffusionPipeline.from_single_file
+    pipe = read(path, config=folder)
     expected = diffusax.DiffusionPipeline.from_pretrained(folder)
+    shared = {name: value for name, value in pipe.components.items() if name != "scheduler"}
+    changed = read(path, config=folder, prediction_type="sample", **shared)
+    assert changed.scheduler.prediction_type == "sample"
+    assert changed.unet.params is pipe.unet.params
     assert type(pipe) is type(expected)
     assert pipe.scheduler == expected.scheduler
     for name, params in pipe.params.items():
@@ -102,6 +107,10 @@ def test_a_single_file_is_the_folder_that_it_was_made_of(files, kind, variation)
 @pytest.mark.parametrize(("kind", "variation"), few(KINDS, ("sd", "b"), ("xl", "a")))
 def test_there_and_back_gives_the_same_bits(files, tmp_path, kind, variation):
     folder, path = files(kind, variation)
+    # Attention's layers are convolutions there; a model that predicts v is marked.
+    tensors = load_file(path)
+    assert tensors["first_stage_model.decoder.mid.attn_1.q.weight"].shape[2:] == (1, 1)
+    assert ("v_pred" in tensors) == (variation == "b")
     unpack_single_file(path, tmp_path / "folder", Reading(config=folder))
     for name in ("unet", "vae", "text_encoder", "text_encoder_2"):
         if (folder / name).is_dir():

@@ -95,7 +95,7 @@ def opened_view(path: Path, reading: Reading, component: str | None = None) -> I
             # The folder is gone when the user reads this; what it says is about the file.
             raise ValueError(str(error).replace(str(folder), str(path))) from None
         finally:
-            for known in [known for known in _parts if known.is_relative_to(folder)]:
+            for known in [known for known in list(_parts) if known.is_relative_to(folder)]:
                 del _parts[known]
 
 
