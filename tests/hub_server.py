@@ -46,6 +46,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             prefix = f"{repo.removeprefix('models/')}/resolve/"
             if path.startswith(prefix):
                 name = path.removeprefix(prefix).split("/", 1)[1]
+                if name not in files:
+                    return self.send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
                 if body:
                     self.requested.append(name)
                 etag = hashlib.sha1(name.encode()).hexdigest()
