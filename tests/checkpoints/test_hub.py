@@ -86,6 +86,7 @@ def server(taesd):
         "models/someone/taesd": taesd,
         "models/someone/controlled": CONTROLLED,
         "models/someone/single-file": {"v1-5.safetensors": b""},
+        "models/someone/adapters": {"models/a.safetensors": b"file", "models/a.bin": b"pickle"},
         "models/someone/gated": None,
         "models/someone/busy": 429,
         "models/someone/down": 503,
@@ -108,6 +109,7 @@ class Client:
         import huggingface_hub
         from diffusax.checkpoints import load_network
         from diffusax.checkpoints.hub import resolve
+        from diffusax.checkpoints.ip_adapter import find_ip_adapter
         def broken(error):
             def call(*args, **kwargs):
                 raise error
@@ -264,6 +266,23 @@ def test_what_cannot_be_fetched_is_one_clear_sentence(online, tmp_path, call, me
     assert answer.startswith("error:")
     assert message in answer
     assert "\n" not in answer
+
+
+def test_an_ip_adapters_file_is_fetched_alone(online, offline, requested, tmp_path):
+    def find(client, name, folder="models", repo="someone/adapters"):
+        call = f"find_ip_adapter({repo!r}, {folder!r}, {name!r}, cache_dir={str(tmp_path)!r})"
+        return client(call)
+
+    assert find(online, "a.safetensors").endswith("models/a.safetensors")
+    assert requested == ["models/a.safetensors"]
+    assert find(offline, "a.safetensors") == find(online, "a.safetensors")
+    for client, name, message in (
+        (online, "b.safetensors", "'someone/adapters' has no file models/b.safetensors"),
+        (offline, "b.safetensors", "models/b.safetensors of 'someone/adapters' is not in the"),
+        (online, "a.bin", "is not a safetensors file, and loading it could run code"),
+    ):
+        assert message in find(client, name)
+    assert "no such repository" in find(online, "a.safetensors", repo="someone/nothing")
 
 
 def test_only_a_connection_problem_lets_the_cache_serve(server, online, tmp_path):

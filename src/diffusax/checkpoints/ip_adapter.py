@@ -76,8 +76,11 @@ def find_ip_adapter(
             "pretrained_model_name_or_path_or_dict must be a file, a folder, a Hub repository or a "
             f"dictionary (got {type(source).__name__})"
         )
+    for name, value in (("subfolder", subfolder), ("weight_name", weight_name)):
+        if not isinstance(value, str | os.PathLike | None):
+            raise ValueError(f"{name} must be a text (got {type(value).__name__})")
     path = Path(source).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         return _checked(path)
     if not weight_name:
         raise ValueError(
@@ -91,7 +94,7 @@ def find_ip_adapter(
     folder = local_folder(source)
     if folder is None:
         return _fetched(str(source), inside.as_posix(), hub)
-    if not (folder / inside).is_file():
+    if not os.path.isfile(folder / inside):
         raise ValueError(f"there is no file {folder / inside}")
     return folder / inside
 

@@ -1,6 +1,7 @@
 """The methods of pipelines for IP-Adapters (Ye et al. 2023), under diffusers' names."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -177,7 +178,7 @@ class IPAdapterMethods:
         """Reads the image encoder of a file, folder or repository; None where a file has none."""
         options: dict[str, Any] = {"dtype": self.parts.dtype}
         file = Path(source).expanduser()
-        if file.is_file():
+        if os.path.isfile(file):
             if not (file.parent / folder).is_dir():
                 log.warning(
                     "there is no image encoder in %s; assign one to image_encoder, or give calls "

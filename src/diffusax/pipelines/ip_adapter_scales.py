@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from diffusax.typed.convert import shortened
+
 _PATH = re.compile(r"(down|up)_blocks\.(\d+)\.attentions\.(\d+)\.|mid_block\.attentions\.0\.")
 
 Place = tuple[str, int, int]
@@ -37,7 +39,7 @@ def read_scale(scale: Any, paths: Sequence[str]) -> np.ndarray:
     lengths = {len(row) for row in rows} - {1}
     if len(lengths) > 1:
         raise ValueError(
-            f"an IP-Adapter's scale must have as many numbers in each block (got {scale!r})"
+            f"an IP-Adapter's scale must have as many numbers in each block (got {_shown(scale)})"
         )
     n = max(lengths, default=1)
     return np.array([row * n if len(row) == 1 else row for row in rows], np.float32)
@@ -55,7 +57,7 @@ def _by_place(scale: Mapping[str, Any], places: Sequence[Place]) -> dict[Place, 
     if unknown := set(scale) - {"down", "mid", "up"}:
         raise ValueError(
             "an IP-Adapter's scale by block may have the keys 'down', 'mid' and 'up' (got "
-            f"{', '.join(map(repr, unknown))})"
+            f"{', '.join(map(_shown, unknown))})"
         )
     found = {}
     for place in dict.fromkeys(places):
@@ -70,7 +72,8 @@ def _by_place(scale: Mapping[str, Any], places: Sequence[Place]) -> dict[Place, 
             if unknown := set(own) - blocks:
                 raise ValueError(
                     f"an IP-Adapter's scale for {direction!r} may have the keys "
-                    f"{', '.join(map(repr, sorted(blocks)))} (got {', '.join(map(repr, unknown))})"
+                    f"{', '.join(map(repr, sorted(blocks)))} "
+                    f"(got {', '.join(map(_shown, unknown))})"
                 )
             own = own.get(f"block_{block}", 0.0)
         own = list(own) if isinstance(own, list | tuple) else [own]
@@ -89,7 +92,14 @@ def _numbers(value: Any) -> list[float]:
     for number in values:
         real = isinstance(number, int | float | np.number) and not isinstance(number, bool)
         if not real or not math.isfinite(number):
-            raise ValueError(f"an IP-Adapter's scale must be a finite number (got {number!r})")
+            raise ValueError(
+                f"an IP-Adapter's scale must be a finite number (got {_shown(number)})"
+            )
     if not values:
         raise ValueError("an IP-Adapter's scale must not be an empty list")
     return [float(number) for number in values]
+
+
+def _shown(value: Any) -> str:
+    """Writes a value for an error, in one line."""
+    return " ".join(shortened(value).split())
