@@ -246,7 +246,9 @@ def test_repositories(hub, bare, tmp_path):
     options = {"token": "<y>", "subfolder": "sub", "weight_name": "y.safetensors"}
     bare.load_textual_inversion("someone/words", **options, **cache)
     assert list(bare.tokenizer.words) == ["<x>", "<x>_1", "<y>", "<y>_1"]
-    with pytest.raises(ValueError, match=r"'someone/old' has no learned_embeds\.safetensors; name"):
+    with pytest.raises(
+        ValueError, match=r"'someone/old' has no file learned_embeds\.safetensors; name"
+    ):
         bare.load_textual_inversion("someone/old", **cache)
     with pytest.raises(ValueError, match="could run code"):
         bare.load_textual_inversion("someone/old", weight_name="learned_embeds.bin", **cache)

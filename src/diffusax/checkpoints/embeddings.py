@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import huggingface_hub
 import numpy as np
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from diffusax.checkpoints.hub import hub_errors
 from diffusax.checkpoints.tensors import TensorFile
+from diffusax.checkpoints.weight_file import PICKLES, fetch_file
 from diffusax.images.pictures import as_numpy
 
 FILE = "learned_embeds.safetensors"
@@ -25,7 +23,6 @@ MAX_VECTORS = 1000
 ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """The text encoder that each part of a file for SDXL is for."""
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _NAMELESS = ("emb_params", "*")
 
 
@@ -108,7 +105,8 @@ def find_file(
         path = _in_folder(path / (subfolder or ""), weight_name)
     elif not path.is_file() and not _is_path(path_or_repo):
         _refuse_pickle(Path(weight_name or FILE))
-        path = _download(str(path_or_repo), weight_name or FILE, subfolder, hub or {})
+        name = weight_name or FILE
+        path = fetch_file(str(path_or_repo), name, subfolder=subfolder, **(hub or {}))
     _refuse_pickle(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}; give a safetensors file, or its folder")
@@ -140,7 +138,7 @@ def _is_path(text: str | os.PathLike[str]) -> bool:
     """Returns whether a name that is no file can be nothing else, and so no repository."""
     if not isinstance(text, str):
         return True
-    return text.startswith((".", "/", "~")) or text.endswith((".safetensors", *_PICKLES))
+    return text.startswith((".", "/", "~")) or text.endswith((".safetensors", *PICKLES))
 
 
 def _in_folder(folder: Path, weight_name: str | None) -> Path:
@@ -151,7 +149,7 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files[0]
-    pickles = [path for path in sorted(folder.glob("*")) if path.suffix in _PICKLES]
+    pickles = [path for path in sorted(folder.glob("*")) if path.suffix in PICKLES]
     if pickles and not files:
         return pickles[0]
     found = ", ".join(path.name for path in files[:5]) or "none"
@@ -161,24 +159,8 @@ def _in_folder(folder: Path, weight_name: str | None) -> Path:
     )
 
 
-def _download(repo: str, name: str, subfolder: str | None, hub: Mapping[str, Any]) -> Path:
-    with hub_errors(repo, hub.get("revision")):
-        try:
-            return Path(huggingface_hub.hf_hub_download(repo, name, subfolder=subfolder, **hub))
-        except LocalEntryNotFoundError:
-            raise ValueError(
-                f"{name} of {repo!r} is not in the local cache, and the Hub was not asked or does "
-                "not answer"
-            ) from None
-        except EntryNotFoundError:
-            raise ValueError(
-                f"{repo!r} has no {name}; name the file with weight_name=, and convert one that is "
-                "called .bin or .pt to safetensors first"
-            ) from None
-
-
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() not in _PICKLES:
+    if path.suffix.lower() not in PICKLES:
         return
     loaded = f"torch.load({path.name!r}, weights_only=True)"
     if path.suffix.lower() == ".bin":

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import jax
 import numpy as np
-from huggingface_hub import constants, errors
+from huggingface_hub import constants
 
-from diffusax.checkpoints.hub import hub_errors, local_folder
+from diffusax.checkpoints.hub import local_folder
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.tree import fit_params
+from diffusax.checkpoints.weight_file import fetch_file
 from diffusax.images.pictures import as_numpy
 from diffusax.models.image_projections import projection_of
 from diffusax.models.image_prompts import KeysValues, Layers, cross_attentions
@@ -93,7 +93,8 @@ def find_ip_adapter(
     _checked(inside)
     folder = local_folder(source)
     if folder is None:
-        return _fetched(str(source), inside.as_posix(), hub)
+        local = bool(hub.get("local_files_only")) or constants.HF_HUB_OFFLINE
+        return fetch_file(str(source), inside.as_posix(), **{**hub, "local_files_only": local})
     if not os.path.isfile(folder / inside):
         raise ValueError(f"there is no file {folder / inside}")
     return folder / inside
@@ -185,22 +186,6 @@ def _checked(path: Path) -> Path:
             "each named by its part and its name, such as image_proj.proj.weight"
         )
     return path
-
-
-def _fetched(repo: str, name: str, hub: Mapping[str, Any]) -> Path:
-    """Returns a file of a Hub repository."""
-    options: dict[str, Any] = {k: hub.get(k) for k in ("revision", "token", "cache_dir")}
-    local = bool(hub.get("local_files_only")) or constants.HF_HUB_OFFLINE
-    with hub_errors(repo, options["revision"]):
-        try:
-            path = huggingface_hub.hf_hub_download(repo, name, local_files_only=local, **options)
-        except errors.LocalEntryNotFoundError as error:
-            if not local:
-                raise
-            raise ValueError(f"{name} of {repo!r} is not in the local cache") from error
-        except errors.EntryNotFoundError:
-            raise ValueError(f"{repo!r} has no file {name}") from None
-    return Path(path)
 
 
 def _flat(source: Mapping[str, Any]) -> dict[str, _Held]:

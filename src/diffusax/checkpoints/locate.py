@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
-from huggingface_hub import constants, errors
+from huggingface_hub import constants
 
-from diffusax.checkpoints.hub import hub_errors, resolve
+from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.weight_file import fetch_file
 
 _ADDRESS = re.compile(
     r"(?P<repo>[^/\s]+/[^/\s]+)/(?:(?:blob|resolve)/(?P<revision>[^/]+)/)?(?P<name>[^?#]+)(?:[?#].*)?"
@@ -48,7 +48,8 @@ def find_file(path_or_address: str | Path, **hub: Any) -> Path:
             "https://huggingface.co/owner/name/blob/main/model.safetensors (files from elsewhere "
             "must be downloaded first)"
         )
-    return _fetched(found["repo"], found["name"], found["revision"], hub)
+    options = {**hub, "revision": hub.get("revision") or found["revision"]}
+    return fetch_file(found["repo"], found["name"], **options)
 
 
 def config_folder(
@@ -68,17 +69,3 @@ def config_folder(
         return None
     options = {name: value for name, value in hub.items() if name != "revision"}
     return resolve(config, subfolder=subfolder, weights=False, **options)
-
-
-def _fetched(repo: str, name: str, revision: str | None, hub: dict[str, Any]) -> Path:
-    options = {**hub, "revision": hub.get("revision") or revision}
-    with hub_errors(repo, options["revision"]):
-        try:
-            return Path(huggingface_hub.hf_hub_download(repo, name, **options))
-        except errors.LocalEntryNotFoundError:
-            raise ValueError(
-                f"{name} of {repo!r} is not in the local cache, and the Hub was not asked or did "
-                f"not answer; there is no file {repo}/{name} here either"
-            ) from None
-        except errors.EntryNotFoundError:
-            raise ValueError(f"{repo!r} has no file {name}") from None

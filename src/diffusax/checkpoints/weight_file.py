@@ -6,12 +6,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants
+from huggingface_hub import constants, errors
 
 from diffusax.checkpoints.hub import hub_errors
 
 SUFFIX = ".safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""The endings of the names of pickles."""
 _OTHERS = ("scheduler", "optimizer", "checkpoint")
 
 
@@ -57,22 +58,39 @@ def find_weight_file(
         return folder / _chosen(names, weight_name, preferred, str(folder))
     if text.startswith((".", "/", "~")) or text.endswith(SUFFIX):
         raise ValueError(f"there is no file {text}")
-    options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-    with hub_errors(text, revision):
-        if weight_name is None:
-            if local_files_only or constants.HF_HUB_OFFLINE:
-                raise ValueError(f"weight_name must name the file of {text!r} to use offline")
+    if weight_name is None:
+        if local_files_only or constants.HF_HUB_OFFLINE:
+            raise ValueError(f"weight_name must name the file of {text!r} to use offline")
+        with hub_errors(text, revision):
             weight_name = _listed(text, subfolder, preferred, revision=revision, token=token)
-        return Path(
-            huggingface_hub.hf_hub_download(
-                text, weight_name, subfolder=subfolder, local_files_only=local_files_only, **options
-            )
-        )
+    options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    options["local_files_only"] = local_files_only
+    return fetch_file(text, weight_name, subfolder=subfolder, **options)
+
+
+def fetch_file(repo: str, name: str, *, subfolder: str | None = None, **hub: Any) -> Path:
+    """Returns a file of a Hub repository, which is downloaded unless it was before.
+
+    hub: revision, token, local_files_only and cache_dir.
+
+    Raises:
+        ValueError: there is no such repository or file, or it cannot be fetched; says why.
+    """
+    with hub_errors(repo, hub.get("revision")):
+        try:
+            return Path(huggingface_hub.hf_hub_download(repo, name, subfolder=subfolder, **hub))
+        except errors.LocalEntryNotFoundError:
+            raise ValueError(
+                f"{name} of {repo!r} is not in the local cache, and the Hub was not asked or did "
+                "not answer"
+            ) from None
+        except errors.EntryNotFoundError:
+            raise ValueError(f"{repo!r} has no file {name}; name the one to read") from None
 
 
 def refuse_pickle(name: str) -> None:
     """Raises ValueError for the name of a pickle, which can run code when it is read."""
-    if name.endswith(_PICKLES):
+    if name.endswith(PICKLES):
         raise ValueError(
             f"{name} is a pickle, which may run code when it is read; convert it on a machine that "
             "you can spare, with safetensors.torch.save_file(torch.load(path, weights_only=True), "
@@ -104,7 +122,7 @@ def _chosen(
     if first is not None:
         return first
     if not files:
-        pickles = [name for name in names if name.endswith(_PICKLES)]
+        pickles = [name for name in names if name.endswith(PICKLES)]
         if pickles:
             refuse_pickle(pickles[0])
         raise ValueError(f"{where} has no {SUFFIX} file")
