@@ -22,8 +22,8 @@ _PIECES = (
     "function, see docs/functional.md"
 )
 _STEPS = (
-    "a scheduler here is immutable and holds no run: scheduler.schedule(steps) gives the timesteps "
-    "and coefficients of one, and docs/functional.md shows a run as a pure function"
+    "a step is a row of coefficients: scheduler.schedule(steps).rows has them, and step(...) gives "
+    "prev_sample and for most samplers pred_original_sample"
 )
 _MODULE = (
     "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
@@ -76,15 +76,7 @@ NETWORK = _hints(
     }
 )
 """Hints for networks, by name."""
-SCHEDULER = _hints(
-    {
-        _STEPS: _words(
-            "set_timesteps timesteps sigmas step scale_model_input add_noise get_velocity "
-            "init_noise_sigma set_begin_index begin_index step_index index_for_timestep "
-            "convert_model_output"
-        )
-    }
-)
+SCHEDULER = _hints({_STEPS: _words("convert_model_output previous_timestep step_plms step_prk")})
 """Hints for schedulers, by name."""
 
 

@@ -86,7 +86,7 @@ class Process(Protocol):
 
 def add_noise(process: Process, x0: jax.Array, noise: jax.Array, t: jax.Array) -> jax.Array:
     """Returns x_t for clean latents x0 and noise, n ... each, at times t, n."""
-    signal, deviation = (_like(level, x0) for level in process.levels(t))
+    signal, deviation = (spread_level(level, x0) for level in process.levels(t))
     return signal * x0 + deviation * noise
 
 
@@ -139,7 +139,7 @@ class Diffusion:
             return noise
         if prediction_type == "sample":
             return x0
-        signal, deviation = (_like(level, x0) for level in self.levels(t))
+        signal, deviation = (spread_level(level, x0) for level in self.levels(t))
         return signal * noise - deviation * x0
 
     def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
@@ -230,5 +230,6 @@ def _check_prediction(process: Process, prediction_type: str) -> None:
         )
 
 
-def _like(level: jax.Array, x: jax.Array) -> jax.Array:
+def spread_level(level: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns a level of each image, n, or of all, as n 1 ..., to multiply x, n ..., by."""
     return level.reshape(level.shape + (1,) * (x.ndim - level.ndim))

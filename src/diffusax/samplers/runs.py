@@ -56,6 +56,8 @@ class Sampler(Protocol):
     @property
     def prediction_type(self) -> str: ...
 
+    def __hash__(self) -> int: ...
+
     def _check_custom(self, name: str, values: np.ndarray) -> None: ...
 
     def _run(self, request: Request) -> Run: ...
@@ -220,6 +222,39 @@ def _no_step(scheduler: Sampler) -> str:
         "fewer steps, another timestep_spacing, lower_order_final=True, betas that leave some "
         "signal and some noise, or with shift_terminal more than one step"
     )
+
+
+def checked_options(
+    *,
+    steps: Any = None,
+    timesteps: Any = None,
+    sigmas: Any = None,
+    eta: Any = 0.0,
+    original_inference_steps: Any = None,
+    strength: Any = 1.0,
+    mu: Any = None,
+) -> dict[str, Any]:
+    """Returns arguments of `Scheduler.schedule` as those of `cached_schedule`.
+
+    Raises:
+        ValueError: one is not a number, or not numbers.
+    """
+    counts = {
+        "the number of steps (num_inference_steps)": steps,
+        "original_inference_steps": original_inference_steps,
+    }
+    steps, original = (
+        None if value is None else whole_number(name, value) for name, value in counts.items()
+    )
+    return {
+        "steps": steps,
+        "timesteps": None if timesteps is None else numbers("timesteps", timesteps),
+        "sigmas": None if sigmas is None else numbers("sigmas", sigmas),
+        "eta": number("eta", eta),
+        "original_inference_steps": original,
+        "strength": number("strength", strength),
+        "mu": None if mu is None else number("mu", mu),
+    }
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -1,11 +1,12 @@
 """Samplers on alpha-bar, under diffusers' names."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from diffusax.samplers.methods import alpha_methods
+from diffusax.samplers.rows import NOISE, Row
 from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, limits_of
 from diffusax.samplers.schedulers.options import (
@@ -18,6 +19,7 @@ from diffusax.samplers.schedulers.options import (
     Quantile,
     Spacing,
 )
+from diffusax.samplers.schedulers.step_signatures import step_without_noise
 
 __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler"]
 
@@ -27,6 +29,8 @@ class DDPMScheduler(DiscreteScheduler):
     """Denoising diffusion probabilistic models (Ho et al. 2020)."""
 
     custom = ("timesteps",)
+    counts_rows = False
+    second_output = "pred_original_sample"
 
     timestep_spacing: Spacing = "leading"
     beta_schedule: DDPMBetaSchedule = "linear"  # type: ignore[assignment]
@@ -50,6 +54,10 @@ class DDPMScheduler(DiscreteScheduler):
 class DDIMScheduler(DiscreteScheduler):
     """Denoising diffusion implicit models (Song et al. 2021)."""
 
+    counts_rows = False
+    draws_in_vain = True
+    second_output = "pred_original_sample"
+
     timestep_spacing: Spacing = "leading"
     clip_sample: bool = True
     clip_sample_range: Positive = 1.0
@@ -67,10 +75,55 @@ class DDIMScheduler(DiscreteScheduler):
         last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
         return Run(rows, last_level=alpha_methods.alpha_level(last))
 
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        eta: float = 0.0,
+        use_clipped_model_output: bool = False,
+        generator: Any = None,
+        variance_noise: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`.
+
+        Args:
+            model_output: see `Stepped.step`, as are the others that are not named here.
+            timestep: any one of the training.
+            sample: b ....
+            eta: the share of noise.
+            use_clipped_model_output: must be False where the predicted sample is limited.
+            generator: the source of the noise.
+            variance_noise: the noise itself, of the sample's shape, instead of a generator.
+            return_dict: whether to return a `SchedulerOutput` rather than a tuple.
+
+        Raises:
+            ValueError: use_clipped_model_output is True and the predicted sample limited.
+        """
+        if use_clipped_model_output and limits_of(self) != alpha_methods.Limits():
+            raise ValueError(
+                "use_clipped_model_output must be False with clip_sample=True or thresholding=True "
+                "(got True); the direction keeps the prediction as it is"
+            )
+        options = {"eta": eta, "generator": generator, "variance_noise": variance_noise}
+        return self._step(model_output, timestep, sample, return_dict, **options)
+
+    def _row_at(self, timestep: float, steps: int, eta: float) -> Row:
+        total = self.num_train_timesteps
+        if not 0 <= timestep < total or timestep != int(timestep):
+            raise ValueError(
+                f"timestep must be an integer from 0 to {total - 1} (got {timestep:g})"
+            )
+        at, limits = np.array([int(timestep)]), limits_of(self)
+        return alpha_methods.ddim(self, at, stride=total // steps, eta=eta, limits=limits)[0]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PNDMScheduler(DiscreteScheduler):
     """Pseudo numerical methods for diffusion models (Liu et al. 2022)."""
+
+    step = step_without_noise  # type: ignore[assignment]
 
     prediction_type: NoisePrediction = "epsilon"
     timestep_spacing: Spacing = "leading"
@@ -103,6 +156,7 @@ class LCMScheduler(DiscreteScheduler):
     """Latent consistency models, for networks distilled to few steps (Luo et al. 2023)."""
 
     custom = ("timesteps", "original_inference_steps", "strength")
+    second_output = "denoised"
     swappable = False
 
     beta_start: Beta = 0.00085
@@ -124,6 +178,11 @@ class LCMScheduler(DiscreteScheduler):
         timesteps = self._distilled_timesteps(request)
         scaling = self.timestep_scaling
         return Run(alpha_methods.lcm(self, timesteps, timestep_scaling=scaling, limits=limits))
+
+    def _second_output(self, row: Row) -> np.ndarray:
+        # The sample before the noise: signal x + noise NOISE, with signal^2 + noise^2 = 1.
+        noise = row.x @ NOISE
+        return (row.x - noise * NOISE) / np.sqrt(1 - noise**2)
 
     def _distilled_timesteps(self, request: Request) -> np.ndarray:
         """Returns timesteps evenly spaced among those of the distillation, up to the strength.
@@ -158,6 +217,21 @@ class LCMScheduler(DiscreteScheduler):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TCDScheduler(LCMScheduler):
     """Trajectory consistency distillation (Zheng et al. 2024); `eta` is its gamma."""
+
+    second_output = "pred_noised_sample"
+
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        eta: float = 0.3,
+        generator: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`. eta: gamma."""
+        options = {"eta": eta, "generator": generator}
+        return self._step(model_output, timestep, sample, return_dict, **options)
 
     def _run(self, request: Request) -> Run:
         if not 0 <= request.eta <= 1:

@@ -1,11 +1,14 @@
 """Samplers for models trained at discrete noise levels."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.samplers import noise_levels
+from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
@@ -17,6 +20,7 @@ from diffusax.samplers.schedulers.scheduler import Scheduler
 class DiscreteScheduler(Scheduler, sampler=False):
     """A sampler for models trained at discrete noise levels, given by betas."""
 
+    whole_timesteps = True
     # Whether an infinite first sigma is replaced, where rescale_betas_zero_snr asks for one.
     zero_snr_floor: ClassVar[bool] = False
 
@@ -54,6 +58,18 @@ class DiscreteScheduler(Scheduler, sampler=False):
     def forward_process(self) -> Process:
         """How the networks were trained that it samples."""
         return self.diffusion
+
+    def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> jax.Array:
+        """Returns sqrt(a_t) noise - sqrt(1 - a_t) sample, the target of v prediction, b ....
+
+        Args:
+            sample: b ..., clean.
+            noise: b ..., standard normal.
+            timesteps: b, or one for all, of the training.
+        """
+        x0, eps, t = map(as_jax, (sample, noise, timesteps))
+        target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
+        return target.astype(x0.dtype)
 
     @property
     def final_alpha(self) -> float:

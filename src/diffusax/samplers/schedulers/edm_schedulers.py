@@ -3,13 +3,15 @@
 import dataclasses
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.samplers.methods import sigma_methods, snr_methods
 from diffusax.samplers.noise_levels import exponential_sigmas, karras_sigmas, rounded
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import RAW, X
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Request, Run, cached_schedule
 from diffusax.samplers.schedulers.discrete import limits_of
 from diffusax.samplers.schedulers.options import (
     FinalSigma,
@@ -21,6 +23,8 @@ from diffusax.samplers.schedulers.options import (
     adopt,
 )
 from diffusax.samplers.schedulers.scheduler import Scheduler
+from diffusax.samplers.schedulers.step_signatures import step_with_churn
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 
@@ -28,6 +32,8 @@ __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EDMScheduler(Scheduler, sampler=False):
     """The preconditioning that both samplers share (Karras et al. 2022, table 1)."""
+
+    scales_input = True
 
     prediction_type: NoisePrediction = "epsilon"
     sigma_min: Positive = 0.002
@@ -57,6 +63,16 @@ class EDMScheduler(Scheduler, sampler=False):
         sigmas = rounded(sigmas)
         return np.log(sigmas) / 4, sigmas
 
+    def _untimed(self) -> Untimed:
+        whole = cached_schedule(self, steps=self.num_train_timesteps, uncut=True)
+        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
+
+    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
+        return levels[:, 1]
+
+    def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.ones_like(timesteps), jnp.exp(4 * timesteps)
+
     def _x0(self, signal: float, sigma: float) -> np.ndarray:
         """Returns the predicted sample as coefficients of X and RAW, at signal 1."""
         total = sigma**2 + self.sigma_data**2
@@ -79,6 +95,9 @@ class EDMScheduler(Scheduler, sampler=False):
 class EDMEulerScheduler(EDMScheduler):
     """Euler steps (Karras et al. 2022, algorithm 2)."""
 
+    second_output = "pred_original_sample"
+    step = step_with_churn  # type: ignore[assignment]
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request.steps)
         last = sigmas[-1] if self.final_sigmas_type == "sigma_min" else 0.0
@@ -93,6 +112,7 @@ class EDMDPMSolverMultistepScheduler(EDMScheduler):
     """DPM-Solver++ 2M and 3M (Lu et al. 2022) on sigmas."""
 
     swappable = False
+    draws_in_vain = True
 
     solver_order: Order = 2
     thresholding: bool = False

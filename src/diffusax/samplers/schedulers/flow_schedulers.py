@@ -1,8 +1,9 @@
 """Samplers of flow matching, under diffusers' names."""
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import jax
 import numpy as np
 from msgspec import Meta
 
@@ -13,6 +14,8 @@ from diffusax.samplers.runs import Request, Run, check_highest
 from diffusax.samplers.schedulers.discrete import check_one_spacing, respaced
 from diffusax.samplers.schedulers.options import Count, Positive, Terminal, TimeShift
 from diffusax.samplers.schedulers.scheduler import Scheduler
+from diffusax.samplers.schedulers.step_signatures import step_with_churn
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
 
@@ -34,6 +37,28 @@ class FlowMatchScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return Flow(self.shift, self.num_train_timesteps)
 
+    def scale_noise(self, sample: Any, timestep: Any, noise: Any) -> jax.Array:
+        """Returns (1 - sigma) sample + sigma noise at timesteps, b ...; see `add_noise`.
+
+        Args:
+            sample: b ..., clean.
+            timestep: b, or one for all.
+            noise: b ..., standard normal.
+        """
+        return self.add_noise(sample, noise, timestep)
+
+    def _untimed(self) -> Untimed:
+        total = self.num_train_timesteps
+        sigmas = self.forward_process.shifted(np.arange(total, 0, -1) / total)
+        return Untimed(sigmas * total, sigmas)
+
+    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
+        return levels[:, 1]
+
+    def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        sigmas = timesteps / self.num_train_timesteps
+        return 1 - sigmas, sigmas
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
@@ -43,6 +68,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
     paired = True
     sigmas_hold_last = False
     needs_mu = True
+    draws_in_vain = True
 
     use_dynamic_shifting: bool = False
     base_shift: _Shift | None = 0.5
@@ -78,6 +104,30 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
             )
         slope = (self.max_shift - self.base_shift) / (high - low)
         return image_seq_len * slope + (self.base_shift - slope * low)
+
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        s_churn: float = 0.0,
+        s_tmin: float = 0.0,
+        s_tmax: float = float("inf"),
+        s_noise: float = 1.0,
+        generator: Any = None,
+        per_token_timesteps: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`.
+
+        As in diffusers, s_churn, s_tmin, s_tmax and s_noise do nothing.
+
+        Raises:
+            ValueError: per_token_timesteps are given.
+        """
+        if per_token_timesteps is not None:
+            raise ValueError("per_token_timesteps must be None; all tokens share a timestep here")
+        return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         check_highest(name, values, 1 if name == "sigmas" else self.num_train_timesteps)
@@ -130,6 +180,7 @@ class FlowMatchHeunDiscreteScheduler(FlowMatchScheduler):
     """Heun's second-order steps along the velocity."""
 
     order = 2
+    step = step_with_churn  # type: ignore[assignment]
 
     def _run(self, request: Request) -> Run:
         total = self.num_train_timesteps

@@ -14,8 +14,9 @@ from diffusax.files import load_json
 from diffusax.missing import SCHEDULER, hinting
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
-from diffusax.samplers.runs import Request, Run, cached_schedule, number, numbers, whole_number
+from diffusax.samplers.runs import Request, Run, cached_schedule, checked_options, whole_number
 from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
+from diffusax.samplers.schedulers.stepped import Stepped
 
 SCHEDULERS: dict[str, "type[Scheduler]"] = {}
 """Every sampler by its diffusers name; each class is entered when it is defined."""
@@ -25,10 +26,12 @@ _FILE = "scheduler_config.json"
 
 @hinting(SCHEDULER)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scheduler:
+class Scheduler(Stepped):
     """A sampler and its options, which are those of diffusers' class of the same name.
 
-    It is immutable: `schedule` returns a run, and there is no other state.
+    Its options are immutable, and `schedule` returns a run of any length. `set_timesteps` and
+    `step` are for loops of one's own; how far those have got is no part of the sampler's equality,
+    hash or config, and pipelines do not see it.
 
     Raises:
         ValueError: the sampler does not support the value of an option.
@@ -207,26 +210,17 @@ class Scheduler:
             ValueError: there are too few or too many steps or rows, or values that the sampler
                 cannot take.
         """
-        counts = {
-            "the number of steps (num_inference_steps)": steps,
-            "end": end,
-            "original_inference_steps": original_inference_steps,
-        }
-        steps, end, original = (
-            None if value is None else whole_number(name, value) for name, value in counts.items()
-        )
-        return cached_schedule(
-            self,
+        options = checked_options(
             steps=steps,
-            begin=whole_number("begin", begin),
-            end=end,
-            timesteps=None if timesteps is None else numbers("timesteps", timesteps),
-            sigmas=None if sigmas is None else numbers("sigmas", sigmas),
-            eta=number("eta", eta),
-            original_inference_steps=original,
-            strength=number("strength", strength),
-            mu=None if mu is None else number("mu", mu),
+            timesteps=timesteps,
+            sigmas=sigmas,
+            eta=eta,
+            original_inference_steps=original_inference_steps,
+            strength=strength,
+            mu=mu,
         )
+        end = None if end is None else whole_number("end", end)
+        return cached_schedule(self, begin=whole_number("begin", begin), end=end, **options)
 
     @property
     def forward_process(self) -> Process:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.brownian import Motion
@@ -12,7 +14,7 @@ from diffusax.samplers.methods import sigma_methods
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import Row
-from diffusax.samplers.runs import Request, Run
+from diffusax.samplers.runs import Request, Run, cached_schedule
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
 from diffusax.samplers.schedulers.options import (
     Beta,
@@ -23,6 +25,8 @@ from diffusax.samplers.schedulers.options import (
     Seed,
     Seeds,
 )
+from diffusax.samplers.schedulers.step_signatures import step_with_churn, step_without_noise
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = [
     "DPMSolverSDEScheduler",
@@ -37,6 +41,10 @@ __all__ = [
 
 class SigmaScheduler(DiscreteScheduler, sampler=False):
     """A sampler whose x is the sample plus sigma times noise."""
+
+    whole_timesteps = False
+    scales_input = True
+    second_output = "pred_original_sample"
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Returns the timesteps, n, and sigmas, n+1, of a run."""
@@ -60,6 +68,17 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
         last = every[0] if getattr(self, "final_sigmas_type", "zero") == "sigma_min" else 0.0
         return timesteps, noise_levels.rounded(np.append(sigmas, last))
 
+    def _untimed(self) -> Untimed:
+        whole = cached_schedule(self, steps=self.num_train_timesteps, uncut=True)
+        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
+
+    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
+        return levels[:, 1]
+
+    def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        signal, noise = super()._training_levels(timesteps)
+        return jnp.ones_like(signal), noise / signal
+
     def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
         highest = sigmas.max()
         leading = self.timestep_spacing == "leading"
@@ -71,6 +90,7 @@ class EulerAncestralDiscreteScheduler(SigmaScheduler):
     """Ancestral sampling with Euler steps (k-diffusion)."""
 
     zero_snr_floor = True
+    draws_in_vain = True
 
     prediction_type: NoisePrediction = "epsilon"
     rescale_betas_zero_snr: bool = False
@@ -93,11 +113,32 @@ class LMSDiscreteScheduler(SigmaScheduler):
         timesteps, sigmas = self._levels(request)
         return self._result(sigma_methods.lms(timesteps, sigmas, self.prediction_type), sigmas)
 
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        order: int = 4,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`.
+
+        Raises:
+            ValueError: the order is not 4.
+        """
+        if order != 4:
+            raise ValueError(f"order must be 4 (got {order}); the rows of a run are of that order")
+        return self._step(model_output, timestep, sample, return_dict)
+
+    def _second_output(self, row: Row) -> np.ndarray:
+        return x0_from(self.prediction_type, *row.level)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EulerDiscreteScheduler(SigmaScheduler):
     """Euler steps (Karras et al. 2022, algorithm 2)."""
 
+    step = step_with_churn  # type: ignore[assignment]
     custom = ("timesteps", "sigmas")
     zero_snr_floor = True
 
@@ -137,6 +178,7 @@ class HeunDiscreteScheduler(SigmaScheduler):
 
     custom = ("timesteps",)
     order = 2
+    step = step_without_noise  # type: ignore[assignment]
 
     beta_start: Beta = 0.00085
     beta_end: Beta = 0.012
@@ -159,6 +201,7 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
     """DPM-Solver-2 with a midpoint in log sigma (k-diffusion)."""
 
     order = 2
+    step = step_without_noise  # type: ignore[assignment]
 
     prediction_type: NoisePrediction = "epsilon"
     beta_start: Beta = 0.00085
@@ -181,6 +224,7 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
 class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
     """DPM-Solver-2 with ancestral noise (k-diffusion)."""
 
+    step = SigmaScheduler.step  # type: ignore[assignment]
     _method = staticmethod(sigma_methods.kdpm2_ancestral)
 
 
@@ -202,6 +246,24 @@ class DPMSolverSDEScheduler(SigmaScheduler):
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
     noise_sampler_seed: Seed | Seeds | None = None
+
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        return_dict: bool = True,
+        s_noise: float = 1.0,
+        *,
+        generator: Any = None,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`.
+
+        s_noise is the factor of the noise. generator, which diffusers' class lacks, is its source
+        where noise_sampler_seed is None.
+        """
+        options = {"generator": generator, "noise_scale": s_noise}
+        return self._step(model_output, timestep, sample, return_dict, **options)
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)

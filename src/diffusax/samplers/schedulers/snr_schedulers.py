@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any, ClassVar, Literal
 
+import jax
 import numpy as np
 
 from diffusax.samplers import flow_levels, noise_levels
@@ -25,6 +26,11 @@ from diffusax.samplers.schedulers.options import (
     UpperBounded,
     adopt,
 )
+from diffusax.samplers.schedulers.step_signatures import (
+    step_with_variance_noise,
+    step_without_noise,
+)
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = [
     "DEISMultistepScheduler",
@@ -83,6 +89,18 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     def _takes_velocity(self) -> bool:
         """Whether the method takes a flow prediction, which those that integrate noise do not."""
         return True
+
+    def _untimed(self) -> Untimed:
+        return super()._untimed()._replace(sigmas=self.diffusion.sigmas[::-1])
+
+    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
+        return levels[:, 1] if self.use_flow_sigmas else levels[:, 1] / levels[:, 0]
+
+    def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if not self.use_flow_sigmas:
+            return super()._training_levels(timesteps)
+        sigmas = timesteps / self.num_train_timesteps
+        return 1 - sigmas, sigmas
 
     @property
     def forward_process(self) -> Process:
@@ -152,6 +170,7 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
     """
 
     velocity_needs = "algorithm_type='dpmsolver++' or 'sde-dpmsolver++'"
+    draws_in_vain = True
 
     algorithm_type: str = "dpmsolver++"
     solver_type: str = "midpoint"
@@ -238,6 +257,7 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
     """DPM-Solver and DPM-Solver++ 2M and 3M, and their SDE forms (Lu et al. 2022)."""
 
     zero_snr_floor = True
+    step = step_with_variance_noise  # type: ignore[assignment]
 
     algorithm_type: Literal["dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++"] = (
         "dpmsolver++"
@@ -275,6 +295,7 @@ class UniPCMultistepScheduler(SNRScheduler):
     sigmas_hold_last = False
     needs_mu = True
     zero_snr_floor = True
+    step = step_without_noise  # type: ignore[assignment]
 
     predict_x0: bool = True
     solver_type: Literal["bh2", "bh1"] = "bh2"
@@ -348,6 +369,7 @@ class DEISMultistepScheduler(SNRScheduler):
     """DEIS in log rho (Zhang and Chen 2023)."""
 
     custom = ()
+    step = step_without_noise  # type: ignore[assignment]
 
     algorithm_type: Literal["deis"] = "deis"
     solver_type: Literal["logrho"] = "logrho"
