@@ -389,6 +389,7 @@ def test_a_broken_file_is_one_sentence_or_a_word(tmp_path):
         assert len(message) < 600
 
 
+@pytest.mark.slow
 def test_a_saved_pipeline_has_its_words_in_diffusers(pipe, tmp_path):
     pipe.load_textual_inversion([{"<toy>": vectors(3)}, {"Hat>": vectors(1, seed=1)}])
     pipe.save_pretrained(tmp_path)
