@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines.adapter_store import resolve_adapters
+from diffusax.pipelines.arguments import check_call
 from diffusax.runtime.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
@@ -114,6 +116,10 @@ def test_fused_parameters_are_saved_and_are_not_counted_twice(pipe, files, tmp_p
     with pytest.raises(ValueError, match="'style' is merged already; unfuse_lora undoes it"):
         pipe.fuse_lora()
     pipe.fuse_lora(components="text_encoder", safe_fusing=True)
+    # The same program as without any LoRA.
+    c, call = resolve_adapters(pipe.parts, check_call({"prompt": "a cat"}))
+    assert c is pipe.parts
+    assert call.adapters == {}
     np.testing.assert_allclose(pipe("a cat", **CALL).images, apart, atol=1e-4)
     pipe.unload_lora_weights()
     np.testing.assert_allclose(pipe("a cat", **CALL).images, apart, atol=1e-4)

@@ -174,7 +174,9 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
         if not (store.enabled and store.active):
             return c, call
         active = {name: _unfused(c, name, weight) for name, weight in store.active.items()}
-        call = dataclasses.replace(call, adapters=active)
+        # What is wholly in the parameters needs no program with adapters.
+        left = {name: weight for name, weight in active.items() if weight is not None}
+        call = dataclasses.replace(call, adapters=left)
     rows = [_checked(c, row) for row in as_list(call.adapters)]
     names = [name for name in store.names_of(rows) if store.adapters[name].changes]
     if not names:
@@ -190,14 +192,20 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
                 "call share its weight"
             )
         mixture.append((store.adapters[name], weights[0]))
-    return dataclasses.replace(c, params={**c.params, **store.merged(c, mixture)}), call
+    merged = store.merged(c, mixture)
+    return (dataclasses.replace(c, params={**c.params, **merged}) if merged else c), call
 
 
-def _unfused(c: Any, name: str, weight: Weight) -> Weight:
-    """Returns an adapter's weight, zero for the components that it is merged into already."""
+def _unfused(c: Any, name: str, weight: Weight) -> Weight | None:
+    """Returns an adapter's weight, zero for the components that it is merged into already.
+
+    It is None where these are all that the adapter changes.
+    """
     merged = {target: 0.0 for target, fused in c.fused.items() if name in fused.names}
     if not merged:
         return weight
+    if set(c.adapters.adapters[name].names) <= set(merged):
+        return None
     own = weight if isinstance(weight, Mapping) else dict.fromkeys(adaptable_networks(c), weight)
     return {**own, **merged}
 

@@ -25,7 +25,8 @@ def merged_params(
 ) -> dict[str, Params]:
     """Returns the parameters of the components that adapters change, with the adapters merged.
 
-    The sums are computed in float32, each parameter on its own devices.
+    The sums are computed in float32, each parameter on its own devices. A weight of zero changes
+    nothing, whatever the kind of change.
 
     Args:
         params: the parameters by component.
@@ -41,6 +42,8 @@ def merged_params(
     for adapter, weights in adapters:
         for component, name, change in _changes(adapter, products):
             weight = np.float32(weights[groups.column(0, component, name)])
+            if not weight:
+                continue
             wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
     return {name: _merged(params[name], name, own) for name, own in wanted.items()}
 
