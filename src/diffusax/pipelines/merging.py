@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from diffusax.models.network import Params
-from diffusax.models.weight_changes import Product, merge
+from diffusax.models.weight_changes import merge
 from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.adapters import Adapter, as_product
 from diffusax.runtime.mesh import tree_name
 
 Weighted = tuple[Adapter, np.ndarray]
@@ -54,9 +54,8 @@ def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]
             yield component, name, change
     if products:
         for component, layers in adapter.components.items():
-            for path, (down, up) in layers.items():
-                axes = (-1, -2, *range(down.ndim - 2))
-                yield component, f"{path}.kernel", Product(down.transpose(axes), up.T)
+            for path, pair in layers.items():
+                yield component, f"{path}.kernel", as_product(pair)
 
 
 def _merged(
