@@ -115,7 +115,7 @@ def encode_images(c: Components, images: Any, *, hidden: bool) -> Features:
             "this pipeline has no image_encoder to read ip_adapter_image with; load the IP-Adapter "
             "with image_encoder_folder, or give ip_adapter_image_embeds"
         )
-    network, params = c.networks["image_encoder"], c.params["image_encoder"]
+    network, params = c.networks["image_encoder"], c.ready("image_encoder")
     pixels = _pixel_values(c, images, network.config.image_size)
     found = encode_pictures(network, params, pixels, hidden=hidden)
     return Features(*(x[None] for x in found))
