@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints.lora.keys import Layers, split_key
-from diffusax.images.pictures import as_numpy
+from diffusax.tensors import as_numpy
 
 
 def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
