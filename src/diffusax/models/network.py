@@ -108,7 +108,7 @@ class Switches:
 class Model:
     """A network with its parameters, which is loaded, saved and put into a pipeline.
 
-    Calling it runs the compiled network. Its inputs are those of the module in `diffusax.models`,
+    `run` is the compiled network. Its inputs are those of the module in `diffusax.models`,
     channels last: images and latents are b h w c (PyTorch's x.transpose(0, 2, 3, 1)), outputs of
     text encoders b s d, tokens b t. Another layout is an error if its shape shows it; latents of
     eight channels and 8x8 look alike in both.
@@ -173,8 +173,8 @@ class Model:
         """The dtype of the parameters, in which the network computes."""
         return jax.tree.leaves(self.params)[0].dtype
 
-    def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """Runs the network on arrays.
+    def run(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        """Runs a method of the network on arrays, compiled, channels last.
 
         Raises:
             ValueError: an array does not have the shape that the network takes.
