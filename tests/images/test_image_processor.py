@@ -35,7 +35,11 @@ def test_pixels_are_those_of_transformers(tmp_path, options, image):
     theirs.save_pretrained(tmp_path)
     ours = CLIPImageProcessor.from_folder(tmp_path, 64)
     expected = theirs(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    actual = ours(image)
+    shaped = theirs(image, return_tensors="pt"), ours(image, return_tensors="pt")
+    assert type(shaped[1].pixel_values) is type(shaped[0].pixel_values)
+    assert shaped[1].pixel_values.shape == shaped[0].pixel_values.shape
+    actual = ours.pixels(image)
+    np.testing.assert_array_equal(ours([image]).pixel_values[0], actual.transpose(2, 0, 1))
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 

@@ -85,7 +85,7 @@ class CLIP:
         def run(pixels: Any) -> jax.Array:
             return self.model.run(pixels, method="get_image_features")
 
-        return _unit(self._features(run, pictures, self.processor))
+        return _unit(self._features(run, pictures, self.processor.pixels))
 
     def texts(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the features of texts, b p. Texts longer than the model's window are cut off."""
@@ -93,7 +93,7 @@ class CLIP:
         def run(input_ids: Any) -> jax.Array:
             return self.model.run(input_ids, method="get_text_features")
 
-        return _unit(self._features(run, texts, lambda text: self.tokenizer([text])[0]))
+        return _unit(self._features(run, texts, lambda text: self.tokenizer.windows([text])[0]))
 
     def _features(
         self, run: Callable[[Any], jax.Array], items: Iterable[Any], prepare: Callable[[Any], Any]

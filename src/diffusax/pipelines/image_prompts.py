@@ -196,7 +196,7 @@ def _pixel_values(c: Components, images: Any, side: int) -> np.ndarray:
         if not several:
             raise ValueError("ip_adapter_image must not be an empty list")
         pictures = [one for image in several for one in _pictures(image)]
-        pixels = np.stack([process(picture) for picture in pictures])
+        pixels = np.stack([process.pixels(picture) for picture in pictures])
     if pixels.shape[1:] != (side, side, 3):
         raise ValueError(
             f"the image encoder takes {side}x{side} pixels, but the feature extractor makes "
