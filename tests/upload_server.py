@@ -20,7 +20,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.send(401, {"error": "Invalid username or password."})
         elif self.path.endswith("/api/repos/create"):
             self.created.append(json.loads(body)["name"])
-            self.send(200, {"url": "http://127.0.0.1/someone/model", "id": "someone/model"})
+            url = f"http://{self.headers['Host']}/someone/model"
+            self.send(200, {"url": url, "id": "someone/model"})
         elif self.path.endswith("/api/validate-yaml"):
             self.send(200, {"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
@@ -46,6 +47,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             )
         else:
             self.send(404, {})
+
+    def do_HEAD(self):
+        """Answers whether there is a README.md, which this server has none of."""
+        self.send_response(404)
+        self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def do_GET(self):
         self.send(200, {"id": "someone/model", "sha": "a" * 40, "siblings": []})
