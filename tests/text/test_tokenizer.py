@@ -249,7 +249,10 @@ def test_tokens_may_be_arrays_of_jax(ours):
     [
         ({"padding": "left"}, "padding must be True, False, 'longest'"),
         ({"truncation": 3}, "truncation must be True, False, 'longest_first'"),
-        ({"return_tensors": "tf"}, "return_tensors must be 'np', 'pt', 'jax' or None .got 'tf'"),
+        (
+            {"padding": True, "return_tensors": "tf"},
+            "return_tensors must be 'np', 'pt', 'jax' or None .got 'tf'",
+        ),
         ({"return_tensors": "np"}, "return_tensors needs rows of one length: pass padding=True"),
         ({"max_length": 1, "truncation": True}, "max_length must be at least 2 .got 1"),
         ({"text": 3}, "text must be a string or a list of strings, not int"),

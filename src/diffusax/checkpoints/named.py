@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.locate import config_folder, find_file
@@ -109,8 +109,9 @@ class AutoModel:
             ValueError: an option is unknown or has a value that is not supported, or the config is
                 another network's.
         """
-        data = config.to_dict() if hasattr(config, "to_dict") else config
-        data = config_to_dict(data) if dataclasses.is_dataclass(data) else data
+        data: Any = config.to_dict() if hasattr(config, "to_dict") else config
+        if dataclasses.is_dataclass(config):
+            data = config_to_dict(cast(Any, config))
         if not isinstance(data, Mapping):
             raise ValueError(
                 f"config must be a mapping of options or a model's config (got {config!r:.200})"
