@@ -109,8 +109,11 @@ class AutoModel:
             ValueError: an option is unknown or has a value that is not supported, or the config is
                 another network's.
         """
-        data: Any = config.to_dict() if hasattr(config, "to_dict") else config
-        if dataclasses.is_dataclass(config):
+        data: Any = config
+        # transformers' configs are dataclasses, too.
+        if hasattr(config, "to_dict"):
+            data = config.to_dict()
+        elif dataclasses.is_dataclass(config):
             data = config_to_dict(cast(Any, config))
         if not isinstance(data, Mapping):
             raise ValueError(
