@@ -2,7 +2,8 @@
 
 Each leaves pictures (PIL, or arrays in [0, 1]) in `images`. The names in capitals are folders of
 tiny checkpoints; `torch`, `load_image`, and the paths of pictures `INIT`, `MASK` and `CONTROL` are
-there, too.
+there, too. `text` is where text encoders and tokenizers come from, transformers or diffusax, and
+`schedulers` has those of diffusers.
 """
 
 TEXT_TO_IMAGE = """
@@ -232,6 +233,82 @@ again.unet = d.UNet2DConditionModel.from_pretrained(SAVED + "-unet")
 again.vae = d.AutoencoderKL.from_pretrained(OTHER, subfolder="vae")
 images = again("a cat", num_inference_steps=3, generator=torch.manual_seed(1)).images
 assert type(again.scheduler).__name__ == "HeunDiscreteScheduler"
+"""
+
+DECONSTRUCTED = """
+from PIL import Image
+from tqdm.auto import tqdm
+
+vae = d.AutoencoderKL.from_pretrained(SD, subfolder="vae", use_safetensors=True)
+tokenizer = text.CLIPTokenizer.from_pretrained(SD, subfolder="tokenizer")
+text_encoder = text.CLIPTextModel.from_pretrained(
+    SD, subfolder="text_encoder", use_safetensors=True
+)
+unet = d.UNet2DConditionModel.from_pretrained(SD, subfolder="unet", use_safetensors=True)
+scheduler = schedulers.UniPCMultistepScheduler.from_pretrained(SD, subfolder="scheduler")
+
+torch_device = "cpu"
+vae.to(torch_device)
+text_encoder.to(torch_device)
+unet.to(torch_device)
+
+prompt = ["a photograph of an astronaut riding a horse"]
+height = 128
+width = 128
+num_inference_steps = 4
+guidance_scale = 7.5
+generator = torch.manual_seed(0)
+batch_size = len(prompt)
+
+text_input = tokenizer(
+    prompt, padding="max_length", max_length=tokenizer.model_max_length, truncation=True,
+    return_tensors="pt"
+)
+with torch.no_grad():
+    text_embeddings = text_encoder(text_input.input_ids.to(torch_device))[0]
+
+max_length = text_input.input_ids.shape[-1]
+uncond_input = tokenizer([""] * batch_size, padding="max_length", max_length=max_length,
+                         return_tensors="pt")
+uncond_embeddings = text_encoder(uncond_input.input_ids.to(torch_device))[0]
+text_embeddings = torch.cat([uncond_embeddings, text_embeddings])
+
+latents = torch.randn(
+    (batch_size, unet.config.in_channels, height // 8, width // 8),
+    generator=generator,
+    device=torch_device,
+)
+latents = latents * scheduler.init_noise_sigma
+
+scheduler.set_timesteps(num_inference_steps)
+for t in tqdm(scheduler.timesteps, disable=True):
+    latent_model_input = torch.cat([latents] * 2)
+    latent_model_input = scheduler.scale_model_input(latent_model_input, timestep=t)
+    with torch.no_grad():
+        noise_pred = unet(latent_model_input, t, encoder_hidden_states=text_embeddings).sample
+    noise_pred_uncond, noise_pred_text = noise_pred.chunk(2)
+    noise_pred = noise_pred_uncond + guidance_scale * (noise_pred_text - noise_pred_uncond)
+    latents = scheduler.step(noise_pred, t, latents).prev_sample
+
+latents = 1 / 0.18215 * latents
+with torch.no_grad():
+    image = vae.decode(latents).sample
+image = (image / 2 + 0.5).clamp(0, 1).squeeze()
+image = (image.permute(1, 2, 0) * 255).to(torch.uint8).cpu().numpy()
+images = [Image.fromarray(image)]
+"""
+
+ENCODED_BY_HAND = """
+pipe = d.StableDiffusionPipeline.from_pretrained(SD, safety_checker=None)
+processor = pipe.image_processor
+pixels = processor.preprocess(load_image(INIT), height=64, width=64)
+with torch.no_grad():
+    posterior = pipe.vae.encode(pixels).latent_dist
+    latents = posterior.sample(torch.Generator().manual_seed(3)) * pipe.vae.config.scaling_factor
+    decoded = pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
+    exact = pipe.vae.decode(posterior.mode()).sample
+images = [*processor.postprocess(decoded), *processor.postprocess(exact, output_type="np")]
+numbers = pixels.shape == (1, 3, 64, 64), len(pipe.tokenizer("a cat").input_ids)
 """
 
 PROGRAMS = {

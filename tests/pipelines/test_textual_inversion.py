@@ -102,8 +102,9 @@ def same_ids(pair, prompts, tokenizer="tokenizer"):
     theirs, ours = getattr(pair.reference, tokenizer), getattr(pair.ours, tokenizer)
     converted = pair.reference.maybe_convert_prompt(prompts, theirs)
     expected = theirs(converted, padding="max_length", truncation=True).input_ids
-    np.testing.assert_array_equal(ours(prompts), expected)
-    np.testing.assert_array_equal(ours(pair.ours.maybe_convert_prompt(prompts, ours)), expected)
+    np.testing.assert_array_equal(ours.windows(prompts), expected)
+    converted = pair.ours.maybe_convert_prompt(prompts, ours)
+    np.testing.assert_array_equal(ours.windows(converted), expected)
 
 
 def same_embeddings(pair, prompt):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffusax.checkpoints.lora.keys import Layers, split_key
-from diffusax.images.pictures import as_numpy
 from diffusax.pipelines.adapters import as_product
+from diffusax.tensors import as_numpy
 
 
 def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
