@@ -7,7 +7,7 @@ ARGS ?=
 # A part of test-all, such as SHARD=1/4.
 SHARD ?= 1/1
 
-.PHONY: demo test test-all lint docs clean
+.PHONY: demo test test-all test-families lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -16,7 +16,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m 'not full_size' --shard $(SHARD) $(ARGS)
+	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m 'not full_size and not families' --shard $(SHARD) $(ARGS)
+
+test-families: $(VENV)/.installed-dev
+	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m families $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

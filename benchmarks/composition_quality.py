@@ -35,7 +35,7 @@ def is_right(image: np.ndarray, row: dict[str, Any]) -> bool:
 
 def decibels(pipe: Any, pictures: np.ndarray) -> float:
     """The mean peak signal-to-noise ratio of pictures n 64 64 3 after encoding and decoding."""
-    decoded = np.clip(np.asarray(pipe.vae(pictures * 2 - 1)) / 2 + 0.5, 0, 1)
+    decoded = np.clip(np.asarray(pipe.vae.run(pictures * 2 - 1)) / 2 + 0.5, 0, 1)
     return float(-10 * np.log10(np.square(decoded - pictures).mean((1, 2, 3))).mean())
 
 

@@ -105,7 +105,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def decoded(pipe: Any, pairs: list[Pair]) -> np.ndarray:
     """The true results through the autoencoder."""
     x = np.stack([pair.after for pair in pairs]) * 2 - 1
-    return np.asarray(pipe.vae(x)) / 2 + 0.5
+    return np.asarray(pipe.vae.run(x)) / 2 + 0.5
 
 
 def print_kinds(pipe: Any, pairs: list[Pair], images: np.ndarray) -> None:

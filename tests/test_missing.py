@@ -63,7 +63,7 @@ def test_pipelines_name_what_there_is_instead(pipe, name, hint):
 
 
 def test_networks_and_schedulers_do_too(pipe):
-    with pytest.raises(AttributeError, match=r"'Model' has no attribute 'load_attn_procs'; .*LoRA"):
+    with pytest.raises(AttributeError, match=r"'UNet' has no attribute 'load_attn_procs'; .*LoRA"):
         _ = pipe.unet.load_attn_procs
     with pytest.raises(AttributeError, match=r"scheduler\.schedule\(steps\)\.rows"):
         _ = pipe.scheduler.convert_model_output

@@ -2,5 +2,6 @@
 
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import IPAdapterMaskProcessor
+from diffusax.images.vae_image_processor import VaeImageProcessor
 
-__all__ = ["CLIPImageProcessor", "IPAdapterMaskProcessor"]
+__all__ = ["CLIPImageProcessor", "IPAdapterMaskProcessor", "VaeImageProcessor"]

@@ -70,8 +70,7 @@ NETWORK = _hints(
             "disable_xformers_memory_efficient_attention"
         ),
         _MODULE: _words(
-            "state_dict load_state_dict parameters named_parameters modules named_modules train "
-            "encode decode"
+            "state_dict load_state_dict parameters named_parameters modules named_modules train"
         ),
     }
 )

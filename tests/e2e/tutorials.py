@@ -2,7 +2,7 @@
 
 Each leaves pictures (PIL, or arrays in [0, 1]) in `images`. The names in capitals are folders of
 tiny checkpoints; `torch`, `load_image`, and the paths of pictures `INIT`, `MASK` and `CONTROL` are
-there, too.
+there, too. `text` is where text encoders and tokenizers come from, transformers or diffusax.
 """
 
 TEXT_TO_IMAGE = """
@@ -232,6 +232,139 @@ again.unet = d.UNet2DConditionModel.from_pretrained(SAVED + "-unet")
 again.vae = d.AutoencoderKL.from_pretrained(OTHER, subfolder="vae")
 images = again("a cat", num_inference_steps=3, generator=torch.manual_seed(1)).images
 assert type(again.scheduler).__name__ == "HeunDiscreteScheduler"
+"""
+
+DECONSTRUCTED = """
+from PIL import Image
+from tqdm.auto import tqdm
+
+vae = d.AutoencoderKL.from_pretrained(SD, subfolder="vae", use_safetensors=True)
+tokenizer = text.CLIPTokenizer.from_pretrained(SD, subfolder="tokenizer")
+text_encoder = text.CLIPTextModel.from_pretrained(
+    SD, subfolder="text_encoder", use_safetensors=True
+)
+unet = d.UNet2DConditionModel.from_pretrained(SD, subfolder="unet", use_safetensors=True)
+scheduler = d.UniPCMultistepScheduler.from_pretrained(SD, subfolder="scheduler")
+
+torch_device = "cpu"
+vae.to(torch_device)
+text_encoder.to(torch_device)
+unet.to(torch_device)
+
+prompt = ["a photograph of an astronaut riding a horse"]
+height = 128
+width = 128
+num_inference_steps = 4
+guidance_scale = 7.5
+generator = torch.manual_seed(0)
+batch_size = len(prompt)
+
+text_input = tokenizer(
+    prompt, padding="max_length", max_length=tokenizer.model_max_length, truncation=True,
+    return_tensors="pt"
+)
+with torch.no_grad():
+    text_embeddings = text_encoder(text_input.input_ids.to(torch_device))[0]
+
+max_length = text_input.input_ids.shape[-1]
+uncond_input = tokenizer([""] * batch_size, padding="max_length", max_length=max_length,
+                         return_tensors="pt")
+uncond_embeddings = text_encoder(uncond_input.input_ids.to(torch_device))[0]
+text_embeddings = torch.cat([uncond_embeddings, text_embeddings])
+
+latents = torch.randn(
+    (batch_size, unet.config.in_channels, height // 8, width // 8),
+    generator=generator,
+    device=torch_device,
+)
+latents = latents * scheduler.init_noise_sigma
+
+scheduler.set_timesteps(num_inference_steps)
+for t in tqdm(scheduler.timesteps, disable=True):
+    latent_model_input = torch.cat([latents] * 2)
+    latent_model_input = scheduler.scale_model_input(latent_model_input, timestep=t)
+    with torch.no_grad():
+        noise_pred = unet(latent_model_input, t, encoder_hidden_states=text_embeddings).sample
+    noise_pred_uncond, noise_pred_text = noise_pred.chunk(2)
+    noise_pred = noise_pred_uncond + guidance_scale * (noise_pred_text - noise_pred_uncond)
+    latents = scheduler.step(noise_pred, t, latents).prev_sample
+
+latents = 1 / 0.18215 * latents
+with torch.no_grad():
+    image = vae.decode(latents).sample
+image = (image / 2 + 0.5).clamp(0, 1).squeeze()
+exact = image.numpy()
+image = (image.permute(1, 2, 0) * 255).to(torch.uint8).cpu().numpy()
+images = [Image.fromarray(image), exact]
+"""
+
+ENCODED_BY_HAND = """
+pipe = d.StableDiffusionPipeline.from_pretrained(SD, safety_checker=None)
+processor = pipe.image_processor
+pixels = processor.preprocess(load_image(INIT), height=64, width=64)
+with torch.no_grad():
+    posterior = pipe.vae.encode(pixels).latent_dist
+    latents = posterior.sample(torch.Generator().manual_seed(3)) * pipe.vae.config.scaling_factor
+    decoded = pipe.vae.decode(latents / pipe.vae.config.scaling_factor, return_dict=False)[0]
+    exact = pipe.vae.decode(posterior.mode()).sample
+images = [*processor.postprocess(decoded), *processor.postprocess(exact, output_type="np")]
+numbers = pixels.shape == (1, 3, 64, 64), len(pipe.tokenizer("a cat").input_ids)
+"""
+
+IMAGE_TO_IMAGE_BY_HAND = """
+pipe = d.StableDiffusionPipeline.from_pretrained(SD, safety_checker=None)
+vae, unet, processor = pipe.vae, pipe.unet, pipe.image_processor
+scheduler = d.EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+generator = torch.Generator().manual_seed(7)
+num_inference_steps, strength, guidance_scale = 8, 0.6, 5.0
+
+tokens = pipe.tokenizer(["", "a red fox"], padding="max_length",
+                        max_length=pipe.tokenizer.model_max_length, truncation=True,
+                        return_tensors="pt")
+with torch.no_grad():
+    text_embeddings = pipe.text_encoder(tokens.input_ids)[0]
+    pixels = processor.preprocess(load_image(INIT), height=64, width=64)
+    clean = vae.encode(pixels).latent_dist.sample(generator) * vae.config.scaling_factor
+
+scheduler.set_timesteps(num_inference_steps)
+start = num_inference_steps - int(num_inference_steps * strength)
+timesteps = scheduler.timesteps[start:]
+scheduler.set_begin_index(start)
+noise = torch.randn(clean.shape, generator=generator)
+latents = scheduler.add_noise(clean, noise, timesteps[:1])
+for t in timesteps:
+    both = scheduler.scale_model_input(torch.cat([latents] * 2), t)
+    with torch.no_grad():
+        unprompted, prompted = unet(both, t, text_embeddings, return_dict=False)[0].chunk(2)
+    guided = unprompted + guidance_scale * (prompted - unprompted)
+    latents = scheduler.step(guided, t, latents, generator=generator, return_dict=False)[0]
+with torch.no_grad():
+    image = vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+images = processor.postprocess(image, output_type="np")
+"""
+
+SCHEDULERS_BY_HAND = """
+unet = d.UNet2DConditionModel.from_pretrained(SD, subfolder="unet")
+config = d.DDIMScheduler.from_pretrained(SD, subfolder="scheduler").config
+generator = torch.Generator().manual_seed(2)
+context = torch.randn(1, 5, unet.config.cross_attention_dim, generator=generator)
+images = []
+for make, steps, options in (
+    (d.HeunDiscreteScheduler, 3, {}),
+    (d.PNDMScheduler, 4, {}),
+    (d.DPMSolverMultistepScheduler, 5, {"use_karras_sigmas": True}),
+    (d.DDPMScheduler, 3, {}),
+):
+    scheduler = make.from_config(config, **options)
+    scheduler.set_timesteps(steps)
+    sample = torch.randn(1, unet.config.in_channels, 16, 16, generator=generator)
+    sample = sample * scheduler.init_noise_sigma
+    for t in scheduler.timesteps:
+        with torch.no_grad():
+            predicted = unet(scheduler.scale_model_input(sample, t), t, context).sample
+        extra = {"generator": generator} if make is d.DDPMScheduler else {}
+        sample = scheduler.step(predicted, t, sample, **extra).prev_sample
+    images.append(sample)
 """
 
 PROGRAMS = {

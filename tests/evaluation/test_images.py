@@ -64,7 +64,7 @@ def test_features_of_inception_are_those_of_pytorch(inception):
     assert np.abs(features[0] - features[1]).max() > 1e-2 * np.abs(features).max()
     prepared = np.stack([inception_pixels(image) for image in pictures])
     logits = torch.cat([logit for _, logit in expected]).numpy()
-    actual = np.asarray(network.model(prepared).logits)
+    actual = np.asarray(network.model.run(prepared).logits)
     assert np.abs(actual - logits).max() <= 1e-5 * np.abs(logits).max()
 
 

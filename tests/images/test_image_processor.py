@@ -35,7 +35,11 @@ def test_pixels_are_those_of_transformers(tmp_path, options, image):
     theirs.save_pretrained(tmp_path)
     ours = CLIPImageProcessor.from_folder(tmp_path, 64)
     expected = theirs(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    actual = ours(image)
+    shaped = theirs(image, return_tensors="pt"), ours(image, return_tensors="pt")
+    assert type(shaped[1].pixel_values) is type(shaped[0].pixel_values)
+    assert shaped[1].pixel_values.shape == shaped[0].pixel_values.shape
+    actual = ours.pixels(image)
+    np.testing.assert_array_equal(ours([image]).pixel_values[0], actual.transpose(2, 0, 1))
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
@@ -43,7 +47,7 @@ def test_pixels_are_those_of_transformers(tmp_path, options, image):
 def test_files_of_old_and_new_transformers_are_read(tmp_path):
     old = {"crop_size": 30, "size": 30, "feature_extractor_type": "CLIPFeatureExtractor"}
     expected = CLIPImageProcessor.from_dict(old)
-    assert expected(picture(50, 70)).shape == (30, 30, 3)
+    assert expected.pixels(picture(50, 70)).shape == (30, 30, 3)
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": old}))
     assert CLIPImageProcessor.from_folder(tmp_path, 64) == expected
     (tmp_path / "processor_config.json").unlink()
@@ -55,8 +59,8 @@ def test_pixels_can_be_those_of_the_official_metrics():
     plain = CLIPImageProcessor.from_dict({"size": 8, "crop_size": 8, "do_normalize": False})
     image = picture(9, 12)
     mean, std = processor.image_mean, processor.image_std
-    expected = (2 * plain(image) - 1 - mean) / std
-    actual = processor.with_pixels_from_minus_one()(image)
+    expected = (2 * plain.pixels(image) - 1 - mean) / std
+    actual = processor.with_pixels_from_minus_one().pixels(image)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 

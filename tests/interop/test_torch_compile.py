@@ -60,6 +60,12 @@ def blog(tmp_path_factory):
     return pipe
 
 
+TASKS = re.compile(
+    "Img2Img|Image2Image|Inpaint(ing)?|PAG|Control(Net)?|Union|Fill|Kontext|Video(2|To)Video|ImageToVideo"
+)
+"""The words in the names of classes that are one model's for several tasks."""
+
+
 @pytest.fixture
 def call(blog):
     """The blog's call, and the pipeline in PyTorch again afterwards."""
@@ -124,8 +130,18 @@ def test_families(name):
     check_family(name)
 
 
+def by_networks(names):
+    """The names; those that have the networks of one before them are marked as `families`."""
+    known, cases = set(), []
+    for name in sorted(names, key=lambda name: (TASKS.sub("", name), len(name), name)):
+        marks = [pytest.mark.families] if TASKS.sub("", name) in known else []
+        known.add(TASKS.sub("", name))
+        cases.append(pytest.param(name, marks=marks))
+    return cases
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(REGISTRY) - set(QUICK) - set(EAGER)))
+@pytest.mark.parametrize("name", by_networks(set(REGISTRY) - set(QUICK) - set(EAGER)))
 def test_all_families(name, monkeypatch):
     # Z-Image Omni casts its pictures, whatever the dtype of its networks.
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)

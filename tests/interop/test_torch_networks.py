@@ -223,7 +223,7 @@ def test_configs_that_diffusax_does_not_have(case):
     assert native_network("unet", module) is None
     expected = predicted(module)
     assert expected.std() > 0.1
-    np.testing.assert_allclose(to_model("unet", module)(*inputs()), expected, atol=1e-4)
+    np.testing.assert_allclose(to_model("unet", module).run(*inputs()), expected, atol=1e-4)
 
 
 def test_parameters_keep_the_modules_dtype_or_take_the_one_given():
@@ -232,9 +232,9 @@ def test_parameters_keep_the_modules_dtype_or_take_the_one_given():
     given = to_model("unet", module, dtype=jnp.bfloat16)
     own = to_model("unet", module.to(torch.bfloat16))
     assert given.dtype == own.dtype == jnp.bfloat16
-    assert given(*inputs()).dtype == jnp.bfloat16
+    assert given.run(*inputs()).dtype == jnp.bfloat16
     for model in (given, own):
-        assert 1e-4 < np.abs(np.float32(model(*inputs())) - expected).mean() < 0.03
+        assert 1e-4 < np.abs(np.float32(model.run(*inputs())) - expected).mean() < 0.03
 
 
 @pytest.mark.parametrize("change", ["forward", "part", "hook", "processor", "weights"])
@@ -263,7 +263,7 @@ def test_lora_layers_run_as_they_are():
     assert np.abs(expected - before).max() > 1e-2
     model = to_model("unet", module)
     assert isinstance(model.network, TorchNetwork)
-    np.testing.assert_allclose(model(*inputs()), expected, atol=1e-4)
+    np.testing.assert_allclose(model.run(*inputs()), expected, atol=1e-4)
 
 
 def test_gradients_reach_its_parameters():

@@ -80,14 +80,14 @@ def test_encode_and_decode_equal_diffusers(tmp_path, config):
     posterior = vae.encode(torch.tensor(x)).latent_dist
     assert_close(mean, posterior.mean)
     assert_close(logvar, posterior.logvar)
-    alone = network(nhwc(z), method="decode")
+    alone = network.run(nhwc(z), method="decode")
     assert_close(alone, vae.decode(torch.tensor(z)).sample)
     given = {"image": torch.tensor(x), "mask": torch.tensor(mask)}
-    beside = network(nhwc(z), image=nhwc(x), mask=nhwc(mask), method="decode")
+    beside = network.run(nhwc(z), image=nhwc(x), mask=nhwc(mask), method="decode")
     assert_close(beside, vae.decode(torch.tensor(z), **given).sample)
     assert np.abs(beside - alone).max() > 0.1
     # One of the two alone is nothing, as upstream.
-    np.testing.assert_array_equal(network(nhwc(z), image=nhwc(x), method="decode"), alone)
+    np.testing.assert_array_equal(network.run(nhwc(z), image=nhwc(x), method="decode"), alone)
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_reconstruction_equals_diffusers(tmp_path):
     vae = save(tmp_path)
     network = load_network(tmp_path)
     x, mask = uniform(1, 3, 8, 12), np.float32(uniform(1, 1, 8, 12, seed=2) > 0)
-    assert_close(network(nhwc(x)), vae(torch.tensor(x)).sample)
-    assert_close(network(nhwc(x), nhwc(mask)), vae(torch.tensor(x), torch.tensor(mask)).sample)
+    assert_close(network.run(nhwc(x)), vae(torch.tensor(x)).sample)
+    assert_close(network.run(nhwc(x), nhwc(mask)), vae(torch.tensor(x), torch.tensor(mask)).sample)
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_network_runs_in_the_dtype_of_its_parameters(tmp_path):
     save(tmp_path)
     x, z, mask = uniform(1, 8, 12, 3), uniform(1, 2, 3, 4), np.ones((1, 8, 12, 1), np.float32)
     half, single = (load_network(tmp_path, dtype=dtype) for dtype in ("bfloat16", "float32"))
-    actual, expected = (model(z, x, mask, method="decode") for model in (half, single))
+    actual, expected = (model.run(z, x, mask, method="decode") for model in (half, single))
     assert actual.dtype == jnp.bfloat16
     error = np.abs(np.asarray(actual, np.float32) - expected).max()
     assert 1e-4 < error / np.abs(expected).max() < 0.05
@@ -127,11 +127,11 @@ def test_a_decoder_that_the_condition_does_not_fit(tmp_path):
     save(tmp_path, **levels((8, 8), (8, 32)))
     network = load_network(tmp_path)
     x, z, mask = uniform(1, 4, 8, 3), uniform(1, 2, 4, 4), np.ones((1, 4, 8, 1), np.float32)
-    network(z, method="decode")
+    network.run(z, method="decode")
     with pytest.raises(
         ValueError, match=r"image and mask must give a map of shape \(1, 4, 8, 32\)"
     ):
-        network(z, x, mask, method="decode")
+        network.run(z, x, mask, method="decode")
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,16 @@ def test_both_towers_equal_transformers(tmp_path):
             (model.get_text_features, "input_ids"),
         )
     )
-    assert_close(network(x, method="get_image_features"), images)
-    assert_close(network(IDS, method="get_text_features"), texts)
-    assert_close(network(IDS, x), model(**inputs).logits_per_image)
+    assert_close(network.run(x, method="get_image_features"), images)
+    assert_close(network.run(IDS, method="get_text_features"), texts)
+    assert_close(network.run(IDS, x), model(**inputs).logits_per_image)
 
     vision = diffusax.CLIPVisionModelWithProjection.from_pretrained(tmp_path)
     assert vision.class_name == "CLIPVisionModelWithProjection"
-    assert_close(vision(x).image_embeds, images)
+    assert_close(vision.run(x).image_embeds, images)
     text = diffusax.CLIPTextModelWithProjection.from_pretrained(tmp_path)
-    assert_close(text(IDS).text_embeds, texts)
-    assert diffusax.CLIPTextModel.from_pretrained(tmp_path)(IDS).text_embeds is None
+    assert_close(text.run(IDS).text_embeds, texts)
+    assert diffusax.CLIPTextModel.from_pretrained(tmp_path).run(IDS).text_embeds is None
     with pytest.raises(ValueError, match="holds a CLIPModel, not a ControlNetModel"):
         diffusax.ControlNetModel.from_pretrained(tmp_path)
 
@@ -198,4 +198,4 @@ def test_a_picture_of_another_size_is_an_error(tmp_path):
     save(tmp_path, MODELS[1])
     network = load_network(tmp_path)
     with pytest.raises(ValueError, match=r"must have shape \(images, 30, 30, 3\).*2, 32, 32, 3"):
-        network(pixels(32))
+        network.run(pixels(32))

@@ -78,7 +78,7 @@ def test_a_unet_with_freeu_equals_diffusers(tmp_path, changes, size):
     def check():
         with torch.no_grad():
             expected = nhwc(unet(nchw(x), torch.tensor(37), torch.tensor(context)).sample)
-        actual = np.asarray(model(x, np.float32(37), context))
+        actual = np.asarray(model.run(x, np.float32(37), context))
         assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
         return actual
 
@@ -92,7 +92,7 @@ def test_a_unet_with_freeu_equals_diffusers(tmp_path, changes, size):
     assert np.abs(drawn[0] - drawn[1]).max() > 1e-3
     with count_compilations() as compiled:
         model.enable_freeu(1, 2, 3, 4)
-        model(x, np.float32(37), context)
+        model.run(x, np.float32(37), context)
         unet.disable_freeu()
         model.disable_freeu()
         np.testing.assert_array_equal(check(), plain)

@@ -79,7 +79,7 @@ def test_a_wrong_layout_is_one_sentence(model, kind, method, given, message):
     message = message.replace("{}", message.split()[0])
     more = {"cond_embedding": jnp.asarray(IMAGE)} if (kind, method) == ("controlnet", None) else {}
     with pytest.raises(ValueError, match=r"\(got") as caught:
-        model(kind)(*given, method=method or "__call__", **more)
+        model(kind).run(*given, method=method or "__call__", **more)
     # Without the note about its traceback that JAX adds.
     assert re.match(message, str(caught.value))
 
@@ -88,4 +88,4 @@ def test_a_unet_that_does_not_attend_takes_any_context():
     plain = {"down_block_types": ["DownBlock2D"], "up_block_types": ["UpBlock2D"]}
     config = UNet2DConditionModel.config_class(**{**SMALLEST_UNET, **plain})
     unet = initialize(UNet2DConditionModel, config)
-    assert unet(MAP, TIME, CONTEXT).shape == MAP.shape
+    assert unet.run(MAP, TIME, CONTEXT).shape == MAP.shape

@@ -79,7 +79,7 @@ def test_an_adapter_equals_diffusers(tmp_path, config, size):
     reference, ours = adapter_of(tmp_path, **config)
     x = np.abs(normal(2, reference.config.in_channels, *size))
     expected = reference(torch.tensor(x))
-    maps = ours(nhwc(x))
+    maps = ours.run(nhwc(x))
     assert_close(maps, [nhwc(e) for e in expected])
     assert tuple(m.shape[-1] for m in maps) == ours.config.widths
     assert ours.config.total_downscale_factor == reference.total_downscale_factor
@@ -108,9 +108,9 @@ def test_a_unet_with_maps_equals_diffusers(tmp_path, config, adapter, count):
     expected = reference(
         *given, down_intrablock_additional_residuals=theirs(torch.tensor(image))
     ).sample
-    maps = ours(nhwc(image))
+    maps = ours.run(nhwc(image))
     assert len(maps) == count
-    actual = unet(nhwc(x), np.float32(5), context, down_intrablock_additional_residuals=maps)
+    actual = unet.run(nhwc(x), np.float32(5), context, down_intrablock_additional_residuals=maps)
     assert np.abs(np.asarray(expected - plain)).max() > 0.1
     assert_close([actual], [nhwc(expected)])
 
@@ -126,7 +126,7 @@ def test_several_adapters_equal_diffusers(tmp_path):
     both = diffusers.MultiAdapter([theirs for theirs, _ in pairs])
     images = [np.abs(normal(1, 3, 16, 16, seed=s)) for s in (1, 2)]
     expected = both([torch.tensor(image) for image in images], [0.7, -0.4])
-    maps = [ours(nhwc(image)) for (_, ours), image in zip(pairs, images)]
+    maps = [ours.run(nhwc(image)) for (_, ours), image in zip(pairs, images)]
     assert_close(weigh_maps(maps, np.array([[0.7, -0.4]])), [nhwc(e) for e in expected])
 
     ours = diffusax.MultiAdapter(ours for _, ours in pairs)
@@ -159,15 +159,15 @@ def test_a_multi_adapter_is_two_or_more_adapters(tmp_path):
 def test_inputs_that_do_not_fit_are_named(tmp_path):
     _, adapter = adapter_of(tmp_path, channels=[8, 16])
     with pytest.raises(ValueError, match=r"divisible by 4, the adapter's .*\(got 18x16\)"):
-        adapter(normal(1, 18, 16, 3))
+        adapter.run(normal(1, 18, 16, 3))
     with pytest.raises(ValueError, match="channels come last here"):
-        adapter(normal(1, 3, 16, 16))
+        adapter.run(normal(1, 3, 16, 16))
     unet = diffusers.UNet2DConditionModel(**SD1)
     unet.save_pretrained(tmp_path / "unet")
     given = normal(1, 8, 8, 4), np.float32(5), normal(1, 7, CONTEXT)
-    maps = adapter(normal(1, 32, 32, 3))
+    maps = adapter.run(normal(1, 32, 32, 3))
     with pytest.raises(ValueError, match=r"\(8, 8, 16\) here \(got \(8, 8, 8\)\); is the T2I-A"):
-        load_network(tmp_path / "unet")(*given, down_intrablock_additional_residuals=maps)
+        load_network(tmp_path / "unet").run(*given, down_intrablock_additional_residuals=maps)
 
 
 @pytest.mark.parametrize(

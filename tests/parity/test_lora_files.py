@@ -118,6 +118,7 @@ def leaves(tree):
     return [(str(path), np.asarray(x)) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+@pytest.mark.slow
 def test_older_keys_and_a_file_without_alphas(pair):
     older = write_older(pair.folder / "older.safetensors", pair.networks)
     plain = write_peft(

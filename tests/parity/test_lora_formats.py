@@ -13,6 +13,8 @@ from tiny import build_stable_diffusion
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
+from diffusax.pipelines.adapter_store import resolve_adapters
+from diffusax.pipelines.arguments import check_call
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 4.0}
 RANK, ALPHA = 4, 2.0
@@ -266,6 +268,8 @@ def test_dora_of_peft(pair):
         ours.set_adapters("dora", 0.7)
         ours.fuse_lora()
         merged = params_to_tensors(ours.params["unet"])
+        # What is merged is not merged again by a call.
+        assert resolve_adapters(ours.parts, check_call({"prompt": "x"}))[0] is ours.parts
     finally:
         ours.unfuse_lora()
         ours.unload_lora_weights()

@@ -13,6 +13,10 @@ from safetensors.torch import load_file, save_file
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines.adapter_store import resolve_adapters
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.batch_loop import prepare
+from diffusax.pipelines.entries import prepare_pictures
 from diffusax.runtime.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}
@@ -114,6 +118,10 @@ def test_fused_parameters_are_saved_and_are_not_counted_twice(pipe, files, tmp_p
     with pytest.raises(ValueError, match="'style' is merged already; unfuse_lora undoes it"):
         pipe.fuse_lora()
     pipe.fuse_lora(components="text_encoder", safe_fusing=True)
+    # The same program as without any LoRA.
+    c, call = resolve_adapters(pipe.parts, check_call({"prompt": "a cat"}))
+    assert c is pipe.parts
+    assert call.adapters == {}
     np.testing.assert_allclose(pipe("a cat", **CALL).images, apart, atol=1e-4)
     pipe.unload_lora_weights()
     np.testing.assert_allclose(pipe("a cat", **CALL).images, apart, atol=1e-4)
@@ -157,6 +165,20 @@ def test_a_lora_in_a_running_batch_and_ahead_of_time(pipe, files):
         np.testing.assert_allclose(one, other, atol=1e-4)
     with pytest.raises(ValueError, match="call fuse_lora first"):
         pipe.prepare_inputs("a cat", adapters={"whole": 1.0})
+
+
+def test_what_is_submitted_keeps_its_loras(pipe, files):
+    pipe.load_lora_weights(files / "style.safetensors", adapter_name="style")
+    expected = pipe("a cat", **CALL).images
+    with diffusax.RunningBatch(pipe, lanes=4) as batch:
+        request = batch._request(pipe, None, ("a cat",), CALL)
+        pipe.load_lora_weights(files / "face.safetensors", adapter_name="style", hotswap=True)
+        pipe.delete_adapters("style")
+        run = prepare(request)
+        (adapter,) = prepare_pictures(request.c, pipe.task, run)[0].adapters
+    assert adapter is run.adapter_order[0]
+    again = pipe("a cat", **CALL).images
+    assert np.abs(again - expected).max() > 0.01
 
 
 KEY = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"

@@ -60,6 +60,7 @@ def draw(pipe, **call):
     return pipe(**{**CALL, **IMAGE, **call}).images
 
 
+@pytest.mark.slow
 def test_a_saved_pipeline_is_read_by_diffusers_and_back(pipe, tmp_path):
     folder = tmp_path / "saved"
     pipe.save_pretrained(folder)

@@ -11,6 +11,7 @@ import unicodedata
 import warnings
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import transformers
@@ -162,7 +163,7 @@ def assert_same_ids(ours, theirs, texts):
         assert ours.tokenize(text) == expected, repr(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        actual = ours(texts)
+        actual = ours.windows(texts)
     assert actual.dtype == np.int32
     np.testing.assert_array_equal(actual, padded(theirs, texts))
 
@@ -175,7 +176,7 @@ def test_special_ids(ours, theirs):
 
 
 def test_pads_of_sd1_and_sd2(ours, style):
-    assert ours("").tolist() == [[49406, 49407] + [{"sd1": 49407, "sd2": 0}[style]] * 75]
+    assert ours.windows("").tolist() == [[49406, 49407] + [{"sd1": 49407, "sd2": 0}[style]] * 75]
 
 
 def test_tricky_texts(ours, theirs):
@@ -204,9 +205,71 @@ def test_decode(ours, theirs):
         assert shown == theirs.decode(ids, skip_special_tokens=True), repr(text)
 
 
+TEXTS = ["a red apple", "Two DOGS, running over the hills!", "", "x " * 100]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": True},
+        {"padding": "longest", "add_special_tokens": False},
+        {"padding": "max_length"},
+        {"padding": "max_length", "truncation": True, "return_tensors": "np"},
+        {"padding": "max_length", "max_length": 12, "truncation": True, "return_tensors": "pt"},
+        {"truncation": True, "max_length": 5},
+        {"max_length": 6},
+        {"padding": "do_not_pad", "truncation": "longest_first", "return_attention_mask": False},
+    ],
+)
+def test_a_call_gives_what_transformers_gives(ours, theirs, options):
+    for given in (TEXTS, TEXTS[0], TEXTS[3]):
+        actual, expected = ours(given, **options), theirs(given, **options)
+        assert list(actual) == list(expected)
+        for name in expected:
+            a, e = actual[name], expected[name]
+            assert type(a) is type(e)
+            assert a is getattr(actual, name)
+            if isinstance(e, list):
+                assert a == e
+            else:
+                assert a.dtype == e.dtype
+                np.testing.assert_array_equal(a, e)
+
+
+def test_tokens_may_be_arrays_of_jax(ours):
+    found = ours(["a cat", "a dog"], return_tensors="jax")
+    assert isinstance(found.input_ids, jax.Array)
+    assert found.to("cpu").attention_mask.shape == (2, 4)
+    assert ours.batch_decode(found.input_ids, skip_special_tokens=True) == ["a cat", "a dog"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding": "left"}, "padding must be True, False, 'longest'"),
+        ({"truncation": 3}, "truncation must be True, False, 'longest_first'"),
+        (
+            {"padding": True, "return_tensors": "tf"},
+            "return_tensors must be 'np', 'pt', 'jax' or None .got 'tf'",
+        ),
+        ({"return_tensors": "np"}, "return_tensors needs rows of one length: pass padding=True"),
+        ({"max_length": 1, "truncation": True}, "max_length must be at least 2 .got 1"),
+        ({"text": 3}, "text must be a string or a list of strings, not int"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(ours, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(**{"text": TEXTS, **options})
+
+
+def test_the_vocabulary_has_a_size(ours, theirs):
+    assert ours.vocab_size == theirs.vocab_size
+
+
 def test_a_text_of_75_tokens_is_not_cut(ours, theirs, recwarn):
     text = " ".join(["cat"] * 75)
-    np.testing.assert_array_equal(ours(text), padded(theirs, [text]))
+    np.testing.assert_array_equal(ours.windows(text), padded(theirs, [text]))
     assert not recwarn
 
 
@@ -214,7 +277,7 @@ def test_truncation(ours, theirs):
     text = "cat " * 74 + "Cafe\u0301 Old HOUSES, and More"
     message = "a text is longer than 75 tokens; what does not fit is cut off"
     with pytest.warns(UserWarning, match=message):
-        ids = ours([text])
+        ids = ours.windows([text])
     np.testing.assert_array_equal(ids, padded(theirs, [text]))
     assert ids[0, -1] == ours.eos_token_id
 
@@ -224,7 +287,7 @@ def test_many_long_texts_are_one_warning(ours):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for i in range(5):
-            ours([f"cat {i}" * 80, f"dog {i}" * 90])
+            ours.windows([f"cat {i}" * 80, f"dog {i}" * 90])
     assert len(caught) == 1
 
 
@@ -267,7 +330,7 @@ def test_a_text_of_10_megabytes_takes_a_second_at_most(ours, kind):
     text = piece * (10_000_000 // len(piece))
     start = time.process_time()
     with pytest.warns(UserWarning, match="cut off"):
-        ours(text)
+        ours.windows(text)
     assert time.process_time() - start < 4  # a slow machine; without a bound it is a minute
 
 
@@ -474,7 +537,7 @@ def test_the_second_tokenizer_of_sdxl(copy):
     theirs = transformers.CLIPTokenizer.from_pretrained(copy)
     assert ours.pad_token_id == theirs.pad_token_id == 0
     assert_same_ids(ours, theirs, [*TRICKY, "wow! cat", "!!!"])
-    assert ours("a cat").tolist() == [[49406, 320, 2368, 49407] + [0] * 73]
+    assert ours.windows("a cat").tolist() == [[49406, 320, 2368, 49407] + [0] * 73]
     ours.save(copy / "saved")
     assert_same_ids(CLIPTokenizer.from_folder(copy / "saved"), theirs, TRICKY)
 
@@ -514,4 +577,4 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_part(tmp_path):
 )
 def test_a_wrong_prompt_is_one_sentence(ours, prompt, message):
     with pytest.raises(ValueError, match=message):
-        ours(prompt)
+        ours.windows(prompt)

@@ -45,7 +45,7 @@ def config(folder, data, output, **options):
 def errors(pipe):
     """How far the latents of samples are from those of the image, on average."""
     pixels = np.asarray(IMAGE, np.float32)[None] / 127.5 - 1
-    kept = np.asarray(pipe.vae(pixels, method="encode")[0]) * pipe.vae.config.scaling_factor
+    kept = np.asarray(pipe.vae.run(pixels, method="encode")[0]) * pipe.vae.config.scaling_factor
     pipe.set_progress_bar_config(disable=True)
     options = {"num_inference_steps": 8, "guidance_scale": 1.0, "output_type": "latent"}
     size = {"height": 32, "width": 32}

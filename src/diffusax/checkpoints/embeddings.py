@@ -14,7 +14,7 @@ import numpy as np
 
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.weight_file import PICKLES, fetch_file
-from diffusax.images.pictures import as_numpy
+from diffusax.tensors import as_numpy
 
 FILE = "learned_embeds.safetensors"
 """The file that diffusers' training script writes, and that is looked for in folders."""

@@ -21,10 +21,10 @@ from diffusax.checkpoints.hub import local_folder
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.tree import fit_params
 from diffusax.checkpoints.weight_file import fetch_file
-from diffusax.images.pictures import as_numpy
 from diffusax.models.image_projections import projection_of
 from diffusax.models.image_prompts import KeysValues, Layers, cross_attentions
 from diffusax.models.network import Network, Params
+from diffusax.tensors import as_numpy
 
 _PROJECTION, _LAYERS = "image_proj", "ip_adapter"
 

@@ -1,17 +1,31 @@
 """Networks under diffusers' and transformers' names, to be loaded alone: `X.from_pretrained`."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from diffusax.checkpoints.hub import resolve
 from diffusax.checkpoints.locate import config_folder, find_file
-from diffusax.checkpoints.networks import check_safe, load_network, save_network
+from diffusax.checkpoints.networks import (
+    check_safe,
+    class_name_of,
+    load_network,
+    network_of,
+    save_network,
+)
+from diffusax.checkpoints.publishing import Publishing
 from diffusax.checkpoints.single_file import Reading, opened_view
 from diffusax.checkpoints.single_file.original_config import prediction_of
+from diffusax.files import load_json
+from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.missing import NETWORK, hinting
 from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
-from diffusax.models.network import Model
+from diffusax.models.network import Model, initialize_params, parse_dtype
+from diffusax.text.tokenizer import CLIPTokenizer
+from diffusax.typed.config import config_to_dict
 
 WITHOUT_MEANING = ("low_cpu_mem_usage", "disable_mmap", "num_in_channels", "upcast_attention")
 """The arguments of diffusers' from_single_file that are accepted and change nothing."""
@@ -24,6 +38,10 @@ class AutoModel:
     class_names: ClassVar[tuple[str, ...]] = ()
     tower: ClassVar[bool] = False
     """Whether it is a part of a CLIPModel, and can be loaded from one."""
+
+    def __new__(cls, config: Any = None, **options: Any) -> Model:  # type: ignore[misc]
+        """Makes a network of a config or of options, with random parameters; see `from_config`."""
+        return cls.from_config({} if config is None else config, **options)
 
     @classmethod
     def from_pretrained(
@@ -73,6 +91,72 @@ class AutoModel:
                 f"{path_or_repo} holds a {model.class_name}, not a {' or '.join(cls.class_names)}"
             )
         return model
+
+    @classmethod
+    def from_config(
+        cls, config: Any, *, seed: int = 0, dtype: Any = "float32", **changes: Any
+    ) -> Model:
+        """Makes a network of a config, with random parameters.
+
+        Args:
+            config: the options: a parsed config.json of diffusers or transformers, or the `config`
+                of a model, theirs too.
+            seed: the seed of the parameters.
+            dtype: the dtype of the parameters, a name or a JAX dtype.
+            **changes: options that replace those of the config.
+
+        Raises:
+            ValueError: an option is unknown or has a value that is not supported, or the config is
+                another network's.
+        """
+        data: Any = config
+        # transformers' configs are dataclasses, too.
+        if hasattr(config, "to_dict"):
+            data = config.to_dict()
+        elif dataclasses.is_dataclass(config):
+            data = config_to_dict(cast(Any, config))
+        if not isinstance(data, Mapping):
+            raise ValueError(
+                f"config must be a mapping of options or a model's config (got {config!r:.200})"
+            )
+        name = cls._class_of(data)
+        options = {k: v for k, v in data.items() if not k.startswith("_")}
+        network = network_of(name, {**options, **changes}, source="config")
+        params = initialize_params(network.shapes, seed=seed, dtype=parse_dtype(dtype))
+        return Model(network, params)
+
+    @classmethod
+    def load_config(
+        cls, path_or_repo: str | Path, *, subfolder: str | None = None, **hub: Any
+    ) -> dict[str, Any]:
+        """Returns the parsed config.json of a network in a folder or Hub repository.
+
+        Args:
+            path_or_repo: a folder or a Hub repository id.
+            subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: there is none, or it cannot be read.
+        """
+        folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **hub)
+        return load_json(folder / "config.json")
+
+    @classmethod
+    def _class_of(cls, data: Mapping[str, Any]) -> str:
+        """Returns the class of the network to make of a config.
+
+        Raises:
+            ValueError: the config is for another class, or does not say for which.
+        """
+        named = data.get("_class_name") or data.get("architectures")
+        # An encoder's config is the same with a projection and without.
+        if cls.class_names and (cls.tower or not named):
+            return cls.class_names[0]
+        name = class_name_of(data, "config")
+        if cls.class_names and name not in cls.class_names:
+            raise ValueError(f"config is for a {name}, not a {' or '.join(cls.class_names)}")
+        return name
 
 
 class FromSingleFile(AutoModel):
@@ -241,17 +325,38 @@ def _save_pretrained(
     save_network(self, save_directory, variant=variant)
 
 
-# Networks do not import this package; importing it gives their models save_pretrained.
+def _processor_from_pretrained(
+    cls: Any, path_or_repo: str | Path, *, subfolder: str | None = None, **hub: Any
+) -> Any:
+    """Loads a tokenizer or a processor of images from a folder or Hub repository.
+
+    Args:
+        path_or_repo: a folder or a Hub repository id.
+        subfolder: the folder inside it, such as "tokenizer" for a pipeline's checkpoint.
+        **hub: revision, token, local_files_only, cache_dir.
+
+    Raises:
+        ValueError: it cannot be found or read; says why.
+    """
+    return cls.from_folder(resolve(path_or_repo, subfolder=subfolder, weights=False, **hub))
+
+
+# These classes do not import this package; importing it gives them the methods.
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
+setattr(Model, "push_to_hub", Publishing.push_to_hub)  # noqa: B010
+for _cls in (CLIPTokenizer, CLIPImageProcessor):
+    setattr(_cls, "from_pretrained", classmethod(_processor_from_pretrained))  # noqa: B010
 
 __all__ = [
     "AsymmetricAutoencoderKL",
     "AutoModel",
     "AutoencoderKL",
     "AutoencoderTiny",
+    "CLIPImageProcessor",
     "CLIPModel",
     "CLIPTextModel",
     "CLIPTextModelWithProjection",
+    "CLIPTokenizer",
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",

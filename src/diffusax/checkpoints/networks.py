@@ -1,6 +1,7 @@
 """Loads a Model from a component's folder (config.json and safetensors), and saves it."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def read_network(folder: Path) -> Network:
         ValueError: diffusax cannot read the config; says why.
     """
     data = load_json(folder / "config.json")
-    return network_of(_class_name(data, folder), data, source=str(folder / "config.json"))
+    source = str(folder / "config.json")
+    return network_of(class_name_of(data, source), data, source=source)
 
 
 def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
@@ -168,15 +170,19 @@ def config_of(network: Network) -> dict[str, Any]:
     return {"architectures": [network.class_name], **data, "dtype": "float32"}
 
 
-def _class_name(data: dict[str, Any], folder: Path) -> str:
+def class_name_of(data: Mapping[str, Any], source: str) -> str:
+    """Returns the class in `MODELS` that a parsed config.json is for.
+
+    Raises:
+        ValueError: it names none, or one that diffusax does not have.
+    """
     architectures = data.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     name = data.get("_class_name") or first
     if not isinstance(name, str):
-        raise ValueError(f"{folder / 'config.json'} has neither _class_name nor architectures")
+        raise ValueError(f"{source} has neither _class_name nor architectures")
     if name not in MODELS:
         raise ValueError(
-            f"{folder / 'config.json'} asks for {name}, which diffusax does not have "
-            f"(it has {', '.join(MODELS)})"
+            f"{source} asks for {name}, which diffusax does not have (it has {', '.join(MODELS)})"
         )
     return name

@@ -83,17 +83,17 @@ class CLIP:
         """Returns the features of images, PIL images or paths, b p."""
 
         def run(pixels: Any) -> jax.Array:
-            return self.model(pixels, method="get_image_features")
+            return self.model.run(pixels, method="get_image_features")
 
-        return _unit(self._features(run, pictures, self.processor))
+        return _unit(self._features(run, pictures, self.processor.pixels))
 
     def texts(self, texts: Iterable[str]) -> np.ndarray:
         """Returns the features of texts, b p. Texts longer than the model's window are cut off."""
 
         def run(input_ids: Any) -> jax.Array:
-            return self.model(input_ids, method="get_text_features")
+            return self.model.run(input_ids, method="get_text_features")
 
-        return _unit(self._features(run, texts, lambda text: self.tokenizer([text])[0]))
+        return _unit(self._features(run, texts, lambda text: self.tokenizer.windows([text])[0]))
 
     def _features(
         self, run: Callable[[Any], jax.Array], items: Iterable[Any], prepare: Callable[[Any], Any]
@@ -147,7 +147,7 @@ class Inception:
         """Returns the features of images, PIL images or paths of any size, b 2048."""
 
         def run(pixels: Any) -> jax.Array:
-            return self.model(pixels).features
+            return self.model.run(pixels).features
 
         return batched_features(run, pictures, inception_pixels, self.batch_size, self.mesh)
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from diffusax.files import load_json, write_json
 from diffusax.images.pictures import load_image
+from diffusax.tensors import BatchEncoding, as_kind
 from diffusax.typed.convert import Mismatch, convert
 
 Side = Annotated[int, Meta(ge=1, le=16384)]
@@ -92,7 +93,29 @@ class CLIPImageProcessor(msgspec.Struct, frozen=True):
             raise ValueError(f"{source}: size must have a shortest_edge, or a height and a width")
         return processor
 
-    def __call__(self, image: Any) -> np.ndarray:
+    def __call__(self, images: Any, return_tensors: str | None = None) -> BatchEncoding:
+        """Prepares images as transformers' processor does: `.pixel_values`, n 3 h w float32.
+
+        Args:
+            images: a path or a PIL image, or a list of them.
+            return_tensors: "np", "pt" (PyTorch's), "jax", or None for a list of arrays 3 h w.
+
+        Raises:
+            ValueError: an argument is not an image, or images of several sizes are not resized.
+            ImportError: return_tensors is "pt", and PyTorch is not installed.
+        """
+        listed = list(images) if isinstance(images, list | tuple) else [images]
+        found = [np.moveaxis(self.pixels(image), -1, 0) for image in listed]
+        if return_tensors is None:
+            return BatchEncoding(pixel_values=found)
+        if len({x.shape for x in found}) != 1:
+            raise ValueError(
+                "images must be at least one, and of one size where do_center_crop is off (got "
+                f"{', '.join(str(x.shape[1:]) for x in found) or 'none'})"
+            )
+        return BatchEncoding(pixel_values=as_kind(np.stack(found), return_tensors))
+
+    def pixels(self, image: Any) -> np.ndarray:
         """Returns the pixels of one image, given as a path or a PIL image: h w 3, float32.
 
         Raises:

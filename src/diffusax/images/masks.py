@@ -58,15 +58,6 @@ def to_mask(
     return (greys >= 0.5).astype(np.float32)
 
 
-class MaskProcessor:
-    """Stands in for diffusers' `pipe.mask_processor`, of which programs use `blur`."""
-
-    @staticmethod
-    def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
-        """Softens the rim of a mask, see `masks.blur`."""
-        return blur(mask, blur_factor)
-
-
 def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
     """Softens the rim of a mask over `blur_factor` pixels, like `pipe.mask_processor.blur`."""
     return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))

@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
+from diffusax.tensors import as_numpy
+
 ResizeMode = Literal["default", "fill", "crop"]
 Box = tuple[int, int, int, int]
 """The left, top, right and bottom edge in pixels, in the order of Pillow's `crop`."""
@@ -225,14 +227,6 @@ def read_array(value: Any, name: str) -> np.ndarray:
     if not array.size or not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite numbers (got shape {array.shape} with NaN or inf)")
     return array
-
-
-def as_numpy(value: Any) -> np.ndarray:
-    """Converts an array or PyTorch tensor to NumPy; dtypes that NumPy lacks become float32."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.float() if value.is_floating_point() else value
-    return np.asarray(value)
 
 
 def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from flax import nnx
 
+# Importing the kinds of models makes them known to Model.
+from diffusax.models import calls as calls
 from diffusax.models.autoencoder_asymmetric import (
     AsymmetricAutoencoderKL,
     AsymmetricAutoencoderKLConfig,

@@ -149,6 +149,25 @@ class ControlNetModel(UNetEncoder):
         down = (conv(skip) for conv, skip in zip(self.controlnet_down_blocks, skips, strict=True))
         return tuple(down), self.controlnet_mid_block(x)
 
+    def scaled_residuals(
+        self,
+        sample: jax.Array,
+        timestep: jax.Array,
+        encoder_hidden_states: jax.Array,
+        cond: jax.Array,
+        scales: Any,
+        **conditions: Any,
+    ) -> Residuals:
+        """Embeds the control images, and returns the residuals times `scales`.
+
+        cond: see `embed_condition`. scales: see `scale_residuals`. The rest is as in the call.
+        """
+        embedding = self.embed_condition(cond)
+        residuals = self(
+            sample, timestep, encoder_hidden_states, cond_embedding=embedding, **conditions
+        )
+        return scale_residuals(self.config, residuals, scales)
+
 
 def scale_residuals(config: ControlNetConfig, residuals: Residuals, scales: Any) -> Residuals:
     """Multiplies the residuals by `scales`, then averages them over the map if the config says so.

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -108,16 +108,30 @@ class Switches:
 class Model:
     """A network with its parameters, which is loaded, saved and put into a pipeline.
 
-    Calling it runs the compiled network. Its inputs are those of the module in `diffusax.models`,
-    channels last: images and latents are b h w c (PyTorch's x.transpose(0, 2, 3, 1)), outputs of
-    text encoders b s d, tokens b t. Another layout is an error if its shape shows it; latents of
-    eight channels and 8x8 look alike in both.
+    It is called as diffusers' and transformers' models are, with images and latents b c h w; what a
+    network takes and returns is in `diffusax.models.calls`. `run` is the compiled network as its
+    module in `diffusax.models` is called: images and latents b h w c, outputs of text encoders
+    b s d, tokens b t. Another layout is an error if its shape shows it; latents of eight channels
+    and 8x8 look alike in both.
 
     Attributes:
         network: the static description.
         params: the parameters. A pipeline's model keeps them in `pipe.params`.
         switches: tiling, FreeU, and the growth of a text encoder's table.
     """
+
+    kinds: ClassVar[dict[str, type["Model"]]] = {}
+    """The subclass for each network that is called as in diffusers, by the network's class."""
+    class_names: ClassVar[tuple[str, ...]] = ()
+    """The classes of networks that a subclass is for."""
+
+    def __init_subclass__(cls) -> None:
+        Model.kinds.update(dict.fromkeys(cls.class_names, cls))
+
+    def __new__(cls, network: Any = None, *_: Any, **__: Any) -> "Model":
+        """Makes an instance of the subclass for the network."""
+        kind = Model.kinds.get(getattr(network, "class_name", ""), cls) if cls is Model else cls
+        return super().__new__(kind)
 
     def __init__(self, network: Network, params: Params, *, switches: Switches | None = None):
         self.network, self.switches = network, switches or Switches()
@@ -166,22 +180,58 @@ class Model:
     @property
     def num_params(self) -> int:
         """The number of parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return self.num_parameters()
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Returns the number of parameters, like diffusers' and transformers' method.
+
+        Args:
+            only_trainable: accepted, changes nothing: JAX takes gradients of all parameters.
+            exclude_embeddings: whether to leave out the tables of embeddings.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        kept = (
+            leaf.size
+            for path, leaf in leaves
+            if not (exclude_embeddings and path[-1].key == "embedding")
+        )
+        return sum(kept)
 
     @property
     def dtype(self) -> Any:
         """The dtype of the parameters, in which the network computes."""
         return jax.tree.leaves(self.params)[0].dtype
 
-    def __call__(self, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-        """Runs the network on arrays.
+    @property
+    def device(self) -> Any:
+        """The device of the parameters, the first one of several."""
+        return min(jax.tree.leaves(self.params)[0].devices(), key=lambda device: device.id)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the network as diffusers or transformers does; see `diffusax.models.calls`.
+
+        A network that has no such call there runs as `run` does.
+        """
+        return self.run(*args, **kwargs)
+
+    def run(
+        self, *args: Any, method: str = "__call__", channels_first: bool = False, **kwargs: Any
+    ) -> Any:
+        """Runs a method of the network on arrays, compiled.
+
+        Args:
+            *args: the method's arguments.
+            method: the name of the module's method.
+            channels_first: whether images and latents, which are all arrays of four axes, come and
+                go as b c h w instead of b h w c.
+            **kwargs: the method's arguments by name.
 
         Raises:
             ValueError: an array does not have the shape that the network takes.
         """
         if self.switches.freeu is not None and method == "__call__":
             kwargs = {"freeu": np.array(self.switches.freeu, np.float32), **kwargs}
-        return _apply(self.network, self.params, method, args, kwargs)
+        return _apply(self.network, self.params, method, channels_first, args, kwargs)
 
     def to(self, *args: Any, dtype: Any = None, **_: Any) -> "Model":
         """Returns the model itself, cast if a floating-point dtype is given.
@@ -249,9 +299,19 @@ class Model:
         return f"{self.class_name}({size}, {self.dtype})"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _apply(network: Network, params: Params, method: str, args: Any, kwargs: Any) -> Any:
-    return network.apply(params, *args, method=method, **kwargs)
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _apply(
+    network: Network, params: Params, method: str, channels_first: bool, args: Any, kwargs: Any
+) -> Any:
+    if not channels_first:
+        return network.apply(params, *args, method=method, **kwargs)
+    args, kwargs = jax.tree.map(functools.partial(_transpose, axes=(0, 2, 3, 1)), (args, kwargs))
+    result = network.apply(params, *args, method=method, **kwargs)
+    return jax.tree.map(functools.partial(_transpose, axes=(0, 3, 1, 2)), result)
+
+
+def _transpose(x: Any, axes: tuple[int, ...]) -> Any:
+    return x.transpose(axes) if len(x.shape) == len(axes) else x
 
 
 @functools.lru_cache(64)

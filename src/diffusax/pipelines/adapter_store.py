@@ -45,9 +45,21 @@ class AdapterStore:
         """Whether these are used."""
         self.least_rank = 0
         """The least total rank that stacks have room for."""
-        self._merged: tuple[Any, dict[str, Params]] | None = None
+        self._merged: list[tuple[Any, dict[str, Params]]] = []
         self._stacks = Stacks()
         self._lock = threading.RLock()
+
+    def snapshot(self) -> "AdapterStore":
+        """Returns a store with the same adapters, of which later changes are no concern.
+
+        What lies on the devices is shared.
+        """
+        copy = AdapterStore()
+        with self._lock:
+            copy._adapters, copy.active = dict(self._adapters), dict(self.active)
+            copy.enabled, copy.least_rank = self.enabled, self.least_rank
+            copy._merged, copy._stacks, copy._lock = self._merged, self._stacks, self._lock
+        return copy
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -96,7 +108,7 @@ class AdapterStore:
             gone = [self._adapters.pop(name) for name in dict.fromkeys(names)]
             for name in names:
                 self.active.pop(name, None)
-            self._merged = None
+            self._merged.clear()
             self._stacks.forget(gone)
 
     def require(self, names: Iterable[str], argument: str) -> None:
@@ -144,13 +156,13 @@ class AdapterStore:
         # The parameters themselves are in the key, so that their ids stay theirs.
         base = {name: c.params[name] for name in names}
         with self._lock:
-            if self._merged is not None:
-                (known, of), found = self._merged
+            for (known, of), found in self._merged:
                 if known == weights and _same(of, base):
                     return found
-            self._merged = None
+            # The last mixture's copies go before the next one's are made.
+            self._merged.clear()
             found = merged_params(base, adaptable_networks(c), mixture, products=False)
-            self._merged = (weights, base), found
+            self._merged.append(((weights, base), found))
         return found
 
 
@@ -174,7 +186,9 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
         if not (store.enabled and store.active):
             return c, call
         active = {name: _unfused(c, name, weight) for name, weight in store.active.items()}
-        call = dataclasses.replace(call, adapters=active)
+        # What is wholly in the parameters needs no program with adapters.
+        left = {name: weight for name, weight in active.items() if weight is not None}
+        call = dataclasses.replace(call, adapters=left)
     rows = [_checked(c, row) for row in as_list(call.adapters)]
     names = [name for name in store.names_of(rows) if store.adapters[name].changes]
     if not names:
@@ -190,14 +204,20 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
                 "call share its weight"
             )
         mixture.append((store.adapters[name], weights[0]))
-    return dataclasses.replace(c, params={**c.params, **store.merged(c, mixture)}), call
+    merged = store.merged(c, mixture)
+    return (dataclasses.replace(c, params={**c.params, **merged}) if merged else c), call
 
 
-def _unfused(c: Any, name: str, weight: Weight) -> Weight:
-    """Returns an adapter's weight, zero for the components that it is merged into already."""
+def _unfused(c: Any, name: str, weight: Weight) -> Weight | None:
+    """Returns an adapter's weight, zero for the components that it is merged into already.
+
+    It is None where these are all that the adapter changes.
+    """
     merged = {target: 0.0 for target, fused in c.fused.items() if name in fused.names}
     if not merged:
         return weight
+    if set(c.adapters.adapters[name].names) <= set(merged):
+        return None
     own = weight if isinstance(weight, Mapping) else dict.fromkeys(adaptable_networks(c), weight)
     return {**own, **merged}
 

@@ -48,7 +48,7 @@ class WeightGroups:
         return number * self.count + self._first[component] + blocks.get(name, 0)
 
     def expand(self, weight: Weight) -> np.ndarray:
-        """Returns the weights of an adapter's groups, float32; see `check_weight`."""
+        """Returns the weights of an adapter's groups, float32; see `Weight`."""
         expanded = np.zeros(self.count, np.float32)
         for component, first in self._first.items():
             blocks = self._blocks[component]

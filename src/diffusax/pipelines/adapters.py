@@ -6,6 +6,7 @@ rounded up, and the layers are one of a few groups, with zeros where no adapter 
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import re
 from collections.abc import Container, Mapping, Sequence
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from diffusax.images.pictures import as_numpy
 from diffusax.models.adapters import LowRank, kernel_shapes
 from diffusax.models.weight_changes import Product
 from diffusax.pipelines.adapter_weights import WeightGroups
+from diffusax.tensors import as_numpy
 
 Pair = tuple[np.ndarray, np.ndarray]
 """A: c r, or kh kw c r for a convolution, and B: r d, which includes alpha / rank."""
@@ -129,6 +130,12 @@ def _product_pair(product: Product, kernel: tuple[int, ...]) -> Pair:
     return down.reshape(len(down), kernel[-2], *kernel[:-2]).transpose(
         *range(2, len(kernel)), 1, 0
     ).reshape(size), up
+
+
+def as_product(pair: Pair) -> Product:
+    """Returns A and B as a product in PyTorch's layout."""
+    down, up = pair
+    return Product(down.transpose(-1, -2, *range(down.ndim - 2)), up.T)
 
 
 def check_fits(name: str, adapter: Adapter, networks: Mapping[str, Any]) -> None:
@@ -257,12 +264,17 @@ def round_rank(rank: int) -> int:
 
 def group_of(network: Any, changed: set[str]) -> tuple[str, ...]:
     """Returns the smallest group of the network's layers that holds those that are changed."""
-    known = kernel_shapes(network)
-    for pattern in getattr(network, "adapter_groups", ()):
-        group = tuple(path for path in known if re.fullmatch(pattern, path))
-        if changed <= set(group):
-            return group
-    return tuple(known)
+    fitting = (group for group, members in _groups(network) if changed <= members)
+    return next(fitting, tuple(kernel_shapes(network)))
+
+
+@functools.lru_cache(64)
+def _groups(network: Any) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """Returns the groups of a network's layers, the smallest first and that of all last."""
+    known = tuple(kernel_shapes(network))
+    patterns = getattr(network, "adapter_groups", ())
+    groups = [tuple(path for path in known if re.fullmatch(p, path)) for p in patterns]
+    return [(group, frozenset(group)) for group in (*groups, known)]
 
 
 def _total_rank(parts: Sequence[Mapping[str, Pair]]) -> int:

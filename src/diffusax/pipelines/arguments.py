@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from diffusax.images.pictures import as_numpy
+from diffusax.tensors import as_numpy
 from diffusax.typed.convert import (
     Words,
     by_type,

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.pipelines.components import Components
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,14 @@ class DiffusersMethods:
     def vae_scale_factor(self) -> int:
         """The number of pixels per latent, in each direction."""
         return self.parts.latents.factor
+
+    @property
+    def image_processor(self) -> VaeImageProcessor:
+        """The processor of the autoencoder's images: `preprocess` and `postprocess`."""
+        latents = self.parts.latents
+        return VaeImageProcessor(
+            vae_scale_factor=latents.factor, vae_latent_channels=latents.channels
+        )
 
     @property
     def guidance_scale(self) -> float | None:
@@ -100,6 +109,30 @@ class DiffusersMethods:
     def unfuse_qkv_projections(self, unet: bool = True, vae: bool = True) -> None:
         """Changes nothing; see `fuse_qkv_projections`."""
         _log_qkv("unfuse_qkv_projections")
+
+
+def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
+    """The processor of masks: `preprocess` and `blur`."""
+    return VaeImageProcessor(
+        vae_scale_factor=self.vae_scale_factor,
+        vae_latent_channels=self.parts.latents.channels,
+        do_normalize=False,
+        do_binarize=True,
+        do_convert_grayscale=True,
+    )
+
+
+def _control_image_processor(self: DiffusersMethods) -> VaeImageProcessor:
+    """The processor of control images, whose pixels stay in [0, 1]."""
+    return VaeImageProcessor(
+        vae_scale_factor=self.vae_scale_factor, do_convert_rgb=True, do_normalize=False
+    )
+
+
+mask_processor = property(_mask_processor)
+"""The attribute of pipelines that take masks."""
+control_image_processor = property(_control_image_processor)
+"""The attribute of pipelines with ControlNets."""
 
 
 def _log_qkv(name: str) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 from diffusax.checkpoints.ip_adapter import IPAdapter
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.images.image_prompt_masks import downsample_mask
-from diffusax.images.pictures import as_numpy, load_image, to_control, to_pil
+from diffusax.images.pictures import load_image, to_control, to_pil
 from diffusax.models.image_prompts import ImagePrompt, cross_attentions
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.runtime.program import Program
+from diffusax.tensors import as_numpy
 
 
 class Features(NamedTuple):
@@ -115,7 +116,7 @@ def encode_images(c: Components, images: Any, *, hidden: bool) -> Features:
             "this pipeline has no image_encoder to read ip_adapter_image with; load the IP-Adapter "
             "with image_encoder_folder, or give ip_adapter_image_embeds"
         )
-    network, params = c.networks["image_encoder"], c.params["image_encoder"]
+    network, params = c.networks["image_encoder"], c.ready("image_encoder")
     pixels = _pixel_values(c, images, network.config.image_size)
     found = encode_pictures(network, params, pixels, hidden=hidden)
     return Features(*(x[None] for x in found))
@@ -195,7 +196,7 @@ def _pixel_values(c: Components, images: Any, side: int) -> np.ndarray:
         if not several:
             raise ValueError("ip_adapter_image must not be an empty list")
         pictures = [one for image in several for one in _pictures(image)]
-        pixels = np.stack([process(picture) for picture in pictures])
+        pixels = np.stack([process.pixels(picture) for picture in pictures])
     if pixels.shape[1:] != (side, side, 3):
         raise ValueError(
             f"the image encoder takes {side}x{side} pixels, but the feature extractor makes "

@@ -1,5 +1,6 @@
 """The methods of pipelines that load, weigh, merge and save LoRAs, under diffusers' names."""
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,7 +110,8 @@ class LoraMethods:
         if hotswap:
             store.replace(adapter_name or "", adapter, networks)
             return
-        name = f"default_{len(store.adapters)}" if adapter_name is None else adapter_name
+        unused = (f"default_{i}" for i in itertools.count() if f"default_{i}" not in store.adapters)
+        name = next(unused) if adapter_name is None else adapter_name
         store.add(name, adapter, networks)
         # As in PEFT, the LoRA that was loaded last is the one that calls use.
         store.active = {name: 1.0}

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from diffusax.checkpoints.lora.keys import Layers, split_key
-from diffusax.images.pictures import as_numpy
+from diffusax.pipelines.adapters import as_product
+from diffusax.tensors import as_numpy
 
 
 def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
@@ -21,9 +20,10 @@ def layers_of(component: str, given: Mapping[str, Any]) -> Layers:
     for key, value in given.items():
         if isinstance(value, tuple | list):
             down, up = map(as_numpy, value)
-            axes = (-1, -2, *range(down.ndim - 2))
-            up = up.T.reshape(*up.T.shape, *(1,) * (down.ndim - 2))
-            found[component, key] = {"down": np.ascontiguousarray(down.transpose(axes)), "up": up}
+            product = as_product((down, up))
+            # B of a convolution is one of 1x1.
+            whole = product.up.reshape(*product.up.shape, *(1,) * (down.ndim - 2))
+            found[component, key] = {"down": product.down, "up": whole}
             continue
         path, part = split_key(key.removeprefix(f"{component}."))
         if part not in ("down", "up", "magnitude", "alpha"):

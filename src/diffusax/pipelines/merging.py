@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from diffusax.models.network import Params
-from diffusax.models.weight_changes import Product, merge
+from diffusax.models.weight_changes import merge
 from diffusax.pipelines.adapter_weights import WeightGroups
-from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.adapters import Adapter, as_product
 from diffusax.runtime.mesh import tree_name
 
 Weighted = tuple[Adapter, np.ndarray]
@@ -25,7 +25,8 @@ def merged_params(
 ) -> dict[str, Params]:
     """Returns the parameters of the components that adapters change, with the adapters merged.
 
-    The sums are computed in float32, each parameter on its own devices.
+    The sums are computed in float32, each parameter on its own devices. A weight of zero changes
+    nothing, whatever the kind of change.
 
     Args:
         params: the parameters by component.
@@ -41,6 +42,8 @@ def merged_params(
     for adapter, weights in adapters:
         for component, name, change in _changes(adapter, products):
             weight = np.float32(weights[groups.column(0, component, name)])
+            if not weight:
+                continue
             wanted.setdefault(component, {}).setdefault(name, []).append((change, weight))
     return {name: _merged(params[name], name, own) for name, own in wanted.items()}
 
@@ -51,9 +54,8 @@ def _changes(adapter: Adapter, products: bool) -> Iterable[tuple[str, str, Any]]
             yield component, name, change
     if products:
         for component, layers in adapter.components.items():
-            for path, (down, up) in layers.items():
-                axes = (-1, -2, *range(down.ndim - 2))
-                yield component, f"{path}.kernel", Product(down.transpose(axes), up.T)
+            for path, pair in layers.items():
+                yield component, f"{path}.kernel", as_product(pair)
 
 
 def _merged(

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax import missing
 from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.networks import check_safe
+from diffusax.checkpoints.publishing import Publishing
 from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
@@ -50,6 +51,7 @@ class DiffusionPipeline(
     Offloading,
     TextualInversion,
     AheadOfTime,
+    Publishing,
 ):
     """The base class of all pipelines; `from_pretrained` returns the one that a checkpoint names.
 
@@ -257,6 +259,23 @@ class DiffusionPipeline(
             raise ValueError(f"{folder}: {error}") from None
         pipe.call_defaults = read_call_defaults(folder)
         return pipe
+
+    @classmethod
+    def download(cls, path_or_repo: str | Path, **options: Any) -> str:
+        """Downloads a checkpoint without loading it, and returns its folder.
+
+        Args:
+            path_or_repo: a Hub repository id; a folder is returned as it is.
+            **options: variant, revision, token, local_files_only, cache_dir, and components, such
+                as `vae=None`, that are not needed.
+
+        Raises:
+            ValueError: the checkpoint cannot be found or fetched; says why.
+        """
+        names = ("variant", "revision", "token", "local_files_only", "cache_dir")
+        hub = {name: options.pop(name) for name in names if name in options}
+        skip = [n for n in options if n not in WITHOUT_MEANING | {"torch_dtype", "dtype"}]
+        return str(resolve(path_or_repo, skip=skip, **hub))
 
     @classmethod
     def from_torch(

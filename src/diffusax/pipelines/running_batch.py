@@ -157,7 +157,8 @@ class RunningBatch:
         params: dict[str, Any] = {}
         models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
         copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
-        copies |= {"ip_adapters": parts.ip_adapters.snapshot()}
+        stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
+        copies |= {name: store.snapshot() for name, store in stores.items()}
         c = dataclasses.replace(parts, scheduler=scheduler, texts=self._texts, **copies)
         c, call = resolve_adapters(c, call)
         return Request(pipe, c, call, Generation(self._wake))

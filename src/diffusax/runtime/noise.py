@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import secrets
+import sys
 from typing import Any, Literal
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.tensors import as_numpy, is_tensor
 
 Shape = tuple[int, int, int]
 Purpose = Literal["start", "image", "masked"]
@@ -106,3 +108,55 @@ def draw_rows(keys: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
         return jax.random.normal(jax.random.fold_in(key, index), shape)
 
     return jax.vmap(draw)(keys, indices)
+
+
+def draw_like(x: Any, generator: Any = None) -> Any:
+    """Draws standard normal numbers, float32 of the shape of x, as diffusers' `randn_tensor`.
+
+    Args:
+        x: an array or a tensor of PyTorch.
+        generator: a seed, a torch.Generator, which goes on where it is a CPU's, or a
+            `TorchGenerator`, or a list of one of these for each image, for PyTorch's numbers; or a
+            JAX random key. None draws from PyTorch's default generator where x is a tensor, and
+            else takes a seed from the system.
+
+    Raises:
+        ValueError: generator is none of these, or a list of another length.
+    """
+    shape = tuple(x.shape)
+    if isinstance(generator, list | tuple):
+        if len(generator) != shape[0]:
+            raise ValueError(
+                f"generator has {len(generator)} entries for {shape[0]} images; give one or "
+                f"{shape[0]}"
+            )
+        return np.concatenate([draw_from(g, (1, *shape[1:])) for g in generator])
+    if generator is None and is_tensor(x):
+        return as_numpy(sys.modules["torch"].randn(shape))
+    return draw_from(secrets.randbits(32) if generator is None else generator, shape)
+
+
+def draw_from(generator: Any, shape: tuple[int, ...]) -> Any:
+    """Draws standard normal numbers from one of the generators of `draw_like`.
+
+    Raises:
+        ValueError: generator is none of these.
+    """
+    if isinstance(generator, TorchGenerator):
+        return generator.randn(shape)
+    if hasattr(generator, "initial_seed"):
+        # The numbers of a GPU's generator are those of a CPU's with its seed, as in calls.
+        if generator.device.type != "cpu":
+            return TorchGenerator(generator.initial_seed()).randn(shape)
+        torch: Any = sys.modules["torch"]
+        return as_numpy(torch.randn(shape, generator=generator))
+    if isinstance(generator, jax.Array) and (
+        jnp.issubdtype(generator.dtype, jax.dtypes.prng_key) or generator.dtype == jnp.uint32
+    ):
+        return jax.random.normal(generator, shape)
+    if isinstance(generator, int | np.integer) and not isinstance(generator, bool):
+        return TorchGenerator(int(generator)).randn(shape)
+    raise ValueError(
+        "generator must be a seed, a torch.Generator, a JAX random key or a list of them (got "
+        f"{type(generator).__name__})"
+    )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.brownian import BrownianNoise, Motion
-from diffusax.runtime.noise import draw_noise
+from diffusax.runtime.noise import draw_from, draw_noise
 from diffusax.runtime.torch_random import TorchGenerator
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]
@@ -77,10 +77,8 @@ class StepNoise:
 
         place: its position in a list. shape: that of the numbers that an integer's stream skips.
         """
-        if isinstance(generator, TorchGenerator):
-            return generator.randn
         if is_stateful(generator):
-            return lambda shape: _torch_normal(generator, shape)
+            return functools.partial(draw_from, generator)
         seed = generator.initial_seed() if hasattr(generator, "initial_seed") else generator
         if isinstance(seed, bool) or not hasattr(seed, "__index__"):
             raise ValueError(
@@ -103,12 +101,6 @@ def is_stateful(generator: Any) -> bool:
     device = getattr(getattr(generator, "device", None), "type", None)
     from_torch = hasattr(generator, "initial_seed") and device == "cpu"
     return from_torch or isinstance(generator, TorchGenerator)
-
-
-def _torch_normal(generator: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the next numbers of a torch.Generator; its state, a tensor, makes the array."""
-    values = generator.get_state()[:1].float().new_empty(shape)
-    return values.normal_(generator=generator).numpy()
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -7,16 +7,17 @@ of pipelines do not see it.
 import dataclasses
 from typing import Any, NamedTuple, Protocol
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.images.pictures import as_numpy
 from diffusax.runtime.bounded import BoundedJit, is_traced
 from diffusax.runtime.step_noise import StepNoise, is_stateful
 from diffusax.samplers.rows import NOISE, RAW, SLOTS, Row, Schedule, Table, X
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
+from diffusax.tensors import Output, alike, as_numpy
 
 _NOISE = int(NOISE.argmax())
 
@@ -55,34 +56,19 @@ class HandRun:
         return len(self.whole)
 
 
-@dataclasses.dataclass
-class SchedulerOutput:
+@flax.struct.dataclass
+class SchedulerOutput(Output):
     """The result of a step; fields that are None are those that diffusers' class does not have.
 
     prev_sample: the sample after the step. pred_original_sample: the predicted clean sample.
     denoised: that of LCM. pred_noised_sample: that of TCD, at the noise level of its intermediate
-    step. All are of the sample's shape and dtype.
+    step. All are of the sample's shape and dtype, and tensors of PyTorch where it is one.
     """
 
-    prev_sample: jax.Array
-    pred_original_sample: jax.Array | None = None
-    denoised: jax.Array | None = None
-    pred_noised_sample: jax.Array | None = None
-
-    def keys(self) -> tuple[str, ...]:
-        """Returns the names of the fields that are not None."""
-        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) is not None)
-
-    def to_tuple(self) -> tuple[jax.Array, ...]:
-        """Returns the values of the fields that are not None."""
-        return tuple(getattr(self, name) for name in self.keys())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.keys()
-
-    def __getitem__(self, index: int | str) -> Any:
-        """Returns a field by position or by name, like diffusers."""
-        return getattr(self, index) if isinstance(index, str) else self.to_tuple()[index]
+    prev_sample: Any
+    pred_original_sample: Any = None
+    denoised: Any = None
+    pred_noised_sample: Any = None
 
 
 class StepOptions(NamedTuple):
@@ -140,7 +126,8 @@ def take_step(
     shown = np.zeros(SLOTS + 3) if second is None else scheduler._second_output(row)
     after, predicted, memory = _ADVANCE(x, memory, raw, noise, *_coefficients(row, shown))
     run.memory = None if run.step_index == len(run) else memory
-    return SchedulerOutput(after, **({} if second is None else {second: predicted}))
+    output = SchedulerOutput(after, **({} if second is None else {second: predicted}))
+    return alike(output, sample)
 
 
 def functional_step(

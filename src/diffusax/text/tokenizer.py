@@ -29,6 +29,8 @@ from tokenizers import (
 from tokenizers.models import BPE
 
 from diffusax.files import write_json
+from diffusax.tensors import BatchEncoding
+from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
     FLAGS,
@@ -84,7 +86,52 @@ class CLIPTokenizer:
         files = read_tokenizer_files(Path(path))
         return cls(_build(files), **files.special, model_max_length=files.model_max_length)
 
-    def __call__(self, texts: str | Sequence[str]) -> np.ndarray:
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: bool | str | None = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_attention_mask: bool | None = None,
+    ) -> BatchEncoding:
+        """Tokenizes texts as transformers' CLIPTokenizer: `.input_ids` and `.attention_mask`.
+
+        Args:
+            text: a text or a list of texts.
+            add_special_tokens: whether to put bos before, and eos after a text.
+            padding: "max_length" fills up to max_length, True or "longest" to the longest text.
+            truncation: whether to cut texts off at max_length.
+            max_length: the number of tokens, by default model_max_length.
+            return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
+            return_attention_mask: False leaves the mask out.
+
+        Raises:
+            ValueError: an argument has another type, or the texts give tensors of several lengths.
+            ImportError: return_tensors is "pt", and PyTorch is not installed.
+        """
+        texts, filled = checked_texts(text, "text"), padding_of(padding)
+        ends = ((self.bos_token_id,), (self.eos_token_id,)) if add_special_tokens else ((), ())
+        limit = self.model_max_length if max_length is None else max_length
+        room = limit - sum(map(len, ends))
+        if room < 0:
+            raise ValueError(f"max_length must be at least {limit - room} (got {max_length})")
+        cut = truncates(truncation, max_length, filled)
+        bodies = [self.fit(t, room)[0] if cut else self.tokenize(t) for t in texts]
+        rows = [[*ends[0], *body, *ends[1]] for body in bodies]
+        length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
+        ids, masks = padded(rows, length, self.pad_token_id)
+        alone = isinstance(text, str) and return_tensors is None
+        found = {"input_ids": ids, "attention_mask": masks}
+        if return_attention_mask is False:
+            del found["attention_mask"]
+        return BatchEncoding(
+            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        )
+
+    def windows(self, texts: str | Sequence[str]) -> np.ndarray:
         """Returns the ids of each text, int32, (n, model_max_length).
 
         Longer texts are cut off, with one warning for all. The part of a text that cannot fit is
@@ -120,10 +167,24 @@ class CLIPTokenizer:
         rest = text[tokens[n].start :] if len(tokens) > n else ""
         return [token.id for token in tokens[:n]], rest
 
-    def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False
+    ) -> str:
         """Returns the text of some ids: lower-cased, with a space after each word."""
-        text = self.tokenizer.decode(list(map(int, ids)), skip_special_tokens=skip_special_tokens)
+        ids = list(map(int, token_ids))
+        text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text.replace(_END_OF_WORD, " ").strip()
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]] | np.ndarray, skip_special_tokens: bool = False
+    ) -> list[str]:
+        """Returns the text of each row of ids, see `decode`."""
+        return [self.decode(row, skip_special_tokens) for row in sequences]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, without those that were added."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=False)
 
     @functools.cached_property
     def words(self) -> dict[str, int]:
@@ -166,6 +227,10 @@ class CLIPTokenizer:
         window = np.full(self.model_max_length, self.pad_token_id, np.int32)
         window[: len(ids) + 2] = [self.bos_token_id, *ids, self.eos_token_id]
         return window
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Writes the files that transformers opens, see `save`."""
+        self.save(save_directory)
 
     def save(self, folder: str | Path) -> None:
         """Writes the files that transformers opens, version 4 (Python and fast) and 5.
@@ -266,8 +331,8 @@ class CLIPTokenizer:
         return max(map(len, self.tokenizer.get_vocab()))
 
 
-def checked_texts(texts: Any) -> list[str]:
-    """Returns `texts` as a list.
+def checked_texts(texts: Any, name: str = "prompt") -> list[str]:
+    """Returns `texts` as a list. name: the argument that an error names.
 
     Raises:
         ValueError: it is neither a string nor a non-empty list of strings that can be encoded.
@@ -275,21 +340,21 @@ def checked_texts(texts: Any) -> list[str]:
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, Sequence) or isinstance(texts, bytes):
         raise ValueError(
-            f"prompt must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
+            f"{name} must be a string or a list of strings, not {type(texts).__name__} ({texts!r})"
         )
     if not texts:
-        raise ValueError("prompt must not be an empty list; give at least one string")
+        raise ValueError(f"{name} must not be an empty list; give at least one string")
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(
-                f"prompt must be a string or a list of strings, but number {i} is of type "
+                f"{name} must be a string or a list of strings, but number {i} is of type "
                 f"{type(text).__name__} ({text!r})"
             )
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"prompt must be valid Unicode, but {text!r} has half a surrogate pair at position "
+                f"{name} must be valid Unicode, but {text!r} has half a surrogate pair at position "
                 f"{error.start}; remove it"
             ) from None
     return list(texts)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.checkpoints.weight_file import find_weight_file
-from diffusax.images.pictures import as_numpy
+from diffusax.tensors import as_numpy
 
 WEIGHT_NAME = "pytorch_lora_weights.safetensors"
 """The name that diffusers gives LoRAs."""

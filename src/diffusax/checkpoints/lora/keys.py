@@ -81,10 +81,11 @@ def find_layers(
     original: Layers = {}
     unknown, absent = [], 0
     known = {name: _names(name, network) for name, network in networks.items()}
+    own_names = {name: names.own for name, names in known.items()}
+    original_names = {name: names.original for name, names in known.items()}
     for key, tensor in file.tensors.items():
         layer, part = split_key(key)
-        place = _place(layer, {name: names.own for name, names in known.items()})
-        older = _place(layer, {name: names.original for name, names in known.items()})
+        place, older = _place(layer, own_names), _place(layer, original_names)
         if part and (place or older):
             layers = found if place else original
             layers.setdefault(place or older, {})[part] = tensor  # type: ignore[arg-type]

@@ -183,7 +183,7 @@ class FlaxModelMixin:
         return _cast(params, jnp.float32, mask)
 
     def _run(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return Model(self.network, self.narrowed(self._params))(*args, method=method, **kwargs)
+        return Model(self.network, self.narrowed(self._params)).run(*args, method=method, **kwargs)
 
     def _draw(self, key: Any) -> Params:
         params = initialize_params(self.network.shapes, seed=np.asarray(key).tolist())

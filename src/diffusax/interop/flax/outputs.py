@@ -5,28 +5,9 @@ from typing import Any
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
-
-class Output:
-    """A dataclass whose fields, except those that are None, are also read by position or by key."""
-
-    def __getitem__(self, index: Any) -> Any:
-        """Returns fields by position or key, as in diffusers: `output[0]`, `output["sample"]`."""
-        return getattr(self, index) if isinstance(index, str) else self.to_tuple()[index]
-
-    def __iter__(self) -> Any:
-        """Yields the names of the fields that are not None, as a dict does."""
-        return iter(self.keys())
-
-    def keys(self) -> tuple[str, ...]:
-        """Returns the names of the fields that are not None."""
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return tuple(name for name in names if getattr(self, name) is not None)
-
-    def to_tuple(self) -> tuple[Any, ...]:
-        """Returns the values of the fields that are not None."""
-        return tuple(getattr(self, name) for name in self.keys())
+from diffusax.models.outputs import DiagonalGaussianDistribution
+from diffusax.tensors import Output
 
 
 @dataclasses.dataclass
@@ -126,43 +107,13 @@ class FlaxSdeVeOutput(Output):
 
 
 @flax.struct.dataclass
-class FlaxDiagonalGaussianDistribution:
+class FlaxDiagonalGaussianDistribution(DiagonalGaussianDistribution):
     """A normal distribution of latents, b h w z."""
 
-    mean: Any
-    logvar: Any
-    deterministic: bool = flax.struct.field(pytree_node=False, default=False)
-
-    @property
-    def std(self) -> Any:
-        """The standard deviation, zero where `deterministic` is set."""
-        return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(0.5 * self.logvar)
-
-    @property
-    def var(self) -> Any:
-        """The variance, zero where `deterministic` is set."""
-        return jnp.zeros_like(self.mean) if self.deterministic else jnp.exp(self.logvar)
-
-    def sample(self, key: jax.Array) -> jax.Array:
+    def sample(self, key: jax.Array) -> jax.Array:  # type: ignore[override]
         """Samples latents with the key, b h w z."""
         return self.mean + self.std * jax.random.normal(key, self.mean.shape)
 
-    def mode(self) -> jax.Array:
-        """Returns the most likely latents, b h w z."""
-        return self.mean
-
-    def kl(self, other: "FlaxDiagonalGaussianDistribution | None" = None) -> jax.Array:
-        """Returns the Kullback-Leibler divergence from `other`, by default the unit normal, b."""
-        if self.deterministic:
-            return jnp.zeros(1)
-        mean, logvar = (0.0, 0.0) if other is None else (other.mean, other.logvar)
-        var = jnp.exp(jnp.asarray(logvar))
-        terms = jnp.square(self.mean - mean) / var + self.var / var - 1 - self.logvar + logvar
-        return 0.5 * terms.sum((1, 2, 3))
-
     def nll(self, sample: jax.Array, axis: Any = (1, 2, 3)) -> jax.Array:
         """Returns the negative log-likelihood of a sample, summed over `axis`."""
-        if self.deterministic:
-            return jnp.zeros(1)
-        terms = jnp.log(2 * jnp.pi) + self.logvar + jnp.square(sample - self.mean) / self.var
-        return 0.5 * terms.sum(tuple(axis))
+        return super().nll(sample, axis)

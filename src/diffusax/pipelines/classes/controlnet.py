@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.images.masks import MaskProcessor
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion, StableDiffusionXL
 from diffusax.pipelines.control import (
@@ -21,6 +21,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
     """Generates images from prompts, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
+    control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
@@ -42,6 +43,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
     """Generates images from images, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
+    control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
@@ -63,7 +65,8 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
     """Generates images anew where a mask is white, steered by ControlNets."""
 
     task = staticmethod(control_inpaint)
-    mask_processor = MaskProcessor()
+    control_image_processor = diffusers_methods.control_image_processor
+    mask_processor = diffusers_methods.mask_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
@@ -86,6 +89,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
     """Generates images from prompts with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_text_to_image)
+    control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
@@ -111,6 +115,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
     """Generates images from images with Stable Diffusion XL, steered by ControlNets."""
 
     task = staticmethod(control_image_to_image)
+    control_image_processor = diffusers_methods.control_image_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented
@@ -136,7 +141,8 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
     """Generates images anew where a mask is white with Stable Diffusion XL."""
 
     task = staticmethod(control_inpaint)
-    mask_processor = MaskProcessor()
+    control_image_processor = diffusers_methods.control_image_processor
+    mask_processor = diffusers_methods.mask_processor
     extra_components = (CONTROLNET, *IMAGE_PROMPTS)
 
     @documented

@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.images.masks import MaskProcessor
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion
 from diffusax.pipelines.tasks import (
@@ -61,7 +61,7 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
     """Generates images anew where a mask is white."""
 
     task = staticmethod(inpaint)
-    mask_processor = MaskProcessor()
+    mask_processor = diffusers_methods.mask_processor
     scheduler_options = {"steps_offset": 1, "skip_prk_steps": True}  # noqa: RUF012
 
     @documented

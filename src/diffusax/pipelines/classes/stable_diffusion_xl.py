@@ -3,7 +3,7 @@
 The calls' arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
-from diffusax.images.masks import MaskProcessor
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusionXL
 from diffusax.pipelines.tasks import image_to_image, inpaint, instruct, text_to_image
@@ -61,7 +61,7 @@ class StableDiffusionXLInpaintPipeline(StableDiffusionXL):
     """Generates images anew where a mask is white."""
 
     task = staticmethod(inpaint)
-    mask_processor = MaskProcessor()
+    mask_processor = diffusers_methods.mask_processor
 
     @documented
     def __call__(

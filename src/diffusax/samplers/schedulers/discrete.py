@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +13,7 @@ from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
 from diffusax.samplers.schedulers.options import Beta, Betas, BetaSchedule, Offset, Spacing
 from diffusax.samplers.schedulers.scheduler import Scheduler
+from diffusax.tensors import alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return self.diffusion
 
-    def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> jax.Array:
+    def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> Any:
         """Returns sqrt(a_t) noise - sqrt(1 - a_t) sample, the target of v prediction, b ....
 
         Args:
@@ -69,7 +69,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """
         x0, eps, t = map(as_jax, (sample, noise, timesteps))
         target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
-        return target.astype(x0.dtype)
+        return alike(target.astype(x0.dtype), sample)
 
     @property
     def final_alpha(self) -> float:

@@ -37,7 +37,7 @@ class FlowMatchScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return Flow(self.shift, self.num_train_timesteps)
 
-    def scale_noise(self, sample: Any, timestep: Any, noise: Any) -> jax.Array:
+    def scale_noise(self, sample: Any, timestep: Any, noise: Any) -> Any:
         """Returns (1 - sigma) sample + sigma noise at timesteps, b ...; see `add_noise`.
 
         Args:

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.images.pictures import as_numpy
 from diffusax.runtime.bounded import is_traced
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import HandRun, SchedulerOutput, StepOptions, Stepping
@@ -15,6 +14,7 @@ from diffusax.samplers.processes import Diffusion, spread_level
 from diffusax.samplers.rows import P, Row, Table
 from diffusax.samplers.runs import Sampler, cached_schedule, checked_options, whole_number
 from diffusax.samplers.step import init_state
+from diffusax.tensors import alike, as_numpy
 
 
 class FunctionalRun(NamedTuple):
@@ -43,7 +43,7 @@ class Stepped:
 
     The first `set_timesteps` begins a run; every `step` runs its next row. All are eager: inside
     `jax.jit`, `jax.grad` and `jax.lax.scan` use `functional`. Arrays may be in any layout with the
-    images first; they come back as arrays of JAX.
+    images first; they come back as arrays of JAX, or as tensors of PyTorch where samples are.
     """
 
     # Whether each step is the row after the last one; otherwise the timestep alone says which.
@@ -192,7 +192,7 @@ class Stepped:
             raise ValueError(by_hand.no_timestep(among, timestep))
         return place
 
-    def scale_model_input(self, sample: Any, timestep: Any = None) -> jax.Array:
+    def scale_model_input(self, sample: Any, timestep: Any = None) -> Any:
         """Returns what the network is given for a sample, b ...: the sample times a number.
 
         Args:
@@ -203,11 +203,11 @@ class Stepped:
             ValueError: there is no run, it has no such timestep, or arrays are traced.
         """
         if not self.scales_input:
-            return by_hand.as_jax(sample)
+            return alike(by_hand.as_jax(sample), sample)
         by_hand.check_eager("scale_model_input", sample, timestep)
         run = self._begun()
         scale = run.whole.rows[by_hand.row_number(run, timestep)].in_scale
-        return by_hand.as_jax(sample) * float(scale)
+        return alike(by_hand.as_jax(sample) * float(scale), sample)
 
     def step(
         self,
@@ -240,7 +240,7 @@ class Stepped:
         """
         return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
-    def add_noise(self, original_samples: Any, noise: Any, timesteps: Any) -> jax.Array:
+    def add_noise(self, original_samples: Any, noise: Any, timesteps: Any) -> Any:
         """Returns samples with noise at the level of timesteps, b ..., in the samples' dtype.
 
         For samplers on sigmas, after `set_timesteps` and `set_begin_index` the level is that of the
@@ -254,7 +254,7 @@ class Stepped:
         """
         x0, eps = by_hand.as_jax(original_samples), by_hand.as_jax(noise)
         signal, level = (spread_level(part, x0) for part in self._levels_at(timesteps))
-        return (signal * x0 + level * eps).astype(x0.dtype)
+        return alike((signal * x0 + level * eps).astype(x0.dtype), original_samples)
 
     def functional(
         self,
@@ -311,7 +311,7 @@ class Stepped:
 
     def _step(
         self, model_output: Any, timestep: Any, sample: Any, return_dict: bool, **options: Any
-    ) -> SchedulerOutput | tuple[jax.Array, ...]:
+    ) -> SchedulerOutput | tuple[Any, ...]:
         """Runs a row; options: those of `StepOptions`."""
         given = model_output, timestep, sample, StepOptions(**options)
         output = by_hand.take_step(cast(Stepping, self), self._begun(), *given)

@@ -1,0 +1,27 @@
+"""Models called as diffusers' and transformers' are: their arguments, layouts and results.
+
+Images, latents and residuals are b c h w. Arrays of JAX and NumPy are taken, and arrays of JAX come
+back; where the first argument is a tensor of PyTorch, so are the results. Calls are compiled, once
+for each shape.
+"""
+
+from diffusax.models.calls.adapter import Adapter
+from diffusax.models.calls.autoencoders import (
+    AsymmetricAutoencoder,
+    Autoencoder,
+    TinyAutoencoder,
+)
+from diffusax.models.calls.encoders import ImageEncoder, TextAndImageEncoder, TextEncoder
+from diffusax.models.calls.unet import ControlNet, UNet
+
+__all__ = [
+    "Adapter",
+    "AsymmetricAutoencoder",
+    "Autoencoder",
+    "ControlNet",
+    "ImageEncoder",
+    "TextAndImageEncoder",
+    "TextEncoder",
+    "TinyAutoencoder",
+    "UNet",
+]

@@ -1,0 +1,73 @@
+"""Takes and checks what diffusers' and transformers' calls are given."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from diffusax.tensors import alike, as_array, as_numpy
+
+
+def arrays(tree: Any) -> Any:
+    """Converts everything in a tree to arrays; see `tensors.as_array`."""
+    return jax.tree.map(as_array, tree)
+
+
+def take_map(name: str, value: Any, channels: int | None) -> Any:
+    """Converts images or latents to an array, and checks the layout b c h w.
+
+    If height or width equals the number of channels, a wrong layout may not be noticed.
+
+    Args:
+        name: the name of the argument.
+        value: its value.
+        channels: the number of channels that it must have; None for any.
+
+    Raises:
+        ValueError: it does not have four axes, or the second one is not the channels.
+    """
+    x = as_array(value)
+    if x.ndim == 4 and channels in (None, x.shape[1]):
+        return x
+    mend = ""
+    if x.ndim == 4 and x.shape[-1] == channels:
+        mend = f"; channels come second here: {name}.transpose(0, 3, 1, 2)"
+    raise ValueError(
+        f"{name} must have shape (batch, {channels or 'channels'}, height, width) (got {x.dtype} "
+        f"of shape {tuple(x.shape)}){mend}"
+    )
+
+
+def take_numbers(name: str, value: Any, count: int) -> Any:
+    """Converts timesteps to float32, one or `count`, so that all kinds of them share a program.
+
+    Raises:
+        ValueError: there is another number of them.
+    """
+    x = value if isinstance(value, jax.Array) else as_numpy(value).astype(np.float32)
+    if x.ndim > 1 or (x.ndim == 1 and x.shape[0] not in (1, count)):
+        raise ValueError(
+            f"{name} must be one number or one for each of {count} samples (got shape "
+            f"{tuple(x.shape)})"
+        )
+    return x.astype(np.float32)
+
+
+def check_rows(name: str, x: Any, count: int) -> None:
+    """Raises ValueError unless an array has one entry for each of `count` samples."""
+    if x is not None and (x.ndim == 0 or x.shape[0] != count):
+        raise ValueError(
+            f"{name} must have one entry for each of {count} samples (got shape {tuple(x.shape)})"
+        )
+
+
+def check_absent(value: Any, sentence: str) -> None:
+    """Raises ValueError with the sentence where an argument is given that has no meaning here."""
+    if value is not None:
+        raise ValueError(sentence)
+
+
+def result(output: Any, return_dict: bool, given: Any) -> Any:
+    """Returns an output, or the tuple of its fields, in the kind of `given`; see `alike`."""
+    output = alike(output, given)
+    return output if return_dict else output.to_tuple()

@@ -1,0 +1,206 @@
+"""Autoencoders, called as in diffusers."""
+
+from typing import Any
+
+import numpy as np
+
+from diffusax.models.calls.arguments import arrays, check_rows, result, take_map
+from diffusax.models.network import Model
+from diffusax.models.outputs import (
+    AutoencoderKLOutput,
+    AutoencoderTinyOutput,
+    DecoderOutput,
+    DiagonalGaussianDistribution,
+)
+from diffusax.models.tiling import tiled_decode
+from diffusax.tensors import alike
+
+
+class Autoencoder(Model):
+    """An autoencoder, called as diffusers' AutoencoderKL."""
+
+    class_names = ("AutoencoderKL",)
+
+    def encode(self, x: Any, return_dict: bool = True) -> Any:
+        """Encodes images: `.latent_dist`, with `sample(generator)`, `mode()`, `mean` and `std`.
+
+        The latents are the autoencoder's own: multiply them by `config.scaling_factor`.
+
+        Args:
+            x: images in [-1, 1], b 3 H W.
+            return_dict: whether to return an AutoencoderKLOutput instead of a tuple.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        return _encode(self, x, return_dict)
+
+    def decode(self, z: Any, return_dict: bool = True, generator: Any = None) -> Any:
+        """Decodes latents to images: `.sample`, b 3 H W, about [-1, 1].
+
+        Args:
+            z: latents, b z h w: those of a diffusion model divided by `config.scaling_factor`.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+            generator: accepted, changes nothing, as in diffusers.
+
+        Raises:
+            ValueError: z has another shape.
+        """
+        return _decode(self, z, {}, return_dict)
+
+    def __call__(
+        self,
+        sample: Any,
+        sample_posterior: bool = False,
+        return_dict: bool = True,
+        generator: Any = None,
+    ) -> Any:
+        """Encodes and decodes images b 3 H W.
+
+        Args:
+            sample: images in [-1, 1], b 3 H W.
+            sample_posterior: whether to sample the latents instead of taking their mode.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+            generator: see `DiagonalGaussianDistribution.sample`.
+
+        Raises:
+            ValueError: sample has another shape.
+        """
+        z = _latents(self, sample, sample_posterior, generator)
+        return self.decode(z, return_dict=return_dict)
+
+
+class AsymmetricAutoencoder(Model):
+    """An autoencoder for inpainting, called as diffusers' AsymmetricAutoencoderKL."""
+
+    class_names = ("AsymmetricAutoencoderKL",)
+
+    def encode(self, x: Any, return_dict: bool = True) -> Any:
+        """Encodes images; see `Autoencoder.encode`."""
+        return _encode(self, x, return_dict)
+
+    def decode(
+        self,
+        z: Any,
+        generator: Any = None,
+        image: Any = None,
+        mask: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Decodes latents to images: `.sample`, b 3 H W, about [-1, 1].
+
+        Args:
+            z: latents, b z h w.
+            generator: accepted, changes nothing, as in diffusers.
+            image: the image that is kept, b 3 H W in [-1, 1]; both it and the mask, or neither.
+            mask: b 1 H W, zero where the image is kept.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+
+        Raises:
+            ValueError: an array has another shape.
+        """
+        shown = {}
+        if image is not None and mask is not None:
+            shown["image"] = take_map("image", image, self.config.out_channels)
+            shown["mask"] = take_map("mask", mask, 1)
+        return _decode(self, z, shown, return_dict)
+
+    def __call__(
+        self,
+        sample: Any,
+        mask: Any = None,
+        sample_posterior: bool = False,
+        return_dict: bool = True,
+        generator: Any = None,
+    ) -> Any:
+        """Encodes and decodes images b 3 H W, and keeps what the mask does.
+
+        Args:
+            sample: images in [-1, 1], b 3 H W.
+            mask: b 1 H W, zero where the image is kept.
+            sample_posterior: whether to sample the latents instead of taking their mode.
+            return_dict: whether to return a DecoderOutput instead of a tuple.
+            generator: see `DiagonalGaussianDistribution.sample`.
+
+        Raises:
+            ValueError: an array has another shape.
+        """
+        z = _latents(self, sample, sample_posterior, generator)
+        return self.decode(z, image=sample, mask=mask, return_dict=return_dict)
+
+
+class TinyAutoencoder(Model):
+    """The tiny autoencoder, called as diffusers' AutoencoderTiny."""
+
+    class_names = ("AutoencoderTiny",)
+
+    def encode(self, x: Any, return_dict: bool = True) -> Any:
+        """Encodes images b 3 H W in [-1, 1]: `.latents`, b z h w.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        pixels = take_map("x", x, self.config.in_channels)
+        latents = self.run(pixels, method="encode", channels_first=True)
+        return result(AutoencoderTinyOutput(latents), return_dict, x)
+
+    def decode(self, x: Any, generator: Any = None, return_dict: bool = True) -> Any:
+        """Decodes latents b z h w: `.sample`, b 3 H W, about [-1, 1]. generator changes nothing.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        return _decode(self, x, {}, return_dict, name="x")
+
+    def __call__(self, sample: Any, return_dict: bool = True) -> Any:
+        """Encodes and decodes images b 3 H W, with latents rounded to bytes between: `.sample`.
+
+        Raises:
+            ValueError: sample has another shape.
+        """
+        pixels = take_map("sample", sample, self.config.in_channels)
+        y = self.run(pixels, channels_first=True)
+        return result(DecoderOutput(y), return_dict, sample)
+
+
+def _encode(model: Model, x: Any, return_dict: bool) -> Any:
+    pixels = take_map("x", x, model.config.in_channels)
+    mean, logvar = alike(model.run(pixels, method="encode", channels_first=True), x)
+    output = AutoencoderKLOutput(DiagonalGaussianDistribution(mean, logvar))
+    return output if return_dict else output.to_tuple()
+
+
+def _latents(model: Any, sample: Any, sample_posterior: bool, generator: Any) -> Any:
+    posterior = model.encode(sample).latent_dist
+    return posterior.sample(generator) if sample_posterior else posterior.mode()
+
+
+def _decode(
+    model: Model, z: Any, shown: dict[str, Any], return_dict: bool, *, name: str = "z"
+) -> Any:
+    """Decodes latents, in tiles where tiling is on. shown: an image and a mask, or nothing.
+
+    Raises:
+        ValueError: an array has another shape.
+    """
+    latents, shown = take_map(name, z, model.config.latent_channels), arrays(shown)
+    for key, value in shown.items():
+        check_rows(key, value, latents.shape[0])
+    if model.tiling:
+        y = _decode_tiles(model, latents, list(shown.values()))
+    else:
+        y = model.run(latents, method="decode", channels_first=True, **shown)
+    return result(DecoderOutput(y), return_dict, z)
+
+
+def _decode_tiles(model: Model, latents: Any, shown: list[Any]) -> np.ndarray:
+    """Decodes latents of more than the autoencoder's sample_size in overlapping tiles."""
+    side = getattr(model.config, "sample_size", 512)
+    factor = model.config.downsampling
+    images = tiled_decode(
+        lambda *parts: model.run(*parts, method="decode"),
+        *(np.moveaxis(np.asarray(x), 1, -1) for x in (latents, *shown)),
+        tile=(side[0] if isinstance(side, tuple) else side) // factor,
+        factor=factor,
+    )
+    return np.moveaxis(images, -1, 1)

@@ -1,0 +1,193 @@
+"""Encoders of texts and images, called as in transformers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.calls.arguments import check_absent, result, take_map
+from diffusax.models.clip import check_token_ids
+from diffusax.models.network import Model
+from diffusax.models.outputs import (
+    BaseModelOutputWithPooling,
+    CLIPOutput,
+    CLIPTextModelOutput,
+    CLIPVisionModelOutput,
+)
+from diffusax.tensors import alike, as_array
+
+_ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
+
+
+class TextEncoder(Model):
+    """A text encoder, called as transformers' CLIPTextModel or CLIPTextModelWithProjection."""
+
+    class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+
+    def __call__(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = True,
+    ) -> Any:
+        """Encodes tokens. The first entry, `[0]`, is `.text_embeds` with a projection.
+
+        Without a projection it is `.last_hidden_state`, and there is `.pooler_output`.
+
+        Args:
+            input_ids: the tokens, b t.
+            attention_mask: None or ones: padding is read, too, as Stable Diffusion was trained.
+            position_ids: None.
+            output_attentions: None or False.
+            output_hidden_states: whether to return `.hidden_states`: the embeddings and each
+                layer's output, b t d.
+            return_dict: whether to return an object instead of a tuple.
+
+        Raises:
+            ValueError: the tokens are no integers b t or not in the vocabulary, or an argument is
+                given that the network has no meaning for.
+        """
+        check_absent(output_attentions or None, _ATTENTIONS)
+        check_absent(position_ids, "position_ids must be None: tokens are read in their order")
+        if attention_mask is not None and not np.asarray(as_array(attention_mask)).all():
+            raise ValueError(
+                "attention_mask must be None or ones: the encoder reads padding, too, as Stable "
+                "Diffusion was trained; leave it out"
+            )
+        found = self.run(_ids(input_ids, self.config))
+        hidden = found.hidden_states if output_hidden_states else None
+        output: Any
+        if found.text_embeds is not None:
+            output = CLIPTextModelOutput(found.text_embeds, found.last_hidden_state, hidden)
+        else:
+            pooled = found.pooler_output
+            output = BaseModelOutputWithPooling(found.last_hidden_state, pooled, hidden)
+        return result(output, return_dict is not False, input_ids)
+
+
+class ImageEncoder(Model):
+    """An image encoder, called as CLIPVisionModel or CLIPVisionModelWithProjection."""
+
+    class_names = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+
+    def __call__(
+        self,
+        pixel_values: Any = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        return_dict: bool | None = True,
+    ) -> Any:
+        """Encodes images. The first entry, `[0]`, is `.image_embeds` with a projection.
+
+        Without a projection it is `.last_hidden_state`, and there is `.pooler_output`.
+
+        Args:
+            pixel_values: images, normalised by the checkpoint's processor, b 3 H W.
+            output_attentions: None or False.
+            output_hidden_states: whether to return `.hidden_states`: the embeddings and each
+                layer's output, b t d.
+            interpolate_pos_encoding: False.
+            return_dict: whether to return an object instead of a tuple.
+
+        Raises:
+            ValueError: the images do not have the network's size, or an argument is given that the
+                network has no meaning for.
+        """
+        check_absent(output_attentions or None, _ATTENTIONS)
+        check_absent(
+            interpolate_pos_encoding or None,
+            "interpolate_pos_encoding must be False: give images of the network's size",
+        )
+        pixels = _pixels(pixel_values, self.config)
+        found = self.run(pixels, channels_first=True)
+        hidden = found.hidden_states if output_hidden_states else None
+        output: Any
+        if found.image_embeds is not None:
+            output = CLIPVisionModelOutput(found.image_embeds, found.last_hidden_state, hidden)
+        else:
+            pooled = found.pooler_output
+            output = BaseModelOutputWithPooling(found.last_hidden_state, pooled, hidden)
+        return result(output, return_dict is not False, pixel_values)
+
+
+class TextAndImageEncoder(Model):
+    """CLIP's two encoders, called as transformers' CLIPModel."""
+
+    class_names = ("CLIPModel",)
+
+    def __call__(
+        self, input_ids: Any = None, pixel_values: Any = None, return_dict: bool | None = True
+    ) -> Any:
+        """Compares texts and images: `.logits_per_image`, images texts, and the embeddings.
+
+        Args:
+            input_ids: the tokens of the texts, n t.
+            pixel_values: images, normalised by the checkpoint's processor, b 3 H W.
+            return_dict: whether to return a CLIPOutput instead of a tuple.
+
+        Raises:
+            ValueError: the tokens or images do not have the network's shapes.
+        """
+        found = self.get_text_features(input_ids), self.get_image_features(pixel_values)
+        features = (as_array(x).astype(np.float32) for x in found)
+        texts, images = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in features)
+        logits = jnp.exp(self.params["logit_scale"]) * (images @ texts.T)
+        output = CLIPOutput(logits, logits.T, texts, images)
+        return result(output, return_dict is not False, input_ids)
+
+    def get_text_features(self, input_ids: Any) -> Any:
+        """Returns the features of texts, n p, as transformers before version 5.
+
+        Raises:
+            ValueError: the tokens are no integers n t or not in the vocabulary.
+        """
+        ids = _ids(input_ids, self.config.text_config)
+        return alike(self.run(ids, method="get_text_features"), input_ids)
+
+    def get_image_features(self, pixel_values: Any) -> Any:
+        """Returns the features of images, b p, as transformers before version 5.
+
+        Raises:
+            ValueError: the images do not have the network's size.
+        """
+        pixels = _pixels(pixel_values, self.config.vision_config)
+        features = self.run(pixels, method="get_image_features", channels_first=True)
+        return alike(features, pixel_values)
+
+
+def _ids(input_ids: Any, config: Any) -> Any:
+    """Converts tokens to an array, and checks that the embedding has them all.
+
+    Raises:
+        ValueError: they are no integers b t, or one is not in the vocabulary.
+    """
+    ids = as_array(input_ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"input_ids must be integers of shape (texts, tokens) (got {ids.dtype} of shape "
+            f"{tuple(ids.shape)})"
+        )
+    # The values of an array that is being traced are not known.
+    if not isinstance(ids, jax.core.Tracer) and getattr(config, "vocab_size", None):
+        check_token_ids(config, np.asarray(ids))
+    return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
+
+
+def _pixels(pixel_values: Any, config: Any) -> Any:
+    """Converts images to an array, and checks their shape.
+
+    Raises:
+        ValueError: they do not have the network's channels and size.
+    """
+    x = take_map("pixel_values", pixel_values, config.num_channels)
+    if x.shape[2:] != (config.image_size, config.image_size):
+        raise ValueError(
+            f"pixel_values must have {config.image_size}x{config.image_size} pixels for this "
+            f"network (got {x.shape[2]}x{x.shape[3]})"
+        )
+    return x

@@ -1,0 +1,242 @@
+"""UNets and ControlNets, called as in diffusers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diffusax.models.calls.arguments import (
+    arrays,
+    check_absent,
+    check_rows,
+    result,
+    take_map,
+    take_numbers,
+)
+from diffusax.models.controlnet import guess_scales
+from diffusax.models.network import Model
+from diffusax.models.outputs import ControlNetOutput, UNet2DConditionOutput
+
+_MASK = "{} must be None: Stable Diffusion's networks attend to all tokens"
+_ADDED = ("text_embeds", "time_ids")
+
+
+class UNet(Model):
+    """A UNet, called as diffusers' UNet2DConditionModel."""
+
+    class_names = ("UNet2DConditionModel",)
+
+    def __call__(
+        self,
+        sample: Any,
+        timestep: Any,
+        encoder_hidden_states: Any,
+        class_labels: Any = None,
+        timestep_cond: Any = None,
+        attention_mask: Any = None,
+        cross_attention_kwargs: Mapping[str, Any] | None = None,
+        added_cond_kwargs: Mapping[str, Any] | None = None,
+        down_block_additional_residuals: Sequence[Any] | None = None,
+        mid_block_additional_residual: Any = None,
+        down_intrablock_additional_residuals: Sequence[Any] | None = None,
+        encoder_attention_mask: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Predicts the noise (or v, or the sample): `.sample`, b c h w.
+
+        A pipeline's LoRAs and IP-Adapters are not in it: they belong to the pipeline's calls.
+
+        Args:
+            sample: the noisy latents, b c h w.
+            timestep: one number or b.
+            encoder_hidden_states: b s d, the outputs of text encoders.
+            class_labels: b (or b c), where the network has a class embedding.
+            timestep_cond: b c, the embedded guidance scale of distilled models.
+            attention_mask: None.
+            cross_attention_kwargs: None or {}.
+            added_cond_kwargs: SDXL's {"text_embeds": b p, "time_ids": b 6}.
+            down_block_additional_residuals: a ControlNet's residuals, each b c h w.
+            mid_block_additional_residual: a ControlNet's residual for the middle, b c h w.
+            down_intrablock_additional_residuals: a T2I-Adapter's maps, each b c h w.
+            encoder_attention_mask: None.
+            return_dict: whether to return a UNet2DConditionOutput instead of a tuple.
+
+        Raises:
+            ValueError: an array has another shape, a condition is missing, or an argument is given
+                that the network has no meaning for.
+        """
+        check_absent(attention_mask, _MASK.format("attention_mask"))
+        check_absent(encoder_attention_mask, _MASK.format("encoder_attention_mask"))
+        args, conditions = _inputs(
+            self,
+            sample,
+            timestep,
+            encoder_hidden_states,
+            class_labels,
+            timestep_cond,
+            cross_attention_kwargs,
+            added_cond_kwargs,
+        )
+        down, maps = down_block_additional_residuals, down_intrablock_additional_residuals
+        more = arrays(
+            {
+                "down_block_additional_residuals": None if down is None else tuple(down),
+                "mid_block_additional_residual": mid_block_additional_residual,
+                "down_intrablock_additional_residuals": None if maps is None else tuple(maps),
+            }
+        )
+        _check_residuals(self.config, more["down_block_additional_residuals"])
+        y = self.run(*args, channels_first=True, **conditions, **more)
+        return result(UNet2DConditionOutput(y), return_dict, sample)
+
+
+class ControlNet(Model):
+    """A ControlNet, called as diffusers' ControlNetModel."""
+
+    class_names = ("ControlNetModel",)
+
+    def __call__(
+        self,
+        sample: Any,
+        timestep: Any,
+        encoder_hidden_states: Any,
+        controlnet_cond: Any,
+        conditioning_scale: float = 1.0,
+        class_labels: Any = None,
+        timestep_cond: Any = None,
+        attention_mask: Any = None,
+        added_cond_kwargs: Mapping[str, Any] | None = None,
+        cross_attention_kwargs: Mapping[str, Any] | None = None,
+        guess_mode: bool = False,
+        return_dict: bool = True,
+    ) -> Any:
+        """Computes the UNet's `.down_block_res_samples` and `.mid_block_res_sample`, each b c h w.
+
+        Args:
+            sample: the noisy latents, b c h w.
+            timestep: one number or b.
+            encoder_hidden_states: b s d, the outputs of text encoders.
+            controlnet_cond: the control images in [0, 1], b 3 H W or 1 3 H W.
+            conditioning_scale: what the residuals are multiplied by.
+            class_labels: b (or b c), where the network has a class embedding.
+            timestep_cond: accepted, changes nothing: a ControlNet has no layer for it.
+            attention_mask: None.
+            added_cond_kwargs: SDXL's {"text_embeds": b p, "time_ids": b 6}.
+            cross_attention_kwargs: None or {}.
+            guess_mode: whether the residuals count the less, the larger their maps are.
+            return_dict: whether to return a ControlNetOutput instead of a tuple.
+
+        Raises:
+            ValueError: an array has another shape, a condition is missing, or an argument is given
+                that the network has no meaning for.
+        """
+        check_absent(attention_mask, _MASK.format("attention_mask"))
+        args, conditions = _inputs(
+            self,
+            sample,
+            timestep,
+            encoder_hidden_states,
+            class_labels,
+            timestep_cond,
+            cross_attention_kwargs,
+            added_cond_kwargs,
+        )
+        cond = take_map("controlnet_cond", controlnet_cond, self.config.conditioning_channels)
+        factor = self.config.downsampling
+        expected = tuple(factor * side for side in args[0].shape[2:])
+        if cond.shape[2:] != expected or cond.shape[0] not in (1, args[0].shape[0]):
+            raise ValueError(
+                f"controlnet_cond must have {factor} pixels for each latent in both directions, "
+                f"and one image for all samples or for each (got shape {tuple(cond.shape)} for "
+                f"sample of shape {tuple(args[0].shape)})"
+            )
+        count = len(_widths(self.config)) + 1
+        guesses = guess_mode and not self.config.global_pool_conditions
+        scales = guess_scales(count) if guesses else np.ones(count, np.float32)
+        down, mid = self.run(
+            *args,
+            cond,
+            np.float32(conditioning_scale) * scales,
+            method="scaled_residuals",
+            channels_first=True,
+            **conditions,
+        )
+        return result(ControlNetOutput(down, mid), return_dict, sample)
+
+
+def _inputs(
+    model: Model,
+    sample: Any,
+    timestep: Any,
+    encoder_hidden_states: Any,
+    class_labels: Any,
+    timestep_cond: Any,
+    cross_attention_kwargs: Mapping[str, Any] | None,
+    added_cond_kwargs: Mapping[str, Any] | None,
+) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+    """Returns the network's positional arguments and conditions, as arrays that were checked.
+
+    Raises:
+        ValueError: see the calls.
+    """
+    if cross_attention_kwargs:
+        raise ValueError(
+            "cross_attention_kwargs must be None or {} here (got "
+            f"{', '.join(cross_attention_kwargs)}); LoRAs and IP-Adapters belong to the pipeline's "
+            "calls"
+        )
+    x = take_map("sample", sample, model.config.in_channels)
+    count = x.shape[0]
+    context, labels, guidance = arrays((encoder_hidden_states, class_labels, timestep_cond))
+    for name, value in (
+        ("encoder_hidden_states", context),
+        ("class_labels", labels),
+        ("timestep_cond", guidance),
+    ):
+        check_rows(name, value, count)
+    conditions = {"class_labels": labels, "timestep_cond": guidance}
+    if model.config.addition_embed_type:
+        conditions["added_cond"] = _added(added_cond_kwargs, count)
+    return (x, take_numbers("timestep", timestep, count), context), conditions
+
+
+def _added(given: Mapping[str, Any] | None, count: int) -> dict[str, Any]:
+    """Returns SDXL's additional conditions.
+
+    Raises:
+        ValueError: one is missing, or has another number of entries.
+    """
+    missing = [name for name in _ADDED if (given or {}).get(name) is None]
+    if given is None or missing:
+        raise ValueError(
+            f"added_cond_kwargs must have {' and '.join(missing)} for this network, "
+            '{"text_embeds": b p, "time_ids": b 6}'
+        )
+    added: dict[str, Any] = arrays({name: given[name] for name in _ADDED})
+    for name, value in added.items():
+        check_rows(f"added_cond_kwargs[{name!r}]", value, count)
+    return added
+
+
+def _widths(config: Any) -> list[int]:
+    """Returns the channels of each skip connection, the largest maps first."""
+    counts, last = config.per_level("layers_per_block"), len(config.block_out_channels) - 1
+    widths = [config.block_out_channels[0]]
+    for level, (width, count) in enumerate(zip(config.block_out_channels, counts, strict=True)):
+        widths += [width] * (count + (level < last))
+    return widths
+
+
+def _check_residuals(config: Any, residuals: Sequence[Any] | None) -> None:
+    """Raises ValueError unless there is a residual of the right width for each skip connection."""
+    # A PyTorch module's config has its options alone.
+    if residuals is None or not hasattr(type(config), "per_level"):
+        return
+    widths = _widths(config)
+    if len(residuals) != len(widths):
+        raise ValueError(
+            f"down_block_additional_residuals must have {len(widths)} entries, one for each skip "
+            f"connection (got {len(residuals)})"
+        )
+    for i, (residual, width) in enumerate(zip(residuals, widths, strict=True)):
+        take_map(f"down_block_additional_residuals[{i}]", residual, width)

@@ -1,0 +1,86 @@
+"""Tokenizes texts as transformers' tokenizers are called: to `input_ids` and `attention_mask`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from diffusax.tensors import as_kind
+
+_PADDING = {
+    True: "longest",
+    False: "do_not_pad",
+    None: "do_not_pad",
+    "longest": "longest",
+    "max_length": "max_length",
+    "do_not_pad": "do_not_pad",
+}
+_TRUNCATION = {
+    True: True,
+    False: False,
+    "longest_first": True,
+    "only_first": True,
+    "do_not_truncate": False,
+}
+
+
+def padding_of(padding: Any) -> str:
+    """Returns "longest", "max_length" or "do_not_pad" for a call's `padding`.
+
+    Raises:
+        ValueError: it is none of transformers' values.
+    """
+    value = getattr(padding, "value", padding)
+    if not isinstance(value, bool | str | None) or value not in _PADDING:
+        raise ValueError(
+            "padding must be True, False, 'longest', 'max_length' or 'do_not_pad' (got "
+            f"{padding!r})"
+        )
+    return _PADDING[value]
+
+
+def truncates(truncation: Any, max_length: int | None, padding: str) -> bool:
+    """Returns whether a call cuts texts off: as `truncation` says, or where only a length is given.
+
+    Raises:
+        ValueError: it is none of transformers' values.
+    """
+    value = getattr(truncation, "value", truncation)
+    if value is None:
+        return max_length is not None and padding == "do_not_pad"
+    if not isinstance(value, bool | str) or value not in _TRUNCATION:
+        raise ValueError(
+            "truncation must be True, False, 'longest_first', 'only_first' or 'do_not_truncate' "
+            f"(got {truncation!r})"
+        )
+    return _TRUNCATION[value]
+
+
+def padded(
+    rows: Sequence[Sequence[int]], length: int | None, pad: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns rows of tokens filled up to a length, and masks that are 1 where a token was.
+
+    length: None leaves the rows as they are; rows that are longer stay whole.
+    """
+    ids, masks = [], []
+    for row in rows:
+        missing = max((length or 0) - len(row), 0)
+        ids.append([*row, *[pad] * missing])
+        masks.append([1] * len(row) + [0] * missing)
+    return ids, masks
+
+
+def as_tensors(rows: list[list[int]], kind: str | None) -> Any:
+    """Converts rows of tokens to what a call's `return_tensors` asks for; None for lists.
+
+    Raises:
+        ValueError: rows differ in length, or the kind is unknown.
+        ImportError: it is "pt", and PyTorch is not installed.
+    """
+    if kind is not None and len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            "return_tensors needs rows of one length: pass padding=True and truncation=True (got "
+            f"rows of {', '.join(str(len(row)) for row in rows)} tokens)"
+        )
+    return rows if kind is None else as_kind(np.array(rows, np.int64), kind)
