@@ -50,6 +50,8 @@ class DDPMScheduler(DiscreteScheduler):
 class DDIMScheduler(DiscreteScheduler):
     """Denoising diffusion implicit models (Song et al. 2021)."""
 
+    custom = ("use_clipped_model_output",)
+
     timestep_spacing: Spacing = "leading"
     clip_sample: bool = True
     clip_sample_range: Positive = 1.0
@@ -63,7 +65,8 @@ class DDIMScheduler(DiscreteScheduler):
         limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         stride = self.num_train_timesteps // request.steps
-        rows = alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, limits=limits)
+        clipped = {"limits": limits, "clipped": request.use_clipped_model_output}
+        rows = alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, **clipped)
         last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
         return Run(rows, last_level=alpha_methods.alpha_level(last))
 
