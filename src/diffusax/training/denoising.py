@@ -71,7 +71,8 @@ class DenoisingLoss:
     """The denoising loss of images with captions, and optionally with images as conditions.
 
     The entries of a batch are:
-        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn.
+        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn; they are
+            their own latents where the family has no autoencoder.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
             and a pooled output: b p, cached under the family's `embedding_columns`.
         time_ids: b 6, where the family has micro-conditioning.
