@@ -121,7 +121,7 @@ class DenoisingLoss:
         attributes, or others than the config's.
         """
         probabilities = timestep_probabilities(config.timestep_bias, scheduler.num_train_timesteps)
-        own = {
+        own: dict[str, Any] = {
             "snr_gamma": config.snr_gamma,
             "noise_offset": config.noise_offset,
             "gradient_checkpointing": config.gradient_checkpointing,

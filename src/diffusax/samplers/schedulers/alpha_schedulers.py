@@ -65,8 +65,14 @@ class DDIMScheduler(DiscreteScheduler):
         limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         stride = self.num_train_timesteps // request.steps
-        clipped = {"limits": limits, "clipped": request.use_clipped_model_output}
-        rows = alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, **clipped)
+        rows = alpha_methods.ddim(
+            self,
+            timesteps,
+            stride=stride,
+            eta=request.eta,
+            limits=limits,
+            clipped=request.use_clipped_model_output,
+        )
         last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
         return Run(rows, last_level=alpha_methods.alpha_level(last))
 
