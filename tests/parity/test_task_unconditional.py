@@ -51,7 +51,7 @@ DDPM = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "call"), few(DDPM, *DDPM[:3]))
+@pytest.mark.parametrize(("kind", "call"), few(DDPM, *DDPM[:2]))
 def test_ddpm(folders, ddpm, kind, call):
     pair = ddpm if kind == "small" else opened("DDPMPipeline", folders[kind])
     pair.check(**call)
@@ -69,7 +69,7 @@ DDIM = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "call"), few(DDIM, *DDIM[:3]))
+@pytest.mark.parametrize(("kind", "call"), few(DDIM, DDIM[1]))
 def test_ddim(folders, ddim, kind, call):
     pair = ddim if kind == "small" else opened("DDIMPipeline", folders[kind])
     pair.check(**call)
@@ -150,6 +150,7 @@ def test_one_program_for_each_shape(ddim, ddpm):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_the_whole_call_is_a_pure_function(ddpm):
     call = {"num_inference_steps": 3, "seed": 4, "output_type": "np"}
     inputs = ddpm.ours.prepare_inputs(**call)
@@ -157,6 +158,7 @@ def test_the_whole_call_is_a_pure_function(ddpm):
     np.testing.assert_allclose(images, ddpm.ours(**call).images, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_ahead_of_the_first_call(folders):
     pipe = diffusax.DDIMPipeline.from_pretrained(folders["small"])
     pipe.set_progress_bar_config(disable=True)
@@ -178,7 +180,7 @@ def test_grey_pictures_and_pictures_that_are_not_square(tmp_path):
 
 def test_what_cannot_be(ddpm, ddim):
     for call, message in (
-        ({"batch_size": 0}, "batch_size must be a whole number from 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"seed": [1, 2], "batch_size": 3}, "seed has 2 entries for 3 images"),
         ({"num_inference_steps": 2000}, "num_train_timesteps=1000"),
     ):

@@ -14,6 +14,7 @@ from tiny_unconditional import UNET, build_unconditional
 import diffusax
 from diffusax.models import UNet2DConfig
 from diffusax.training import (
+    CaptionedDataConfig,
     EMAConfig,
     ImageDataConfig,
     OptimizerConfig,
@@ -56,6 +57,7 @@ def keys(n):
     return jax.vmap(jax.random.key)(np.arange(n))
 
 
+@pytest.mark.slow
 def test_trains_from_a_config_and_writes_pipelines_that_diffusers_opens(config):
     recipe = unconditional(config)
     state = train(recipe, config)
@@ -149,8 +151,11 @@ def test_what_cannot_be_trained(folder, config, checkpoint, pictures, tmp_path):
         given = dataclasses.replace(config, model=str(tmp_path), data=data)
         with pytest.raises(ValueError, match=message):
             unconditional(given)
+    captioned = CaptionedDataConfig(str(pictures))
     with pytest.raises(ValueError, match="reads no texts; use `diffusax train unconditional`"):
-        text_to_image(TextToImageConfig(model=str(build_unconditional(tmp_path / "m")), data=data))
+        text_to_image(
+            TextToImageConfig(model=str(build_unconditional(tmp_path / "m")), data=captioned)
+        )
 
 
 def test_the_loss_is_that_of_its_own_random_numbers(config):

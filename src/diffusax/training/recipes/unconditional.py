@@ -187,7 +187,7 @@ class _Start(NamedTuple):
 
 
 def _start(config: UnconditionalConfig) -> _Start:
-    options = {
+    options: dict[str, Any] = {
         "prediction_type": config.prediction_type,
         "num_train_timesteps": config.num_train_timesteps,
         "beta_schedule": config.beta_schedule,
