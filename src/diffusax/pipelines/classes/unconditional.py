@@ -9,7 +9,7 @@ from diffusax.pipelines.arguments import documented
 from diffusax.pipelines.families import UNCONDITIONAL
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.unconditional import unconditional
-from diffusax.samplers import DDIMScheduler
+from diffusax.samplers import DDIMScheduler, Scheduler
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off
@@ -44,7 +44,7 @@ class DDIMPipeline(DiffusionPipeline):
             ValueError: a component is missing, unknown, or of the wrong type.
         """
         scheduler = components.get("scheduler")
-        if hasattr(scheduler, "config"):
+        if isinstance(scheduler, Scheduler):
             components["scheduler"] = DDIMScheduler.from_config(scheduler.config)
         super().__init__(**components)
 

@@ -75,7 +75,7 @@ class UNet2DDenoiser:
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Predicts for each image, b h w c; the arguments are those of `Denoiser`."""
-        options = {"gradient_checkpointing": gradient_checkpointing}
+        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
         return self.unet.apply(params["unet"], x, timestep, **options)
 
     def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
