@@ -16,7 +16,7 @@ UNET: dict[str, Any] = {
 }
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "small": {},
-    "large": {"variance_type": "fixed_large", "clip_sample": False},
+    "large": {"variance_type": "fixed_large"},
     "sample": {"prediction_type": "sample", "beta_schedule": "squaredcos_cap_v2"},
     "v": {"prediction_type": "v_prediction", "timestep_spacing": "trailing", "thresholding": True},
 }
