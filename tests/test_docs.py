@@ -20,6 +20,7 @@ from evaluation.rows import build_clip
 from ip_adapters import write_hub_files
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
+from tiny_unconditional import build_unconditional
 from training.pictures import write_image_folder
 
 from diffusax.checkpoints import hub
@@ -64,6 +65,7 @@ T2I_ADAPTERS = {
 IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
+DDPM = "google/ddpm-cat-256"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -130,6 +132,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
                 write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
+        elif repo == DDPM:
+            build_unconditional(folder)
         else:
             randomize(tiny_taesd()).save_pretrained(folder)
         return folder
@@ -155,7 +159,7 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC):
+        for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

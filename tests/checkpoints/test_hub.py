@@ -55,6 +55,21 @@ CONTROLLED = {
     "controlnet_1/diffusion_pytorch_model.safetensors": b"second",
     "unet/diffusion_pytorch_model.safetensors": b"in no index",
 }
+# As google/ddpm-cifar10-32: a pipeline of one network, whose files lie beside model_index.json.
+FLAT = {
+    "README.md": b"a card",
+    "config.json": b"{}",
+    "diffusion_pytorch_model.bin": b"pickle",
+    "diffusion_pytorch_model.safetensors": b"network",
+    "model_index.json": json.dumps(
+        {
+            "_class_name": "DDPMPipeline",
+            "scheduler": ["diffusers", "DDPMScheduler"],
+            "unet": ["diffusers", "UNet2DModel"],
+        }
+    ).encode(),
+    "scheduler_config.json": b"{}",
+}
 UNET = ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"]
 VAE = ["vae/config.json", "vae/diffusion_pytorch_model.safetensors"]
 OTHERS = [
@@ -85,6 +100,7 @@ def server(taesd):
         "models/someone/tiny": FILES,
         "models/someone/taesd": taesd,
         "models/someone/controlled": CONTROLLED,
+        "models/someone/flat": FLAT,
         "models/someone/single-file": {"v1-5.safetensors": b""},
         "models/someone/adapters": {"models/a.safetensors": b"file", "models/a.bin": b"pickle"},
         "models/someone/gated": None,
@@ -228,6 +244,19 @@ def test_a_cache_with_a_part_of_the_pipeline_says_what_is_missing(online, unreac
 def test_several_controlnets_are_one_component(online, requested, tmp_path):
     online.resolve("'someone/controlled'", tmp_path)
     assert sorted(set(requested)) == sorted(name for name in CONTROLLED if "unet/" not in name)
+
+
+def test_a_pipeline_whose_files_lie_beside_its_index(
+    online, offline, unreachable, requested, tmp_path
+):
+    folder = online.resolve("'someone/flat'", tmp_path)
+    assert not folder.startswith("error"), folder
+    unused = {"README.md", "diffusion_pytorch_model.bin"}
+    assert sorted(set(requested)) == sorted(set(FLAT) - unused)
+    requested.clear()
+    assert offline.resolve("'someone/flat'", tmp_path) == folder
+    assert unreachable.resolve("'someone/flat'", tmp_path) == folder
+    assert requested == []
 
 
 @pytest.mark.parametrize("variant", [None, "fp16"])

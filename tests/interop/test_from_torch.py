@@ -182,17 +182,18 @@ def test_tiling_and_freeu_stay_on(pairs):
 
 def test_what_diffusax_does_not_have_is_said_in_one_sentence(pairs):
     pipe = pairs(*SEEN["sd1"]).reference
-    other = diffusers.DDPMPipeline(
+    other = diffusers.ConsistencyModelPipeline(
         unet=diffusers.UNet2DModel(
             block_out_channels=(8,),
             down_block_types=("DownBlock2D",),
             up_block_types=("UpBlock2D",),
             norm_num_groups=4,
         ),
-        scheduler=diffusers.DDPMScheduler(),
+        scheduler=diffusers.CMStochasticIterativeScheduler(),
     )
+    name = "ConsistencyModelPipeline"
     with pytest.raises(
-        ValueError, match=r"^diffusax has no DDPMPipeline of its own; diffusax\.torch\.compile"
+        ValueError, match=rf"^diffusax has no {name} of its own; diffusax\.torch\.compile"
     ):
         converted(other)
 

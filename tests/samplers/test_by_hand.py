@@ -106,6 +106,25 @@ def test_a_loop_by_hand_equals_diffusers_with_its_generator(name):
         assert schedule.draws_noise.any()
 
 
+def test_ddim_takes_the_noise_from_what_it_clipped():
+    ours, scheduler = pair("DDIMScheduler", 5, clip_sample=True, clip_sample_range=0.5)
+    ours.set_timesteps(5)
+    x = first_sample(ours.schedule(5))
+    options = {"eta": 0.4, "use_clipped_model_output": True}
+    theirs, mine = (torch.Generator().manual_seed(5) for _ in range(2))
+    expected = reference(scheduler, x.double(), noises_of(theirs), **options)
+    found = steps_of(ours, x.numpy(), generator=mine, **options)
+    np.testing.assert_allclose(found, expected, **LOOSE)
+    # A timestep that is none of the run's has a row of its own.
+    ours.set_timesteps(4)
+    scheduler.set_timesteps(4)
+    raw = predict(x.numpy(), 321.0)
+    expected = scheduler.step(torch.tensor(np.asarray(raw)), 321, x, use_clipped_model_output=True)
+    found = ours.step(raw, 321, x, use_clipped_model_output=True).prev_sample
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_allclose(found, expected.prev_sample, **LOOSE)
+
+
 @SEED
 @hypothesis.settings(
     max_examples=examples(40, 300),

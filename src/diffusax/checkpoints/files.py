@@ -62,6 +62,16 @@ def fitting_variant(folder: Path, variant: str | None) -> str | None:
     return variant if variant and choose_variant(names, variant) else None
 
 
+def component_folder(folder: Path, name: str) -> Path:
+    """Returns the folder with a component's files.
+
+    It is `name` in the checkpoint. Checkpoints of one network, such as google/ddpm-cifar10-32, may
+    have all files beside model_index.json; the checkpoint's own folder is returned then.
+    """
+    own = folder / name
+    return folder if not own.is_dir() and (folder / "config.json").is_file() else own
+
+
 def numbered(name: str, count: int) -> tuple[str, ...]:
     """Returns the names of `count` networks in the place of one: controlnet, controlnet_1, ...."""
     return tuple(name if i == 0 else f"{name}_{i}" for i in range(count))

@@ -13,7 +13,13 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants, errors
 
-from diffusax.checkpoints.files import choose_variant, choose_weights, shard_names, variants
+from diffusax.checkpoints.files import (
+    choose_variant,
+    choose_weights,
+    component_folder,
+    shard_names,
+    variants,
+)
 from diffusax.checkpoints.model_index import NAME as MODEL_INDEX
 from diffusax.checkpoints.model_index import read_model_index
 from diffusax.checkpoints.single_file import is_single_file, lasting_view
@@ -161,7 +167,9 @@ class _Wanted:
         if self.subfolder or not (root / MODEL_INDEX).is_file():
             return [self.subfolder]
         _, components, _ = read_model_index(root)
-        return [name for name in components if name not in self.skip]
+        names = [name for name in components if name not in self.skip]
+        parts = (component_folder(root, name).relative_to(root) for name in names)
+        return list(dict.fromkeys("" if part == Path() else str(part) for part in parts))
 
     def on_disk(self, root: Path) -> dict[str, list[str]]:
         """Returns the file names in each of those folders that exists."""
@@ -215,6 +223,8 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     is_pipeline = MODEL_INDEX in names and not wanted.subfolder
     root = fetch(MODEL_INDEX).parent if is_pipeline else Path()
     folders = set(wanted.folders(root))
+    if is_pipeline and not folders <= set(by_folder) and "config.json" in by_folder.get("", ()):
+        folders.add("")
     for name in _NUMBERED & folders:
         folders |= {folder for folder in by_folder if folder.startswith(f"{name}_")}
     listing = {folder: by_folder[folder] for folder in sorted(folders) if folder in by_folder}

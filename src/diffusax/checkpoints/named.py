@@ -309,6 +309,12 @@ class UNet2DConditionModel(FromSingleFile):
     component = "unet"
 
 
+class UNet2DModel(AutoModel):
+    """The UNet of `DDPMPipeline` and `DDIMPipeline`, which draws from noise alone."""
+
+    class_names = ("UNet2DModel",)
+
+
 def _save_pretrained(
     self: Model,
     save_directory: str | Path,
@@ -362,4 +368,5 @@ __all__ = [
     "ControlNetModel",
     "T2IAdapter",
     "UNet2DConditionModel",
+    "UNet2DModel",
 ]

@@ -37,6 +37,7 @@ class Info:
     def _checkpoint(self, model: str) -> dict[str, Any] | None:
         """Prints the components, and returns the scheduler's config if there is one."""
         from diffusax.checkpoints import read_model_index, resolve
+        from diffusax.checkpoints.files import component_folder
 
         folder = resolve(model, variant=self.variant)
         class_name, components, _ = read_model_index(folder)
@@ -44,9 +45,10 @@ class Info:
         shown = model if Path(model).is_file() else folder
         print(escaped(f"{class_name} in {shown}"))
         for name, (_, component) in sorted(components.items()):
-            size = _size(folder / name, self.variant)
+            own = component_folder(folder, name)
+            size = "" if name == "scheduler" else _size(own, self.variant)
             print(escaped(f"  {name:14} {component:24} {size}".rstrip()))
-        file = folder / "scheduler" / "scheduler_config.json"
+        file = component_folder(folder, "scheduler") / "scheduler_config.json"
         if "scheduler" not in components or not file.is_file():
             return None
         return {"_class_name": components["scheduler"][1], **load_json(file)}

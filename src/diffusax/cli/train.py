@@ -23,12 +23,14 @@ from diffusax.training import (
     Recipe,
     TextToImageConfig,
     TrainConfig,
+    UnconditionalConfig,
     autoencoder,
     controlnet,
     instruct_pix2pix,
     read_config,
     text_to_image,
     train,
+    unconditional,
 )
 from diffusax.training.program import lower_step
 
@@ -88,11 +90,21 @@ class Autoencoder(Command, AutoencoderConfig):
         _train(autoencoder, self, AutoencoderConfig)
 
 
+@dataclasses.dataclass(frozen=True)
+class Unconditional(Command, UnconditionalConfig):
+    """Train a model that draws from noise alone, on images without captions."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(unconditional, self, UnconditionalConfig)
+
+
 RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "controlnet": (ControlNet, ControlNetConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
+    "unconditional": (Unconditional, UnconditionalConfig),
 }
 
 
@@ -142,7 +154,8 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
     config = plain(options, config_class)
     _show_messages()
     if options.topology:
-        config = dataclasses.replace(config, model=str(resolve(options.model, weights=False)))
+        if options.model:
+            config = dataclasses.replace(config, model=str(resolve(options.model, weights=False)))
         _compile(make(config), config, options.topology)
         return
     if config.distributed:

@@ -20,6 +20,7 @@ from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 from diffusax.runtime.mesh import Rules
 
@@ -37,6 +38,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         ControlNetModel,
         T2IAdapter,
         UNet2DConditionModel,
+        UNet2DModel,
     )
 }
 
@@ -71,5 +73,7 @@ __all__ = [
     "T2IAdapterConfig",
     "UNet2DConditionConfig",
     "UNet2DConditionModel",
+    "UNet2DConfig",
+    "UNet2DModel",
     "initialize",
 ]

@@ -1,4 +1,6 @@
-"""Residual blocks and resampling, shared by the UNet and the autoencoder."""
+"""Residual blocks and resampling, shared by the UNets and the autoencoder."""
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,8 @@ class ResnetBlock2D(nnx.Module):
     """Two 3x3 convolutions and a shift by the time embedding (Ho et al. 2020, appendix B).
 
     x: b h w c, temb: b t -> b h w d. With `scale_shift` the embedding gives a scale as well as a
-    shift, both applied after the second norm (Dhariwal and Nichol 2021, "AdaGN").
+    shift, both applied after the second norm (Dhariwal and Nichol 2021, "AdaGN"). With `resample`
+    the block halves or doubles the map before its first convolution, as in their BigGAN blocks.
     Upstream: diffusers models/resnet.py, ResnetBlock2D.
     """
 
@@ -33,9 +36,11 @@ class ResnetBlock2D(nnx.Module):
         eps: float = 1e-5,
         scale_shift: bool = False,
         output_scale_factor: float = 1.0,
+        resample: Literal["down", "up"] | None = None,
         rngs: nnx.Rngs,
     ):
         self.scale_shift = scale_shift
+        self.resample = resample
         self.output_scale_factor = output_scale_factor
         self.norm1 = GroupNorm(c, groups, eps=eps, rngs=rngs)
         self.conv1 = Conv2d(c, d, 3, rngs=rngs)
@@ -47,7 +52,10 @@ class ResnetBlock2D(nnx.Module):
         self.conv_shortcut = Conv2d(c, d, 1, rngs=rngs) if c != d else None
 
     def __call__(self, x: jax.Array, temb: jax.Array | None = None) -> jax.Array:
-        h = self.conv1(nnx.silu(self.norm1(x)))
+        h = nnx.silu(self.norm1(x))
+        if self.resample is not None:
+            x, h = (_resampled(y, self.resample) for y in (x, h))
+        h = self.conv1(h)
 
         if self.time_emb_proj is None or temb is None:
             h = self.norm2(h)
@@ -103,3 +111,15 @@ def upsample_nearest(x: jax.Array, size: tuple[int, int]) -> jax.Array:
     rows = jnp.arange(size[0]) * h // size[0]
     columns = jnp.arange(size[1]) * w // size[1]
     return x[:, rows][:, :, columns]
+
+
+def _resampled(x: jax.Array, how: Literal["down", "up"]) -> jax.Array:
+    """Averages squares of four pixels, or repeats each pixel: b h w c -> b h/2 w/2 c or b 2h 2w c.
+
+    A last row or column that is odd is left out of the averages, as PyTorch's `avg_pool2d` does.
+    """
+    b, h, w, c = x.shape
+    if how == "up":
+        return upsample_nearest(x, (2 * h, 2 * w))
+    x = x[:, : h // 2 * 2, : w // 2 * 2]
+    return x.reshape(b, h // 2, 2, w // 2, 2, c).mean((2, 4))

@@ -21,7 +21,7 @@ from diffusax.models.unet_encoder import (
     make_level,
     resnet_options,
 )
-from diffusax.typed.config import Channels, Size
+from diffusax.typed.config import EMA_OPTIONS, Channels, Size
 
 Kernel = Literal[1, 3, 5, 7]
 
@@ -48,18 +48,7 @@ class UNet2DConditionConfig(UNetEncoderConfig):
         "time_embedding_type": "positional",
         "timestep_post_act": None,
     }
-    # Options that diffusers' EMAModel writes into the config of the weights that it averaged.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        [
-            "decay",
-            "inv_gamma",
-            "min_decay",
-            "optimization_step",
-            "power",
-            "update_after_step",
-            "use_ema_warmup",
-        ]
-    )
+    ignored: ClassVar[frozenset[str]] = EMA_OPTIONS
 
     sample_size: Size | None = None
     out_channels: Channels = 4

@@ -10,7 +10,7 @@ from flax import nnx
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
-from diffusax.models.transformer import Attention
+from diffusax.models.spatial_attention import SpatialAttention
 from diffusax.typed.config import (
     Channels,
     Positive,
@@ -73,19 +73,6 @@ class AutoencoderKLConfig:
     def downsampling(self) -> int:
         """The number of pixels per latent in each direction."""
         return 2 ** (len(self.block_out_channels) - 1)
-
-
-class SpatialAttention(Attention):
-    """Single-head self-attention over the pixels of a map. x: b h w c -> b h w c."""
-
-    def __init__(self, c: int, groups: int, *, rngs: nnx.Rngs):
-        super().__init__(c, heads=1, head_dim=c, bias=True, rngs=rngs)
-        self.group_norm = GroupNorm(c, groups, eps=_EPS, rngs=rngs)
-
-    def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
-        b, h, w, c = x.shape
-        y = super().__call__(self.group_norm(x).reshape(b, h * w, c), context)
-        return x + y.reshape(b, h, w, c)
 
 
 class MidBlock(nnx.Module):

@@ -44,7 +44,10 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
     """
     signature = inspect.signature(type(pipe).__call__)
     height, width = size or pipe.parts.default_size
-    arguments: dict[str, Any] = {"prompt": "", "num_images_per_prompt": b, **given}
+    many: dict[str, Any] = {"prompt": "", "num_images_per_prompt": b}
+    if "batch_size" in signature.parameters:
+        many = {"batch_size": b}
+    arguments: dict[str, Any] = {**many, **given}
     for name in _PICTURES:
         if name in signature.parameters:
             arguments.setdefault(name, Image.new("RGB", (width, height)))

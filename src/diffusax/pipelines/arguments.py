@@ -46,6 +46,7 @@ class Call:
     pooled_prompt_embeds: Any = None
     negative_pooled_prompt_embeds: Any = None
     num_images_per_prompt: Count | None = 1
+    batch_size: Count = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     long_prompt: bool = False
     prompt_weighting: bool = False
@@ -66,6 +67,7 @@ class Call:
     denoising_start: Fraction | None = None
     denoising_end: Fraction | None = None
     eta: Fraction | None = 0.0
+    use_clipped_model_output: bool | None = None
     adapters: Any = None
     lora_scale: Annotated[float, Meta(ge=-1_000_000, le=1_000_000)] = 1.0
     ip_adapter_image: Any = None
@@ -128,7 +130,10 @@ DESCRIPTIONS = {
     "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
     "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
     "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
+    "batch_size": "How many pictures to draw.",
     "eta": "DDIM's, from 0 (deterministic) to 1.",
+    "use_clipped_model_output": "Let DDIM take the noise from the picture that it has clipped, as "
+    "Glide does.",
     "generator": "A seed, a torch.Generator or a list of them: PyTorch's numbers of that seed.",
     "seed": "Of the run, or one per picture; None takes one from the system.",
     "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
@@ -161,6 +166,7 @@ DESCRIPTIONS = {
 _TYPES = {
     Texts: "a string or a list of strings",
     bool: "True or False",
+    bool | None: "True, False or None",
     Size | None: "a pair of integers",
     Size: "a pair of integers",
     Times: "a list of numbers of at least 0",

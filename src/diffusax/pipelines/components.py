@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from diffusax.models.freeu import FreeU
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.models.pixels import pixels
 from diffusax.pipelines.adapter_store import AdapterStore
 from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family, Role
 from diffusax.pipelines.ip_adapter_store import IPAdapterStore
@@ -147,19 +148,35 @@ class Components:
         return found
 
     @functools.cached_property
-    def autoencoder_name(self) -> str:
-        """The autoencoder's name among the components."""
-        return self.family.names("autoencoder")[0]
+    def autoencoder_name(self) -> str | None:
+        """The autoencoder's name among the components; None where the denoiser works on pixels."""
+        return next(iter(self.family.names("autoencoder")), None)
 
     @functools.cached_property
     def autoencoder(self) -> Network:
-        """The autoencoder's network."""
+        """The autoencoder's network; without one, a network that leaves pixels as they are."""
+        if self.autoencoder_name is None:
+            return pixels(self.denoiser.in_channels)
         return self.networks[self.autoencoder_name]
 
     @property
     def autoencoder_params(self) -> Params:
-        """The autoencoder's parameters, on its devices; see `ready`."""
-        return self.ready(self.autoencoder_name)
+        """The autoencoder's parameters, on its devices (see `ready`); empty without one."""
+        return {} if self.autoencoder_name is None else self.ready(self.autoencoder_name)
+
+    @property
+    def autoencoder_model(self) -> Model:
+        """The autoencoder.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.autoencoder_name is None:
+            raise ValueError(
+                f"{self.family.name} has no autoencoder, as its networks work on pixels; leave out "
+                "what concerns one, such as enable_vae_tiling"
+            )
+        return self.models[self.autoencoder_name]
 
     @functools.cached_property
     def latents(self) -> LatentFormat:

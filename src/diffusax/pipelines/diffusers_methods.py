@@ -73,11 +73,11 @@ class DiffusersMethods:
 
         The tiles overlap, and their overlaps are blended.
         """
-        self.parts.models[self.parts.autoencoder_name].enable_tiling()
+        self.parts.autoencoder_model.enable_tiling()
 
     def disable_vae_tiling(self) -> None:
         """Makes later calls decode every image in one piece."""
-        self.parts.models[self.parts.autoencoder_name].disable_tiling()
+        self.parts.autoencoder_model.disable_tiling()
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:
         """Runs the UNet with FreeU (Si et al. 2023) from the next call on.

@@ -30,7 +30,7 @@ def parameter_files(c: Components, request: Request) -> dict[str, str]:
     if "encoders" in static:
         names = (name for _, _, name in c.text)
         return {f"params.{i}.": f"{name}.safetensors" for i, name in enumerate(names)}
-    return {"params.": f"{c.autoencoder_name}.safetensors"}
+    return {"params.": f"{c.autoencoder_name}.safetensors"} if c.autoencoder_name else {}
 
 
 def write_parameters(

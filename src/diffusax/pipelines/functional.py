@@ -15,7 +15,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser, Family
-from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, Prompt, Tokens
+from diffusax.pipelines.plan import Conditions, DecoderCondition, Decoding, Plan, Prompt, Tokens
 from diffusax.pipelines.prompts import (
     encode_adapted,
     given_embeds,
@@ -100,17 +100,14 @@ def _generate(
     family: Family,
     encoders: tuple[tuple[str, Network], ...],
     denoiser: Denoiser,
-    vae: tuple[str, Network],
+    vae: tuple[str | None, Network],
     params: Params,
     inputs: Inputs,
 ) -> jax.Array:
     plan = inputs.plan
     found = _embed(family, encoders, params, inputs)
-    repeats = plan.latents.shape[0] // found[""].context.shape[0]
-    branches = plan.step_inputs.weights.shape[-1] + 1
-    prompt = stack_prompts(found, branches=branches, repeats=repeats)
-    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
-    plan = plan._replace(conditions=plan.conditions._replace(**told))
+    if found:
+        plan = plan._replace(conditions=_told(plan, found))
     rows = plan.table.timestep.shape[0]
     if inputs.adapters is not None:
         params = {**params, "adapters": inputs.adapters}
@@ -120,8 +117,18 @@ def _generate(
     options = dataclasses.asdict(inputs.decoding)
     shown = inputs.decoder_condition
     name, network = vae
-    images, _ = programs.decode(network, params[name], latents, shown, **options)
+    decoder = {} if name is None else params[name]
+    images, _ = programs.decode(network, decoder, latents, shown, **options)
     return images
+
+
+def _told(plan: Plan, found: dict[str, Prompt]) -> Conditions:
+    """Returns the plan's conditions with the embeddings of prompts."""
+    repeats = plan.latents.shape[0] // found[""].context.shape[0]
+    branches = plan.step_inputs.weights.shape[-1] + 1
+    prompt = stack_prompts(found, branches=branches, repeats=repeats)
+    told = {name: leaf for name, leaf in prompt._asdict().items() if leaf is not None}
+    return plan.conditions._replace(**told)
 
 
 _compiled = BoundedJit(_generate, static_argnums=range(4), uncounted=[4])

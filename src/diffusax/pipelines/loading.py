@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from diffusax.checkpoints import load_network, read_model_index, save_network
-from diffusax.checkpoints.files import fitting_variant, numbered_folders
+from diffusax.checkpoints.files import component_folder, fitting_variant, numbered_folders
 from diffusax.checkpoints.model_index import write_model_index
 from diffusax.checkpoints.networks import check_saveable
 from diffusax.files import load_json, write_json
@@ -93,7 +93,7 @@ def load_components(
             hint = f"; give {name}=" if component in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
         if role == "scheduler":
-            path = folder / name / "scheduler_config.json"
+            path = component_folder(folder, name) / "scheduler_config.json"
             config = {"_class_name": listed[name][1], **load_json(path)}
             try:
                 loaded[name] = scheduler_from_config(config)
@@ -110,7 +110,7 @@ def load_components(
             kind = vae_dtype if own else dtype
             place = component_mesh(device, role) if isinstance(device, Mesh) else device
             options = {"dtype": kind, "device": place}
-            paths = [folder / name]
+            paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:
                 paths = numbered_folders(folder / name) or paths
             models = [
@@ -136,7 +136,9 @@ def save_components(
     """
     for model in parts.models.values():
         check_saveable(model)
-    listed: dict[str, Any] = dict.fromkeys((*IGNORED[:3], *cls.component_names))
+    # diffusers' pipelines of texts expect these, empty or not.
+    others = IGNORED[:3] if parts.family.text_encoders else ()
+    listed: dict[str, Any] = dict.fromkeys((*others, *cls.component_names))
     for name, model in parts.models.items():
         save_network(_saved(parts, name, model), folder / name, variant=variant)
         encodes = parts.family.role(name) in ("text_encoder", "image_encoder")

@@ -36,7 +36,7 @@ def output(
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
         return jnp.transpose(latents, (0, 3, 1, 2))
-    tiled = c.models[c.autoencoder_name].switches.tiling
+    tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
     images, finite = decode(c, latents, decoding, condition, tiled=tiled)
     if not np.asarray(finite).all():
         culprit = "pictures" if np.isfinite(np.asarray(latents)).all() else "latents"
@@ -54,7 +54,7 @@ def output(
 
 def _not_finite(c: Components, what: str) -> str:
     if what == "pictures":
-        dtype = jax.tree.leaves(c.params[c.autoencoder_name])[0].dtype
+        dtype = c.autoencoder_model.dtype
         return (
             f"the decoded pictures are not finite in {dtype}: load the autoencoder in float32 "
             "with from_pretrained(..., vae_dtype='float32')"

@@ -216,7 +216,7 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
     """
     found = given_embeds(c, call, guided=guided)
     prefixes = _texts_to_encode(c, call, found, guided=guided)
-    if not prefixes:
+    if not prefixes or not c.family.text_encoders:
         return Tokens(())
     tokens = tokenize(c, call, prefixes, _length(found))
     grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)

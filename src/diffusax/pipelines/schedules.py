@@ -40,6 +40,7 @@ def make_schedule(
         "eta": call.eta or 0.0,
         "original_inference_steps": call.original_inference_steps,
         "strength": strength,
+        "use_clipped_model_output": bool(call.use_clipped_model_output),
     }
     if c.family.schedule_options is not None:
         options |= c.family.schedule_options(c, call, size)

@@ -5,6 +5,8 @@ of pipelines do not see it.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import flax.struct
@@ -20,6 +22,8 @@ from diffusax.samplers.step import step
 from diffusax.tensors import Output, alike, as_numpy
 
 _NOISE = int(NOISE.argmax())
+METHOD = ("eta", "use_clipped_model_output")
+"""The arguments of a schedule that diffusers' `step` takes instead of `set_timesteps`."""
 
 
 class Stepping(Sampler, Protocol):
@@ -29,7 +33,7 @@ class Stepping(Sampler, Protocol):
     draws_in_vain: bool
     second_output: str | None
 
-    def _row_at(self, timestep: float, steps: int, eta: float) -> Row: ...
+    def _row_at(self, timestep: float, steps: int, **method: Any) -> Row: ...
 
     def _second_output(self, row: Row) -> np.ndarray: ...
 
@@ -75,13 +79,13 @@ class StepOptions(NamedTuple):
     """What a step takes besides prediction, timestep and sample.
 
     generator, variance_noise: the source of the row's noise, or the noise itself. noise_scale: the
-    factor of the noise. eta: DDIM's share of noise and TCD's gamma.
+    factor of the noise. method: the arguments of the schedule in `METHOD` that are given.
     """
 
     generator: Any = None
     variance_noise: Any = None
     noise_scale: float = 1.0
-    eta: float = 0.0
+    method: Mapping[str, Any] = MappingProxyType({})
 
 
 def new_run(scheduler: Stepping, options: dict[str, Any]) -> HandRun:
@@ -116,7 +120,7 @@ def take_step(
             f"sample must have the shape of the steps before, {run.memory.shape[1:]} (got "
             f"{x.shape}); call set_timesteps for another run"
         )
-    row, number = _next_row(scheduler, run, timestep, options.eta)
+    row, number = _next_row(scheduler, run, timestep, options.method)
     draws = bool(row.x[_NOISE]) or any(m[_NOISE] for m in row.memory)
     noise = _noise(scheduler, run, x, number, options, draws=draws)
     memory = run.memory
@@ -243,18 +247,20 @@ def _tolerance(timesteps: np.ndarray) -> float:
     return min(0.999, 1e-3 * float(np.abs(timesteps).max()))
 
 
-def _next_row(scheduler: Stepping, run: HandRun, timestep: Any, eta: float) -> tuple[Row, int]:
+def _next_row(
+    scheduler: Stepping, run: HandRun, timestep: Any, method: Mapping[str, Any]
+) -> tuple[Row, int]:
     """Returns the row to run and its number, from the first row of the run, and counts it."""
     timesteps = run.whole.timesteps
     if not scheduler.counts_rows:
         place = place_of(timesteps, timestep)
         if place is None:
-            return scheduler._row_at(read_timestep(timestep), len(run), eta), 0
+            return scheduler._row_at(read_timestep(timestep), len(run), **method), 0
         run.step_index = place + 1
-        return cached_schedule(scheduler, eta=eta, **run.options).rows[place], place
+        return cached_schedule(scheduler, **method, **run.options).rows[place], place
     number = row_number(run, timestep)
     number = _check_timestep(run, number, read_timestep(timestep))
-    rows = cached_schedule(scheduler, begin=run.first, eta=eta, **run.options).rows
+    rows = cached_schedule(scheduler, begin=run.first, **method, **run.options).rows
     run.step_index = number + 1
     return rows[number - run.first], number - run.first
 
@@ -299,7 +305,7 @@ def _noise(
     """Returns the noise of a row; zeros where it draws none."""
     generator, given = options.generator, options.variance_noise
     # So that a generator goes on after the run as it does in diffusers.
-    noisy = options.eta > 0 or run.whole.draws_noise.any()
+    noisy = options.method.get("eta", 0) > 0 or run.whole.draws_noise.any()
     vain = scheduler.draws_in_vain and noisy and is_stateful(generator)
     if given is not None and generator is not None:
         raise ValueError("only one of generator and variance_noise can be given")

@@ -16,6 +16,7 @@ class Request(NamedTuple):
     steps: the number of steps of the whole run. begin: the first row. timesteps: n, sigmas: n+1,
     the caller's own (sigmas: n where the scheduler's lists lack the last). eta: DDIM's eta or TCD's
     gamma. original_inference_steps, strength: options of LCM and TCD. mu: flow matching's shift.
+    use_clipped_model_output: an option of DDIM.
     """
 
     steps: int
@@ -26,6 +27,7 @@ class Request(NamedTuple):
     original_inference_steps: int | None = None
     strength: float = 1.0
     mu: float | None = None
+    use_clipped_model_output: bool = False
 
 
 class Run(NamedTuple):
@@ -76,6 +78,7 @@ def cached_schedule(
     original_inference_steps: int | None = None,
     strength: float = 1.0,
     mu: float | None = None,
+    use_clipped_model_output: bool = False,
     uncut: bool = False,
 ) -> Schedule:
     """Computes `Scheduler.schedule`; the arguments must have exactly these types.
@@ -106,6 +109,8 @@ def cached_schedule(
             )
     if strength != 1:
         given.append("strength")
+    if use_clipped_model_output:
+        given.append("use_clipped_model_output")
     for name in given:
         if name not in scheduler.custom:
             raise ValueError(f"{scheduler.class_name} does not take custom {name}; leave it out")
@@ -129,6 +134,7 @@ def cached_schedule(
         original_inference_steps,
         strength,
         mu,
+        use_clipped_model_output,
     )
     try:
         with np.errstate(all="ignore"):
@@ -233,6 +239,7 @@ def checked_options(
     original_inference_steps: Any = None,
     strength: Any = 1.0,
     mu: Any = None,
+    use_clipped_model_output: Any = False,
 ) -> dict[str, Any]:
     """Returns arguments of `Scheduler.schedule` as those of `cached_schedule`.
 
@@ -254,6 +261,7 @@ def checked_options(
         "original_inference_steps": original,
         "strength": number("strength", strength),
         "mu": None if mu is None else number("mu", mu),
+        "use_clipped_model_output": bool(use_clipped_model_output),
     }
 
 

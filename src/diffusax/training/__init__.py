@@ -32,6 +32,11 @@ from diffusax.training.recipes.instruct_pix2pix import (
     instruct_pix2pix,
 )
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
+from diffusax.training.recipes.unconditional import (
+    UnconditionalConfig,
+    UnconditionalValidationConfig,
+    unconditional,
+)
 from diffusax.training.signals import Preempted
 
 __all__ = [
@@ -56,6 +61,8 @@ __all__ = [
     "TextToImageConfig",
     "TimestepBiasConfig",
     "TrainConfig",
+    "UnconditionalConfig",
+    "UnconditionalValidationConfig",
     "ValidationConfig",
     "autoencoder",
     "cache_latents",
@@ -64,4 +71,5 @@ __all__ = [
     "read_config",
     "text_to_image",
     "train",
+    "unconditional",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints import load_network, read_model_index, resolve
+from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
 from diffusax.files import load_json
 from diffusax.models.control_from_unet import controlnet_of
@@ -54,6 +55,11 @@ class BaseModel:
         """
         folder = resolve(path_or_repo)
         family = class_for(DiffusionPipeline, folder).family
+        if not family.text_encoders:
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, which reads no texts; use "
+                "`diffusax train unconditional`"
+            )
         _, listed, stored = read_model_index(folder)
         names = family.names("denoiser", "autoencoder", "text_encoder")
         tokenizers = [c for c in family.components if c.role == "tokenizer"]
@@ -66,13 +72,14 @@ class BaseModel:
         check_channels(path_or_repo, network.config.in_channels, latents, edits=edits)
         if edits:
             networks[denoiser] = widen_network(network, 2 * latents)
-        options = dict(family.options)
+        options, name = dict(family.options), family.scheduler_name
+        changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
             folder,
             family,
             networks,
             {c.name: c.kind.from_folder(folder / c.name) for c in tokenizers},
-            _scheduler(folder, family.scheduler_name, listed, prediction_type),
+            read_scheduler(folder, name, listed[name][1], **changes),
             {**options, **{k: v for k, v in stored.items() if k in options}},
         )
 
@@ -159,13 +166,20 @@ class BaseModel:
         return max(denoiser.sample_size) * self.factor
 
 
-def _scheduler(
-    folder: Path, name: str, listed: dict[str, tuple[str, str]], prediction_type: str | None
-) -> Scheduler:
-    class_name = listed[name][1]
-    config: dict[str, Any] = load_json(folder / name / "scheduler_config.json")
-    changed = {} if prediction_type is None else {"prediction_type": prediction_type}
-    scheduler = scheduler_from_config({"_class_name": class_name, **config}, **changed)
+def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:
+    """Returns a checkpoint's scheduler.
+
+    Args:
+        folder: the checkpoint.
+        name: the scheduler's name among the components.
+        class_name: its class, from model_index.json.
+        changes: options instead of the file's.
+
+    Raises:
+        ValueError: it cannot be read, or diffusax cannot train the networks that it is for.
+    """
+    path = component_folder(folder, name) / "scheduler_config.json"
+    scheduler = scheduler_from_config({"_class_name": class_name, **load_json(path)}, **changes)
     try:
         scheduler.forward_process  # noqa: B018
     except ValueError:

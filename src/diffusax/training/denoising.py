@@ -3,20 +3,25 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from diffusax.models.latents import from_bytes, sample_latents, scale_latents
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.samplers import Scheduler
 from diffusax.samplers.processes import Process, add_noise
+from diffusax.training.config import TrainConfig
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.diffusion.losses import squared_error
+from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
+from diffusax.training.options import ComputeDtype
 from diffusax.training.step import Batch
 
 LENGTHS = "lengths"
@@ -36,12 +41,38 @@ class Draws(NamedTuple):
     """Whether the caption is replaced by the empty one, and the image by zeros, b each."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DenoisingConfig(TrainConfig):
+    """The options of all recipes whose loss is the error of a denoiser."""
+
+    model: str = ""
+    """The checkpoint to start from: a folder in diffusers' layout, a .safetensors file, or a Hub
+    repository id."""
+    from_scratch: bool = False
+    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
+    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
+    """What the network predicts, also of the result; by default the checkpoint's own."""
+    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual, none weighs all alike."""
+    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
+    pictures are learnt; 0.1 is usual."""
+    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
+    """What is computed again for the gradient to save memory: none; blocks (each resnet and
+    transformer); full (levels too: the least memory, the most time)."""
+    compute_dtype: ComputeDtype = "bfloat16"
+    """The dtype that the networks compute in; parameters are float32."""
+    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
+    """Timesteps drawn more often."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class DenoisingLoss:
     """The denoising loss of images with captions, and optionally with images as conditions.
 
     The entries of a batch are:
-        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn.
+        pixel_values: b H W 3 uint8, or moments: b h w 2z, cached. The images to learn; they are
+            their own latents where the family has no autoencoder.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
             and a pooled output: b p, cached under the family's `embedding_columns`.
         time_ids: b 6, where the family has micro-conditioning.
@@ -55,8 +86,9 @@ class DenoisingLoss:
 
     family: Family
     networks: Mapping[str, Network]
-    """The networks by their names in the checkpoint: the denoiser, the autoencoder and the text
-    encoders unless their outputs are cached, and the ControlNet that is trained."""
+    """The networks by their names in the checkpoint: the denoiser, the autoencoder (if the family
+    has one) and the text encoders unless their outputs are cached, and the ControlNet that is
+    trained."""
     process: Process
     """The process that turns clean latents into noise."""
     prediction_type: str
@@ -73,6 +105,31 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """The probability of each timestep; None where all are equally likely."""
+
+    @classmethod
+    def of(
+        cls,
+        config: DenoisingConfig,
+        family: Family,
+        networks: Mapping[str, Network],
+        scheduler: Scheduler,
+        **options: Any,
+    ) -> "DenoisingLoss":
+        """Returns the loss for a recipe's options.
+
+        scheduler: the checkpoint's, which says the process and what is predicted. options: further
+        attributes, or others than the config's.
+        """
+        probabilities = timestep_probabilities(config.timestep_bias, scheduler.num_train_timesteps)
+        own: dict[str, Any] = {
+            "snr_gamma": config.snr_gamma,
+            "noise_offset": config.noise_offset,
+            "gradient_checkpointing": config.gradient_checkpointing,
+            "compute_dtype": jnp.dtype(config.compute_dtype),
+            "timestep_probabilities": probabilities,
+        }
+        process, predicted = scheduler.forward_process, scheduler.prediction_type
+        return cls(family, networks, process, predicted, **{**own, **options})
 
     def __post_init__(self) -> None:
         def ask(key: jax.Array) -> jax.Array:
@@ -127,8 +184,9 @@ class DenoisingLoss:
         return self.family.denoiser({k: net for k, net in self.networks.items() if k in names})
 
     @functools.cached_property
-    def _autoencoder(self) -> str:
-        return self.family.names("autoencoder")[0]
+    def _autoencoder(self) -> str | None:
+        """The autoencoder's name; None where the denoiser learns from the pixels themselves."""
+        return next(iter(self.family.names("autoencoder")), None)
 
     def _control_weights(self, b: int) -> jax.Array | None:
         """Returns 1 for each residual of the ControlNet, b m r; None without one."""
@@ -141,10 +199,14 @@ class DenoisingLoss:
         if "moments" in batch:
             _, h, w, channels = batch["moments"].shape
             return h, w, channels // 2
-        _, h, w, _ = batch["pixel_values"].shape
+        _, h, w, channels = batch["pixel_values"].shape
+        if self._autoencoder is None:
+            return h, w, channels
         return self.family.latents(self.networks[self._autoencoder].config).shape(h, w)
 
     def _latents(self, weights: Params, batch: Batch, noise: jax.Array) -> jax.Array:
+        if self._autoencoder is None:
+            return from_bytes(batch["pixel_values"])
         vae = self.networks[self._autoencoder]
         if "moments" in batch:
             mean, logvar = jnp.split(batch["moments"].astype(jnp.float32), 2, axis=-1)
@@ -188,7 +250,7 @@ class DenoisingLoss:
         if "original_latents" in batch:
             latents = batch["original_latents"].astype(jnp.float32)
         elif "original_pixel_values" in batch:
-            vae, pixels = self._autoencoder, batch["original_pixel_values"]
+            vae, pixels = self._autoencoder or "", batch["original_pixel_values"]
             latents, _ = encode_pixels(self.networks[vae], weights[vae], pixels)
         else:
             return None

@@ -38,6 +38,18 @@ MAX_LEVELS = 10
 Widths = Annotated[tuple[Channels, ...], Meta(min_length=1, max_length=MAX_LEVELS)]
 """The channels of each level."""
 Bool = bool | tuple[bool, ...]
+EMA_OPTIONS = frozenset(
+    [
+        "decay",
+        "inv_gamma",
+        "min_decay",
+        "optimization_step",
+        "power",
+        "update_after_step",
+        "use_ema_warmup",
+    ]
+)
+"""The options that diffusers' EMAModel writes into the config of the weights that it averaged."""
 
 
 class Config(Protocol):

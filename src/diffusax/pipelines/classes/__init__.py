@@ -26,8 +26,11 @@ from diffusax.pipelines.classes.t2i_adapter import (
     StableDiffusionAdapterPipeline,
     StableDiffusionXLAdapterPipeline,
 )
+from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
 
 __all__ = [
+    "DDIMPipeline",
+    "DDPMPipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",

@@ -9,11 +9,13 @@ from diffusax.pipelines.families.family import (
 )
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
+from diffusax.pipelines.families.unconditional import UNCONDITIONAL
 
 __all__ = [
     "IMAGE_PROMPTS",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
+    "UNCONDITIONAL",
     "Component",
     "Denoiser",
     "Family",

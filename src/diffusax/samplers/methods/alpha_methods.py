@@ -73,11 +73,18 @@ def ddpm(
 
 
 def ddim(
-    process: Process, timesteps: np.ndarray, *, stride: int, eta: float, limits: Limits
+    process: Process,
+    timesteps: np.ndarray,
+    *,
+    stride: int,
+    eta: float,
+    limits: Limits,
+    clipped: bool = False,
 ) -> list[Row]:
     """Computes the rows of DDIM (Song et al. 2021, equation 12).
 
-    The direction keeps the unclipped noise, as in diffusers.
+    The direction keeps the unclipped noise, as in diffusers, unless `clipped`: then it is the noise
+    that the bounded prediction leaves in the sample.
     """
     a, kind = process.alphas_cumprod, process.prediction_type
     rows = []
@@ -89,7 +96,9 @@ def ddim(
         # At eta=1 rounding can make this slightly negative.
         direction = np.sqrt(max(1 - alpha_prev - sigma**2, 0.0))
         level = alpha_level(alpha)
-        x = np.sqrt(alpha_prev) * P + direction * epsilon_from(kind, *level) + sigma * NOISE
+        signal, noise = level
+        epsilon = (X - signal * P) / noise if clipped else epsilon_from(kind, *level)
+        x = np.sqrt(alpha_prev) * P + direction * epsilon + sigma * NOISE
         rows.append(Row(t, x, level, _prediction(process, level, limits), (), 1.0, *limits))
     return rows
 

@@ -54,6 +54,7 @@ class DDPMScheduler(DiscreteScheduler):
 class DDIMScheduler(DiscreteScheduler):
     """Denoising diffusion implicit models (Song et al. 2021)."""
 
+    custom = ("use_clipped_model_output",)
     counts_rows = False
     draws_in_vain = True
     second_output = "pred_original_sample"
@@ -71,7 +72,14 @@ class DDIMScheduler(DiscreteScheduler):
         limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
         stride = self.num_train_timesteps // request.steps
-        rows = alpha_methods.ddim(self, timesteps, stride=stride, eta=request.eta, limits=limits)
+        rows = alpha_methods.ddim(
+            self,
+            timesteps,
+            stride=stride,
+            eta=request.eta,
+            limits=limits,
+            clipped=request.use_clipped_model_output,
+        )
         last = alpha_methods.alpha_after(self, timesteps[-1] - stride)
         return Run(rows, last_level=alpha_methods.alpha_level(last))
 
@@ -93,30 +101,34 @@ class DDIMScheduler(DiscreteScheduler):
             timestep: any one of the training.
             sample: b ....
             eta: the share of noise.
-            use_clipped_model_output: must be False where the predicted sample is limited.
+            use_clipped_model_output: whether to take the noise from the predicted sample that was
+                clipped, instead of from the network.
             generator: the source of the noise.
             variance_noise: the noise itself, of the sample's shape, instead of a generator.
             return_dict: whether to return a `SchedulerOutput` rather than a tuple.
-
-        Raises:
-            ValueError: use_clipped_model_output is True and the predicted sample limited.
         """
-        if use_clipped_model_output and limits_of(self) != alpha_methods.Limits():
-            raise ValueError(
-                "use_clipped_model_output must be False with clip_sample=True or thresholding=True "
-                "(got True); the direction keeps the prediction as it is"
-            )
-        options = {"eta": eta, "generator": generator, "variance_noise": variance_noise}
+        method = {"eta": eta, "use_clipped_model_output": use_clipped_model_output}
+        options = {"method": method, "generator": generator, "variance_noise": variance_noise}
         return self._step(model_output, timestep, sample, return_dict, **options)
 
-    def _row_at(self, timestep: float, steps: int, eta: float) -> Row:
+    def _row_at(
+        self, timestep: float, steps: int, *, eta: float, use_clipped_model_output: bool
+    ) -> Row:
         total = self.num_train_timesteps
         if not 0 <= timestep < total or timestep != int(timestep):
             raise ValueError(
                 f"timestep must be an integer from 0 to {total - 1} (got {timestep:g})"
             )
         at, limits = np.array([int(timestep)]), limits_of(self)
-        return alpha_methods.ddim(self, at, stride=total // steps, eta=eta, limits=limits)[0]
+        (row,) = alpha_methods.ddim(
+            self,
+            at,
+            stride=total // steps,
+            eta=eta,
+            limits=limits,
+            clipped=use_clipped_model_output,
+        )
+        return row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,7 +242,7 @@ class TCDScheduler(LCMScheduler):
         return_dict: bool = True,
     ) -> Any:
         """Returns the sample after the row of this timestep; see `Stepped.step`. eta: gamma."""
-        options = {"eta": eta, "generator": generator}
+        options = {"method": {"eta": eta}, "generator": generator}
         return self._step(model_output, timestep, sample, return_dict, **options)
 
     def _run(self, request: Request) -> Run:

@@ -186,6 +186,7 @@ class Scheduler(Stepped):
         original_inference_steps: int | None = None,
         strength: float = 1.0,
         mu: float | None = None,
+        use_clipped_model_output: bool = False,
     ) -> Schedule:
         """Computes the rows of a run, or of a part of one; equal calls return the same object.
 
@@ -205,6 +206,8 @@ class Scheduler(Stepped):
                 at, for LCM and TCD; None takes the option's value.
             strength: the share of those timesteps, from the lowest, that the run uses.
             mu: how far the sigmas of flow matching are shifted, with use_dynamic_shifting=True.
+            use_clipped_model_output: whether DDIM takes the noise from the predicted sample that it
+                has clipped, instead of from the network.
 
         Raises:
             ValueError: there are too few or too many steps or rows, or values that the sampler
@@ -218,6 +221,7 @@ class Scheduler(Stepped):
             original_inference_steps=original_inference_steps,
             strength=strength,
             mu=mu,
+            use_clipped_model_output=use_clipped_model_output,
         )
         end = None if end is None else whole_number("end", end)
         return cached_schedule(self, begin=whole_number("begin", begin), end=end, **options)

@@ -9,7 +9,7 @@ import numpy as np
 
 from diffusax.runtime.bounded import is_traced
 from diffusax.samplers import by_hand
-from diffusax.samplers.by_hand import HandRun, SchedulerOutput, StepOptions, Stepping
+from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping
 from diffusax.samplers.processes import Diffusion, spread_level
 from diffusax.samplers.rows import P, Row, Table
 from diffusax.samplers.runs import Sampler, cached_schedule, checked_options, whole_number
@@ -162,7 +162,8 @@ class Stepped:
             strength=strength,
             mu=mu,
         )
-        del options["eta"]
+        for name in METHOD:
+            del options[name]
         self.__dict__["_run_by_hand"] = by_hand.new_run(cast(Stepping, self), options)
 
     def set_begin_index(self, begin_index: int = 0) -> None:
@@ -266,6 +267,7 @@ class Stepped:
         sigmas: Any = None,
         eta: float = 0.0,
         mu: float | None = None,
+        use_clipped_model_output: bool = False,
     ) -> FunctionalRun:
         """Returns a run as (state, table, step): arrays and a pure function, without counters.
 
@@ -277,12 +279,18 @@ class Stepped:
             sigmas: descending noise levels.
             eta: DDIM's share of noise, and TCD's gamma.
             mu: the shift of flow matching.
+            use_clipped_model_output: an option of DDIM.
 
         Raises:
             ValueError: for the reasons of `schedule`.
         """
         options = checked_options(
-            steps=num_inference_steps, timesteps=timesteps, sigmas=sigmas, eta=eta, mu=mu
+            steps=num_inference_steps,
+            timesteps=timesteps,
+            sigmas=sigmas,
+            eta=eta,
+            mu=mu,
+            use_clipped_model_output=use_clipped_model_output,
         )
         begin = whole_number("begin", begin)
         schedule = cached_schedule(cast(Sampler, self), begin=begin, **options)
@@ -317,7 +325,7 @@ class Stepped:
         output = by_hand.take_step(cast(Stepping, self), self._begun(), *given)
         return output if return_dict else output.to_tuple()
 
-    def _row_at(self, timestep: float, steps: int, eta: float) -> Row:
+    def _row_at(self, timestep: float, steps: int, **method: Any) -> Row:
         """Returns the row of a timestep that is none of the run's.
 
         Raises:

@@ -1,9 +1,8 @@
 """The base of the recipes that train a denoiser: its checkpoint, loss, validation and result."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +14,21 @@ from diffusax.images.sheets import captioned
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
-from diffusax.pipelines.components import Components
-from diffusax.pipelines.output import output
-from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.sample import BoundDenoiser, at_once, sample
+from diffusax.pipelines.tasks import Task
 from diffusax.training.base_model import BaseModel
-from diffusax.training.config import TrainConfig, ValidationConfig
+from diffusax.training.config import ValidationConfig
 from diffusax.training.data.batches import DataConfig
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import open_data
 from diffusax.training.data.sources import Source
-from diffusax.training.denoising import DenoisingLoss, encode_captions
-from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
-from diffusax.training.options import ComputeDtype, require_options
+from diffusax.training.denoising import DenoisingConfig, DenoisingLoss, encode_captions
+from diffusax.training.drawing import draw_images
+from diffusax.training.options import require_options
 from diffusax.training.step import Batch
 
-# Ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code).
-_ZERO = frozenset(["conv2", "proj_out", "conv_out"])
+ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
+"""The ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,30 +61,11 @@ class PicturesValidationConfig(DenoiserValidationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class DenoiserConfig(TrainConfig):
-    """The options of all recipes that train a denoiser."""
+class DenoiserConfig(DenoisingConfig):
+    """The options of all recipes that train a checkpoint's denoiser."""
 
-    model: str = ""
-    """The checkpoint to start from: a folder in diffusers' layout, a .safetensors file, or a Hub
-    repository id."""
-    from_scratch: bool = False
-    """Draw the trained networks' parameters afresh; the checkpoint gives their configs."""
     train_text_encoder: bool = False
     """Train the text encoder too, with SDXL both of them."""
-    prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
-    """What the network predicts, also of the result; by default the checkpoint's own."""
-    snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual, none weighs all alike."""
-    noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
-    pictures are learnt; 0.1 is usual."""
-    gradient_checkpointing: Literal["none", "blocks", "full"] = "none"
-    """What is computed again for the gradient to save memory: none; blocks (each resnet and
-    transformer); full (levels too: the least memory, the most time)."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """The dtype that the networks compute in; parameters are float32."""
-    timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
-    """Timesteps drawn more often."""
     validation: DenoiserValidationConfig = dataclasses.field(
         default_factory=DenoiserValidationConfig
     )
@@ -149,20 +126,8 @@ class Denoiser:
         self._check_validation()
         encoders = base.text_encoders if config.train_text_encoder else ()
         self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
-        scheduler = base.scheduler
-        self.denoising = DenoisingLoss(
-            base.family,
-            base.networks,
-            scheduler.forward_process,
-            scheduler.prediction_type,
-            snr_gamma=config.snr_gamma,
-            noise_offset=config.noise_offset,
-            gradient_checkpointing=config.gradient_checkpointing,
-            compute_dtype=jnp.dtype(config.compute_dtype),
-            timestep_probabilities=timestep_probabilities(
-                config.timestep_bias, scheduler.num_train_timesteps
-            ),
-            **dropout,
+        self.denoising = DenoisingLoss.of(
+            config, base.family, base.networks, base.scheduler, **dropout
         )
 
     def shapes(self) -> Params:
@@ -177,7 +142,7 @@ class Denoiser:
             name: initialize_params(
                 self.base.networks[name].shapes,
                 seed=self.config.seed + i,
-                zero=_ZERO if name == self.base.denoiser else (),
+                zero=ZERO_AT_START if name == self.base.denoiser else (),
             )
             for i, name in enumerate(self.components)
         }
@@ -226,7 +191,7 @@ class Denoiser:
         self,
         trained: Params,
         frozen: Params,
-        task: Callable[[Components, Call], PreparedRun],
+        task: Task,
         **arguments: Any,
     ) -> list[Image.Image]:
         """Generates an image for each validation prompt, with the seed of the run.
@@ -245,12 +210,7 @@ class Denoiser:
             seed=config.seed,
             **arguments,
         )
-        run = task(components, call)
-        bound = BoundDenoiser(components.denoiser, components.denoiser_params)
-        latents = sample(bound, run.plan, at_once(len(run.schedule)))
-        decoder = run.decoding, run.decoder_condition
-        images: list[Image.Image] = output(components, latents, *decoder, "pil")
-        return images
+        return draw_images(components, task, call)
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
         """Returns the images with the validation prompts beneath."""

@@ -42,6 +42,7 @@ PyTorch diffusers opens the same folder.
 _CALLS = {
     "text-to-image": '"a prompt"',
     "image-to-image": '"make it snowy", image="photo.png"',
+    "unconditional-image-generation": "",
 }
 """The example call of a card, by the model's pipeline_tag."""
 

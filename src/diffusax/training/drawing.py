@@ -1,0 +1,22 @@
+"""Draws the images that show what a denoiser in training can do."""
+
+from PIL import Image
+
+from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.output import output
+from diffusax.pipelines.sample import BoundDenoiser, at_once, sample
+from diffusax.pipelines.tasks import Task
+
+
+def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
+    """Returns the images of a call, in one dispatch.
+
+    Raises:
+        ValueError: the call cannot be.
+    """
+    run = task(c, call)
+    bound = BoundDenoiser(c.denoiser, c.denoiser_params)
+    latents = sample(bound, run.plan, at_once(len(run.schedule)))
+    images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
+    return images
