@@ -68,7 +68,9 @@ def adapter_shapes(group: list[str], rank: int, dtype: str) -> Adapters:
         return LowRank(*(jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in (down, up)), which)
 
     shapes = kernel_shapes(NETWORK)
-    weights = jax.ShapeDtypeStruct((2, room_for(1) * WeightGroups({"unet": NETWORK}).count), jnp.float32)
+    weights = jax.ShapeDtypeStruct(
+        (2, room_for(1) * WeightGroups({"unet": NETWORK}).count), jnp.float32
+    )
     return Adapters({path: layer(shapes[path]) for path in group}, weights)
 
 
