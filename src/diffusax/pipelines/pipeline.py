@@ -119,7 +119,7 @@ class DiffusionPipeline(
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
-            self.parts.scheduler = type(scheduler).from_config(scheduler.config, **old)
+            self.parts.scheduler = scheduler.with_options(**old)
         # A scheduler that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
         self.parts.process = self.parts.scheduler.process
 
