@@ -18,6 +18,7 @@ OWN = {
     "guidance_start": 0.0,
     "guidance_end": 1.0,
     "adapters": None,
+    "guide": None,
 }
 # Arguments of diffusers' calls that ours do not have: those that it has deprecated.
 ABSENT = {"kwargs"}
