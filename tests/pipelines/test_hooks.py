@@ -30,7 +30,7 @@ dpm_2m, plain, Projected, ZeroStar, VariationPipeline, EvenPipeline = defined(
     "EvenPipeline",
 )
 CALL = {"prompt": "a red apple", "negative_prompt": "a hat", "output_type": "np"}
-CALL |= {"num_inference_steps": 4, "guidance_scale": 5.0}
+CALL |= {"num_inference_steps": 4, "guidance_scale": 20.0}
 TOLERANCE = 1e-4
 
 
@@ -92,9 +92,9 @@ def test_a_checkpoint_with_a_sampler_of_ones_own_opens_in_diffusers(ours, tmp_pa
 
 RULES = {
     "apg": (
-        Projected(eta=0.3, norm_threshold=9.0),
+        Projected(eta=0.3, norm_threshold=0.2),
         AdaptiveProjectedGuidance,
-        {"eta": 0.3, "adaptive_projected_guidance_rescale": 9.0},
+        {"eta": 0.3, "adaptive_projected_guidance_rescale": 0.2},
     ),
     "zero": (ZeroStar(zero_init_steps=2), ClassifierFreeZeroStarGuidance, {"zero_init_steps": 2}),
 }
@@ -129,6 +129,8 @@ def test_the_pages_rules_are_those_of_diffusers(ours, theirs, name):
         call = {**CALL, "output_type": "latent", "guidance_rescale": rescale, "guide": rule}
         found = ours(**call, generator=seeded()).images
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        without = ours(**{**call, "guide": None}, generator=seeded()).images
+        assert np.abs(found - without).max() > 20 * TOLERANCE
 
 
 def test_a_rules_numbers_and_a_functions_weighted_sum(ours):
@@ -137,7 +139,7 @@ def test_a_rules_numbers_and_a_functions_weighted_sum(ours):
     unbounded = Projected(norm_threshold=np.inf)
     np.testing.assert_allclose(ours(**CALL, seed=1, guide=unbounded).images, whole, atol=1e-4)
     with count_compilations() as compiled:
-        other = ours(**CALL, seed=1, guide=Projected(eta=0, norm_threshold=3)).images
+        other = ours(**CALL, seed=1, guide=Projected(eta=0, norm_threshold=0.1)).images
     assert compiled == []
     assert np.abs(other - whole).max() > 0.01
     alone = ours(**{**CALL, "guidance_scale": 1.0}, seed=1)
