@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from hooks import defined
 from mixtures import picture
 
 import diffusax
@@ -32,18 +33,20 @@ COLLECTIVES = r"= (\S+) (all-gather|all-to-all|collective-permute|all-reduce)\("
 
 
 def load(root: Path, **options) -> dict[str, diffusax.DiffusionPipeline]:
-    """Text to image, and the same with a ControlNet."""
+    """Text to image, and the same with a ControlNet and with a rule of guidance."""
     text = diffusax.StableDiffusionPipeline.from_pretrained(root / "sd", **options)
     net = diffusax.ControlNetModel.from_pretrained(root / "controlnet")
     control = diffusax.StableDiffusionControlNetPipeline.from_pipe(text, controlnet=net)
     for pipe in (text, control):
         pipe.set_progress_bar_config(disable=True)
-    return {"text": text, "control": control}
+    return {"text": text, "control": control, "rule": text}
 
 
 def calls(task: str) -> list[dict]:
     """The calls of a task."""
-    more = {"image": picture(0)} if task == "control" else {}
+    (projected,) = defined("AdaptiveProjectedGuidance")
+    rule = {"guide": projected(eta=0.3, norm_threshold=9)}
+    more = {"control": {"image": picture(0)}, "rule": rule}.get(task, {})
     return [{**call, **more, "seed": i, "output_type": "np"} for i, call in enumerate(CALLS)]
 
 

@@ -14,6 +14,7 @@ from unittest import mock
 import jax
 import numpy as np
 from adapted import random_adapter
+from hooks import defined
 from PIL import Image
 
 import diffusax
@@ -38,6 +39,7 @@ def picture(seed: int) -> Image.Image:
 def tasks() -> dict[str, tuple[str, str, dict]]:
     """Class, kind of checkpoint and arguments of each task."""
     image = {"image": picture(0)}
+    (projected,) = defined("AdaptiveProjectedGuidance")
     masked = {**image, "mask_image": picture(1).convert("L")}
     return {
         "text": ("StableDiffusionPipeline", "sd", {}),
@@ -51,6 +53,7 @@ def tasks() -> dict[str, tuple[str, str, dict]]:
         "inpaint": ("StableDiffusionInpaintPipeline", "sd", masked),
         "inpaint9": ("StableDiffusionInpaintPipeline", "sd-inpaint", masked),
         "instruct": ("StableDiffusionInstructPix2PixPipeline", "sd-instruct", image),
+        "rule": ("StableDiffusionPipeline", "sd", {"guide": projected(eta=0.3, norm_threshold=9)}),
         "freeu": ("StableDiffusionPipeline", "sd", {}),
         "asymmetric": ("StableDiffusionInpaintPipeline", "sd", masked),
         "control": ("StableDiffusionControlNetPipeline", "sd", image),

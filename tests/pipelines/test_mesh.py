@@ -27,6 +27,7 @@ MORE = [
     ),
     f"asymmetric {MIXED}",
     f"t2i {MIXED}",
+    f"rule {MIXED}",
     *(f"adapters {mesh}" for mesh in ("default", "fsdp=8", MIXED)),
     f"adapters_of_control {MIXED}",
     *(f"images {mesh}" for mesh in ("default", MIXED)),
@@ -75,7 +76,7 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
 
 
 RUNNING = ["text data=8"]
-MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2"]
+MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2", "rule data=8"]
 
 
 @pytest.mark.parametrize("cases", [RUNNING, pytest.param(MORE_RUNNING, marks=pytest.mark.slow)])

@@ -18,6 +18,7 @@ OWN = {
     "guidance_start": 0.0,
     "guidance_end": 1.0,
     "adapters": None,
+    "guide": None,
 }
 # Pipelines that draw from noise alone have no prompts to read in ways of ours.
 WITHOUT_TEXT = ("DDIMPipeline", "DDPMPipeline")

@@ -41,6 +41,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         UNet2DModel,
     )
 }
+"""The classes of networks by name; enter one here, and checkpoints that name it can be loaded."""
 
 TENSOR_RULES: Rules = tuple(
     dict.fromkeys(rule for cls in MODELS.values() for rule in getattr(cls, "tensor_rules", ()))

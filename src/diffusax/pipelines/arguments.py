@@ -79,6 +79,7 @@ class Call:
     guidance_rescale: Fraction = 0.0
     guidance_start: Fraction = 0.0
     guidance_end: Fraction = 1.0
+    guide: Any = None
     controlnet_conditioning_scale: Scale | list[Scale] = 1.0
     control_guidance_start: Fraction | list[Fraction] = 0.0
     control_guidance_end: Fraction | list[Fraction] = 1.0
@@ -102,6 +103,9 @@ class Call:
     return_dict: bool = True
     callback_on_step_end: Any = None
     callback_on_step_end_tensor_inputs: list[str] | None = None
+
+    own_arguments: Any = dataclasses.field(default_factory=dict)
+    """The arguments of a class's call that have none of these names, for a task of its own."""
 
 
 TENSORS = ["latents"]
@@ -128,6 +132,8 @@ DESCRIPTIONS = {
     "image_guidance_scale": "How closely to keep to the picture that is edited.",
     "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
     "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
+    "guide": "A rule of guidance of one's own, a function (predictions k h w c, step) -> h w c; by "
+    "default the weighted sum of classifier-free guidance.",
     "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
     "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
     "batch_size": "How many pictures to draw.",
@@ -204,7 +210,9 @@ def check_call(given: Mapping[str, Any]) -> Call:
     if callback is not None:
         values["callback_on_step_end"] = _legacy_callback(callback, callback_steps, values)
     hints = field_types(Call)
+    own = {name: value for name, value in values.items() if name not in hints}
     values = {k: v if hints[k] is Any else plain(v) for k, v in values.items() if k in hints}
+    values["own_arguments"] = own
     call = Call(**convert_fields(hints, values, _WORDS))
     callback = call.callback_on_step_end
     if hasattr(callback, "tensor_inputs"):

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from diffusax.models.network import Params
 from diffusax.pipelines.branches import Anywhere
 from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.guidance import guide_with
 from diffusax.pipelines.plan import Conditions, Inpainting
 from diffusax.pipelines.programs import guided, keep_known
 from diffusax.runtime.images import images_sharding
@@ -50,6 +51,8 @@ class Entry(NamedTuple):
     """The rows of its sampler, a `Table` of r ...."""
     step_inputs: Any = None
     """The inputs of its rows, `StepInputs` of r ... with k-1 weights of guidance."""
+    guide: Any = None
+    """Its rule of guidance, see `Plan`."""
 
 
 class Batch(NamedTuple):
@@ -69,6 +72,8 @@ class Batch(NamedTuple):
     """The rows of each place, a `Table` of s r ...."""
     step_inputs: Any
     """The inputs of the rows of each place, `StepInputs` of s r ...."""
+    guide: Any = None
+    """The rule of guidance, with the numbers of each place, s ...; None for the denoiser's."""
 
 
 @functools.partial(jax.jit, static_argnames=("branches",))
@@ -120,7 +125,14 @@ def _empty(entry: Entry, places: int, lanes: int) -> Batch:
     conditions = stack(lanes, jax.tree.map(lambda x: x[0], entry.conditions))
     state = jnp.zeros((init_state(x[None]).shape[0], places, *x.shape), jnp.float32)
     return Batch(
-        state, rest.noise, rest.inpainting, rest.control, conditions, rest.table, rest.step_inputs
+        state,
+        rest.noise,
+        rest.inpainting,
+        rest.control,
+        conditions,
+        rest.table,
+        rest.step_inputs,
+        rest.guide,
     )
 
 
@@ -163,6 +175,7 @@ def insert(batch: Batch, entry: Entry, place: Any, lanes: Any) -> Batch:
         jax.tree.map(put_lanes, batch.conditions, entry.conditions),
         jax.tree.map(put, batch.table, entry.table),
         jax.tree.map(put, batch.step_inputs, entry.step_inputs),
+        jax.tree.map(put, batch.guide, entry.guide),
     )
 
 
@@ -209,7 +222,8 @@ def advance_batch(
         inputs = inputs._replace(adapters=adapters)
 
         def model(x: jax.Array, t: jax.Array) -> jax.Array:
-            return guided(denoiser, denoiser.guide, params, x, t, conditions, inputs, lanes)
+            guide = guide_with(denoiser.guide, batch.guide, row, t, x, per_image=True)
+            return guided(denoiser, guide, params, x, t, conditions, inputs, lanes)
 
         def noise() -> jax.Array:
             return draw_rows(batch.noise, state.shape[2:], row + 1)

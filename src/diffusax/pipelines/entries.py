@@ -69,7 +69,7 @@ def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Pictur
         task: the task that prepared the run.
         run: the run of one or several images.
     """
-    plan, branches = run.plan, most_branches(c, task)
+    plan, branches = run.plan, max(most_branches(c, task), 1 + len(run.weights))
     conditions = plan.conditions
     with in_mesh(c.mesh):
         if conditions.control:
@@ -89,7 +89,8 @@ def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: i
     rows = len(run.schedule)
     height = table_height(rows)
     inputs = _step_inputs(run.plan.step_inputs, height, branches)
-    entry = arrays._replace(table=_table(run.schedule, height), step_inputs=inputs)
+    table, rule = _table(run.schedule, height), run.plan.guide
+    entry = arrays._replace(table=table, step_inputs=inputs, guide=rule)
     until = last_guided_row(inputs.weights)
     shown = run.decoder_condition
     if shown is not None:

@@ -56,7 +56,7 @@ def fitting_class(cls: Any, named: Any, source: str) -> Any:
     """
     if not hasattr(cls, "family"):
         return named
-    if named.family is not cls.family:
+    if named.family.components != cls.family.components:
         raise ValueError(
             f"{cls.__name__} is for {cls.family.name}; {source} holds {named.family.name} "
             f"({named.__name__})"
@@ -153,8 +153,9 @@ def save_components(
             listed[several.name] = ("diffusers", _SEVERAL[several.role])
     name = parts.family.scheduler_name
     (folder / name).mkdir(parents=True, exist_ok=True)
-    write_json(folder / name / "scheduler_config.json", parts.scheduler.to_config())
-    listed[name] = ("diffusers", parts.scheduler.class_name)
+    config = parts.scheduler.to_config()
+    write_json(folder / name / "scheduler_config.json", config)
+    listed[name] = ("diffusers", config["_class_name"])
     write_model_index(folder, cls.__name__, listed, call_defaults=call_defaults, **parts.options)
 
 

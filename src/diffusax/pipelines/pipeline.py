@@ -20,6 +20,7 @@ from diffusax.pipelines.ahead_of_time import AheadOfTime
 from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.attributes import ComponentAttribute
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.custom import custom_class
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
@@ -82,6 +83,11 @@ class DiffusionPipeline(
         def __getattr__(self, name: str) -> Any: ...
 
     def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "family"):
+            raise TypeError(
+                f"{cls.__name__} must have a family, such as that of StableDiffusionPipeline, from "
+                "which it could derive"
+            )
         cls.all_components = (*cls.family.components, *cls.extra_components)
         cls.component_names = tuple(component.name for component in cls.all_components)
         for component in cls.all_components:
@@ -121,7 +127,7 @@ class DiffusionPipeline(
         scheduler = self.parts.scheduler
         old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
         if old:
-            self.parts.scheduler = type(scheduler).from_config(scheduler.config, **old)
+            self.parts.scheduler = scheduler.with_options(**old)
         # A scheduler that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
         self.parts.process = self.parts.scheduler.process
 
@@ -184,7 +190,7 @@ class DiffusionPipeline(
         Raises:
             ValueError: the pipeline is of another family, or lacks a component.
         """
-        if pipe.family is not cls.family:
+        if pipe.family.components != cls.family.components:
             raise ValueError(
                 f"{cls.__name__} is for {cls.family.name}; the pipeline is {pipe.family.name}"
             )
@@ -215,6 +221,8 @@ class DiffusionPipeline(
         cache_dir: str | Path | None = None,
         device: Any = None,
         mesh: Mesh | str | None = None,
+        custom_pipeline: str | Path | None = None,
+        trust_remote_code: bool = False,
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
@@ -234,6 +242,9 @@ class DiffusionPipeline(
             mesh: the devices to split batches and parameters over, such as "data=4,tensor=2", see
                 `diffusax.runtime.mesh.make_mesh`. By default every device of this process generates
                 its share of the images, with a copy of the parameters.
+            custom_pipeline: a .py file, or a folder with a pipeline.py, that defines the class to
+                load the checkpoint with.
+            trust_remote_code: whether to run that file, which may do whatever you may.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), or None for optional
                 ones.
@@ -244,8 +255,12 @@ class DiffusionPipeline(
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
         devices = devices_for(device, mesh)
+        custom = None
+        if custom_pipeline is not None:
+            consent = {"trust_remote_code": trust_remote_code}
+            custom = custom_class(DiffusionPipeline, custom_pipeline, **consent)
         folder = resolve(path_or_repo, skip=tuple(components), **hub)
-        target = class_for(cls, folder)
+        target = custom or class_for(cls, folder)
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted

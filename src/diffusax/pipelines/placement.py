@@ -75,4 +75,6 @@ def image_axes(plan: Plan) -> Plan:
     if (adapters := plan.step_inputs.adapters) is not None:
         of_rows = of_rows._replace(adapters=1 if adapters.ndim == 3 else NO_IMAGES)
     axes = jax.tree.map(lambda _: 0, plan)
-    return axes._replace(table=jax.tree.map(lambda _: table, plan.table), step_inputs=of_rows)
+    tables = jax.tree.map(lambda _: table, plan.table)
+    rule = jax.tree.map(lambda _: NO_IMAGES, plan.guide)
+    return axes._replace(table=tables, step_inputs=of_rows, guide=rule)

@@ -126,6 +126,9 @@ class Plan(NamedTuple):
     noise: Any
     """One random key per image (b), or the noise of the row that is run next (b h w c)."""
     inpainting: Inpainting | None = None
+    guide: Any = None
+    """The call's own rule of guidance as a tree of numbers, see `guidance.as_rule`; None for the
+    denoiser's."""
 
 
 @jax.tree_util.register_static

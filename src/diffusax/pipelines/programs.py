@@ -16,6 +16,7 @@ from diffusax.models.latents import sample_latents, scale_latents, to_unit, unsc
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.branches import Beside, Branches, lane_inputs
 from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.guidance import guide_with
 from diffusax.pipelines.plan import (
     Conditions,
     DecoderCondition,
@@ -66,7 +67,8 @@ def advance(
 
     def model(x: jax.Array, timestep: jax.Array, i: jax.Array) -> jax.Array:
         inputs = jax.tree.map(lambda column: jnp.asarray(column)[i], plan.step_inputs)
-        return guided(predict, denoiser.guide, params, x, timestep, conditions, inputs, branches)
+        guide = guide_with(denoiser.guide, plan.guide, i, timestep, x)
+        return guided(predict, guide, params, x, timestep, conditions, inputs, branches)
 
     def draw(i: jax.Array) -> jax.Array:
         return draw_rows(plan.noise, state.shape[2:], i + 1) if row_keys else plan.noise
@@ -89,7 +91,7 @@ def guided(
 
     Args:
         predict: a denoiser, or a function with its arguments.
-        guide: the denoiser's `guide`.
+        guide: the denoiser's `guide`, or a rule with its arguments, see `guide_with`.
         params: the parameters by component.
         x: b h w c, the scaled latents.
         timestep: a scalar or b.

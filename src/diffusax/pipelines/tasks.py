@@ -207,12 +207,26 @@ def prepare_run(
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
-    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting)
+    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call))
     layers = c.ip_adapters.placed(c).layers if images else ()
     run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
     if adapters is None:
         return run
     return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
+
+
+def _rule(c: Components, call: Call) -> Any:
+    """Returns the call's rule of guidance, see `guidance.as_rule`.
+
+    Raises:
+        ValueError: it is no rule, or the denoiser has no branches to guide.
+    """
+    if call.guide is not None and c.denoiser.embeds_guidance:
+        raise ValueError(
+            "guide combines predictions with and without the prompt, and this network is given the "
+            "guidance scale instead; leave it out"
+        )
+    return guidance.as_rule(call.guide)
 
 
 def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray:

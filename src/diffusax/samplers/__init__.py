@@ -17,6 +17,7 @@ from diffusax.samplers.schedulers import (
 from diffusax.samplers.schedulers.alpha_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.edm_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.flow_schedulers import *  # noqa: F403
+from diffusax.samplers.schedulers.function_scheduler import Steps, scheduler_from_function
 from diffusax.samplers.schedulers.scheduler import SCHEDULERS, Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import *  # noqa: F403
 from diffusax.samplers.schedulers.snr_schedulers import *  # noqa: F403
@@ -28,11 +29,13 @@ __all__ = [
     "Row",
     "Schedule",
     "Scheduler",
+    "Steps",
     "Table",
     "fitting_samplers",
     "init_state",
     "run",
     "scheduler_from_config",
+    "scheduler_from_function",
     "scheduler_from_name",
     "stack_tables",
     "step",

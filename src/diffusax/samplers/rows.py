@@ -7,7 +7,9 @@ The state is the latents x and five memory slots. A row evaluates
     state' = A (x, m1 ... m5, raw, p, noise)
 
 with A one row of coefficients for each slot. The methods write the rows of A as sums of the unit
-vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers.
+vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers. X is x, M1 to M5
+are the memory slots, zero at the start of a run, RAW is the network's guided prediction, P the same
+after the conversion and the limits above, and NOISE fresh standard normal noise.
 """
 
 import dataclasses
@@ -57,19 +59,27 @@ class Table(NamedTuple):
 class Row:
     """The coefficients for one evaluation of the network.
 
-    timestep: the network's time input. x: the coefficients of the next x. level: the (signal,
-    noise) of the x before the row. prediction: those of p, in X and RAW. memory: those of m1, m2
-    ... after the row; the other slots do not change.
+    Coefficients are sums of the unit vectors X, M1 ... M5, RAW, P and NOISE of this module, and are
+    applied to the values before the row.
     """
 
     timestep: float
+    """The network's time input."""
     x: np.ndarray
+    """The coefficients of the next x."""
     level: tuple[float, float]
+    """The (signal, noise) of the x before the row."""
     prediction: np.ndarray = dataclasses.field(default_factory=lambda: RAW)
+    """The coefficients of P, in X and RAW alone."""
     memory: tuple[np.ndarray, ...] = ()
+    """The coefficients of M1, M2 ... after the row, five at most; the other slots do not change."""
     in_scale: float = 1.0
+    """What x is multiplied by for the network."""
     clip: float = np.inf
+    """P is cut off at plus and minus this."""
     threshold: tuple[float, float] = (0.0, 0.0)
+    """The quantile and highest value of dynamic thresholding of P (Saharia et al. 2022); a highest
+    value of 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

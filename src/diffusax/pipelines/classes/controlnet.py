@@ -34,7 +34,7 @@ class StableDiffusionControlNetPipeline(StableDiffusion):
         controlnet_conditioning_scale=1.0, guess_mode=False, control_guidance_start=0.0,
         control_guidance_end=1.0, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
@@ -56,7 +56,7 @@ class StableDiffusionControlNetImg2ImgPipeline(StableDiffusion):
         control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None,
+        guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -80,7 +80,7 @@ class StableDiffusionControlNetInpaintPipeline(StableDiffusion):
         control_guidance_start=0.0, control_guidance_end=1.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None,
+        guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates the masked regions of the images anew."""
 
@@ -106,7 +106,7 @@ class StableDiffusionXLControlNetPipeline(StableDiffusionXL):
         negative_crops_coords_top_left=(0, 0), negative_target_size=None, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None,
+        guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images for the prompts, steered by `image`, the input of the ControlNets."""
 
@@ -132,7 +132,7 @@ class StableDiffusionXLControlNetImg2ImgPipeline(StableDiffusionXL):
         negative_target_size=None, aesthetic_score=6.0, negative_aesthetic_score=2.5,
         clip_skip=None, callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *,
         seed=None, noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None,
+        guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -159,6 +159,6 @@ class StableDiffusionXLControlNetInpaintPipeline(StableDiffusionXL):
         crops_coords_top_left=(0, 0), target_size=None, aesthetic_score=6.0,
         negative_aesthetic_score=2.5, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates the masked regions of the images anew."""

@@ -33,7 +33,7 @@ class StableDiffusionPipeline(StableDiffusion):
         cross_attention_kwargs=None, guidance_rescale=0.0, clip_skip=None,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS, *, seed=None,
         noise="jax", long_prompt=False, prompt_weighting=False, guidance_start=0.0,
-        guidance_end=1.0, adapters=None,
+        guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images for the prompts."""
 
@@ -52,7 +52,7 @@ class StableDiffusionImg2ImgPipeline(StableDiffusion):
         ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images from the given images and the prompts."""
 
@@ -73,7 +73,7 @@ class StableDiffusionInpaintPipeline(StableDiffusion):
         ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates the masked regions of the images anew."""
 
@@ -91,7 +91,7 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
         ip_adapter_image=None, ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
         cross_attention_kwargs=None, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Edits the images as the prompts say."""
 
@@ -109,7 +109,7 @@ class LatentConsistencyModelPipeline(StableDiffusion):
         ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images for the prompts."""
 
@@ -127,6 +127,6 @@ class LatentConsistencyModelImg2ImgPipeline(StableDiffusion):
         ip_adapter_image_embeds=None, output_type="pil", return_dict=True,
         cross_attention_kwargs=None, clip_skip=None, callback_on_step_end=None,
         callback_on_step_end_tensor_inputs=TENSORS, *, seed=None, noise="jax", long_prompt=False,
-        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None,
+        prompt_weighting=False, guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
     ):
         """Generates images from the given images and the prompts."""

@@ -64,3 +64,4 @@ STABLE_DIFFUSION = Family(
     callback_tensors=CALLBACK_TENSORS,
     shows_kept=True,
 )
+"""Stable Diffusion 1.x and 2.x, and what was made of them."""

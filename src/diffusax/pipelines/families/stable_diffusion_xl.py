@@ -131,3 +131,4 @@ STABLE_DIFFUSION_XL = Family(
     resizes_edits=True,
     micro_conditioned=True,
 )
+"""Stable Diffusion XL and its refiner."""

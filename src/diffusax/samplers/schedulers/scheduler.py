@@ -90,6 +90,14 @@ class Scheduler(Stepped):
         values |= changed
         return cls(**values, given_options={**kept, **values})
 
+    def with_options(self, **options: Any) -> Self:
+        """Returns this sampler with other values of some of its options.
+
+        Raises:
+            ValueError: it has no such option, or does not support its value.
+        """
+        return self.from_config(self.config, **options)
+
     @classmethod
     def from_pretrained(
         cls,
