@@ -452,7 +452,7 @@ def test_a_model_max_length_that_transformers_does_not_know_is_77(copy):
 
 def test_model_max_length_is_read(copy):
     _edit(copy / "tokenizer_config.json", model_max_length=12)
-    assert CLIPTokenizer.from_folder(copy)("a cat").shape == (1, 12)
+    assert CLIPTokenizer.from_folder(copy).windows("a cat").shape == (1, 12)
 
 
 def _edit(path: Path, **values):
