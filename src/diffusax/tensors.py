@@ -33,21 +33,22 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def alike(tree: Any, given: Any) -> Any:
-    """Converts a tree's arrays to tensors where `given` is a tensor, and else to arrays of JAX.
+def alike(tree: Any, *given: Any) -> Any:
+    """Converts a tree's arrays to tensors where one of `given` is, and else to arrays of JAX.
 
-    Tensors have the arrays' dtypes and the device of `given`.
+    Tensors have the arrays' dtypes and the device of the first tensor that is given.
     """
     import jax
 
-    if not is_tensor(given):
+    first = next(filter(is_tensor, given), None)
+    if first is None:
         return jax.tree.map(jax.numpy.asarray, tree)
     torch: Any = sys.modules["torch"]
 
     def tensor(x: Any) -> Any:
         # NumPy has no bfloat16 that PyTorch reads.
         exact = np.array(x, np.float32 if x.dtype.name == "bfloat16" else None)
-        return torch.from_numpy(exact).to(given.device, getattr(torch, x.dtype.name))
+        return torch.from_numpy(exact).to(first.device, getattr(torch, x.dtype.name))
 
     return jax.tree.map(tensor, tree)
 

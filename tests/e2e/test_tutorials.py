@@ -7,6 +7,7 @@ import torch
 import transformers
 from effort import few
 from pairs import TOLERANCE, mask, picture
+from tiny_unconditional import build_unconditional
 from tutorials import PROGRAMS
 
 import diffusax
@@ -27,9 +28,19 @@ def places(tiny_checkpoints, tmp_path_factory):
         **{name: str(tiny_checkpoints.pipeline(kind)[0]) for name, kind in kinds.items()},
         "OTHER": str(tiny_checkpoints.pipeline("sd", "c")[0]),
         "CONTROLNET": str(tiny_checkpoints.controlnet("sd")[0]),
+        "NOISE_ALONE": str(_beside_the_index(build_unconditional(folder / "noise"))),
         "XL_FP16": str(folder / "fp16"),
         **{n: str(folder / f"{n.lower()}.png") for n in ("INIT", "MASK", "CONTROL")},
     }
+
+
+def _beside_the_index(folder):
+    """Moves a checkpoint's files beside its model_index.json, as in google/ddpm-cat-256."""
+    for part in ("unet", "scheduler"):
+        for file in (folder / part).iterdir():
+            file.rename(folder / file.name)
+        (folder / part).rmdir()
+    return folder
 
 
 def run(program, module, places, saved):
@@ -40,7 +51,9 @@ def run(program, module, places, saved):
     return [np.asarray(image) for image in names["images"]], names.get("numbers")
 
 
-@pytest.mark.parametrize("name", few(PROGRAMS, next(iter(PROGRAMS)), "deconstructed"))
+@pytest.mark.parametrize(
+    "name", few(PROGRAMS, next(iter(PROGRAMS)), "deconstructed", "noise_alone_by_hand")
+)
 def test_only_the_import_changes(name, places, tmp_path):
     expected, numbers = run(PROGRAMS[name], diffusers, places, tmp_path / "diffusers")
     actual, own_numbers = run(PROGRAMS[name], diffusax, places, tmp_path / "diffusax")

@@ -311,6 +311,28 @@ images = [*processor.postprocess(decoded), *processor.postprocess(exact, output_
 numbers = pixels.shape == (1, 3, 64, 64), len(pipe.tokenizer("a cat").input_ids)
 """
 
+NOISE_ALONE_BY_HAND = """
+scheduler = d.DDPMScheduler.from_pretrained(NOISE_ALONE)
+model = d.UNet2DModel.from_pretrained(NOISE_ALONE, use_safetensors=True).to("cpu")
+scheduler.set_timesteps(6)
+sample_size = model.config.sample_size
+torch.manual_seed(4)
+noise = torch.randn((1, 3, sample_size, sample_size), device="cpu")
+input = noise
+for t in scheduler.timesteps:
+    with torch.no_grad():
+        noisy_residual = model(input, t).sample
+    previous_noisy_sample = scheduler.step(noisy_residual, t, input).prev_sample
+    input = previous_noisy_sample
+image = (input / 2 + 0.5).clamp(0, 1).squeeze()
+exact = image.permute(1, 2, 0).numpy()
+image = (image.permute(1, 2, 0) * 255).round().to(torch.uint8).cpu().numpy()
+whole = d.DDPMPipeline.from_pretrained(NOISE_ALONE, use_safetensors=True)
+whole.set_progress_bar_config(disable=True)
+images = [exact, image]
+images += whole(num_inference_steps=5, generator=torch.Generator().manual_seed(2)).images
+"""
+
 IMAGE_TO_IMAGE_BY_HAND = """
 pipe = d.StableDiffusionPipeline.from_pretrained(SD, safety_checker=None)
 vae, unet, processor = pipe.vae, pipe.unet, pipe.image_processor

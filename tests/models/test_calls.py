@@ -12,6 +12,7 @@ import torch
 import transformers
 from effort import first
 from tiny import ASYMMETRIC, TEXT, VAE, randomize
+from tiny_unconditional import UNET
 
 import diffusax
 from diffusax.models import calls
@@ -60,6 +61,7 @@ def given():
 
 CALLS = {
     "UNet": (diffusers.UNet2DConditionModel, "__call__", "forward"),
+    "UNet2D": (diffusers.UNet2DModel, "__call__", "forward"),
     "ControlNet": (diffusers.ControlNetModel, "__call__", "forward"),
     "Adapter": (diffusers.T2IAdapter, "__call__", "forward"),
     **{
@@ -130,6 +132,23 @@ def test_a_unet_of_sdxl(tiny_checkpoints):
     close(unet(x, 5, context, added_cond_kwargs=added).sample, expected)
     with pytest.raises(ValueError, match="added_cond_kwargs must have time_ids for this network"):
         unet(x, 5, context, added_cond_kwargs={"text_embeds": added["text_embeds"]})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", first([None, 7]))
+def test_a_unet_without_a_context(tmp_path, classes):
+    theirs = diffusers.UNet2DModel(**UNET, num_class_embeds=classes)
+    randomize(theirs).save_pretrained(tmp_path)
+    ours = diffusax.UNet2DModel.from_pretrained(tmp_path)
+    x, t = normal(2, 3, 16, 16), np.array([37, 500])
+    labels = {} if classes is None else {"class_labels": np.array([1, 5])}
+    expected = theirs(*tensors((x, t)), **tensors(labels)).sample
+    close(ours(x, t, **labels).sample, expected)
+    (found,) = ours(torch.tensor(x), t[1], **labels, return_dict=False)
+    assert isinstance(found, torch.Tensor)
+    close(found[1], expected[1])
+    with pytest.raises(ValueError, match=r"channels come second here: sample\.transpose"):
+        ours(np.moveaxis(x, 1, -1), 5)
 
 
 @torch.no_grad()

@@ -18,6 +18,13 @@ class UNet2DConditionOutput(Output):
 
 
 @flax.struct.dataclass
+class UNet2DOutput(Output):
+    """The result of a UNet without a context. sample: b c h w, the prediction."""
+
+    sample: Any
+
+
+@flax.struct.dataclass
 class ControlNetOutput(Output):
     """The result of a ControlNet: a residual b c h w for each skip connection, and the middle's."""
 

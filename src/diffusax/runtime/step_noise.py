@@ -2,6 +2,7 @@
 
 import functools
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from diffusax.runtime.brownian import BrownianNoise, Motion
 from diffusax.runtime.noise import draw_from, draw_noise
 from diffusax.runtime.torch_random import TorchGenerator
+from diffusax.tensors import is_tensor
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 
@@ -89,6 +91,11 @@ class StepNoise:
             stream = self._streams[place, seed] = TorchGenerator(seed)
             stream.randn(shape)
         return self._streams[place, seed].randn
+
+
+def default_generator(*arrays: Any) -> Any:
+    """Returns PyTorch's default generator where an array is a tensor, and else None."""
+    return sys.modules["torch"].default_generator if any(map(is_tensor, arrays)) else None
 
 
 def is_stateful(generator: Any) -> bool:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.runtime.bounded import BoundedJit, is_traced
-from diffusax.runtime.step_noise import StepNoise, is_stateful
+from diffusax.runtime.step_noise import StepNoise, default_generator, is_stateful
 from diffusax.samplers.rows import NOISE, RAW, SLOTS, Row, Schedule, Table, X
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
@@ -66,7 +66,8 @@ class SchedulerOutput(Output):
 
     prev_sample: the sample after the step. pred_original_sample: the predicted clean sample.
     denoised: that of LCM. pred_noised_sample: that of TCD, at the noise level of its intermediate
-    step. All are of the sample's shape and dtype, and tensors of PyTorch where it is one.
+    step. All have the sample's shape and dtype, and are tensors of PyTorch where it or the
+    prediction is one.
     """
 
     prev_sample: Any
@@ -113,6 +114,10 @@ def take_step(
             arrays are traced.
     """
     check_eager("step", model_output, timestep, sample, options.variance_noise)
+    if options.variance_noise is not None and options.generator is not None:
+        raise ValueError("only one of generator and variance_noise can be given")
+    if options.generator is None:
+        options = options._replace(generator=default_generator(model_output, sample))
     x = as_jax(sample)
     raw = _prediction(as_jax(model_output), x)
     if scheduler.counts_rows and run.memory is not None and run.memory.shape[1:] != x.shape:
@@ -131,7 +136,7 @@ def take_step(
     after, predicted, memory = _ADVANCE(x, memory, raw, noise, *_coefficients(row, shown))
     run.memory = None if run.step_index == len(run) else memory
     output = SchedulerOutput(after, **({} if second is None else {second: predicted}))
-    return alike(output, sample)
+    return alike(output, sample, model_output)
 
 
 def functional_step(
@@ -307,8 +312,6 @@ def _noise(
     # So that a generator goes on after the run as it does in diffusers.
     noisy = options.method.get("eta", 0) > 0 or run.whole.draws_noise.any()
     vain = scheduler.draws_in_vain and noisy and is_stateful(generator)
-    if given is not None and generator is not None:
-        raise ValueError("only one of generator and variance_noise can be given")
     if given is not None and draws:
         noise = as_jax(given).astype(jnp.float32)
         if noise.shape != x.shape:

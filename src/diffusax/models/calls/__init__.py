@@ -1,7 +1,7 @@
 """Models called as diffusers' and transformers' are: their arguments, layouts and results.
 
 Images, latents and residuals are b c h w. Arrays of JAX and NumPy are taken, and arrays of JAX come
-back; where the first argument is a tensor of PyTorch, so are the results. Calls are compiled, once
+back; where samples or texts are tensors of PyTorch, so are the results. Calls are compiled, once
 for each shape.
 """
 
@@ -13,6 +13,7 @@ from diffusax.models.calls.autoencoders import (
 )
 from diffusax.models.calls.encoders import ImageEncoder, TextAndImageEncoder, TextEncoder
 from diffusax.models.calls.unet import ControlNet, UNet
+from diffusax.models.calls.unet_2d import UNet2D
 
 __all__ = [
     "Adapter",
@@ -24,4 +25,5 @@ __all__ = [
     "TextEncoder",
     "TinyAutoencoder",
     "UNet",
+    "UNet2D",
 ]

@@ -67,7 +67,7 @@ def check_absent(value: Any, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def result(output: Any, return_dict: bool, given: Any) -> Any:
+def result(output: Any, return_dict: bool, *given: Any) -> Any:
     """Returns an output, or the tuple of its fields, in the kind of `given`; see `alike`."""
-    output = alike(output, given)
+    output = alike(output, *given)
     return output if return_dict else output.to_tuple()

@@ -87,7 +87,7 @@ class UNet(Model):
         )
         _check_residuals(self.config, more["down_block_additional_residuals"])
         y = self.run(*args, channels_first=True, **conditions, **more)
-        return result(UNet2DConditionOutput(y), return_dict, sample)
+        return result(UNet2DConditionOutput(y), return_dict, sample, encoder_hidden_states)
 
 
 class ControlNet(Model):
@@ -161,7 +161,7 @@ class ControlNet(Model):
             channels_first=True,
             **conditions,
         )
-        return result(ControlNetOutput(down, mid), return_dict, sample)
+        return result(ControlNetOutput(down, mid), return_dict, sample, encoder_hidden_states)
 
 
 def _inputs(

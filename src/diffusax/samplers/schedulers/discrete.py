@@ -69,7 +69,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """
         x0, eps, t = map(as_jax, (sample, noise, timesteps))
         target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
-        return alike(target.astype(x0.dtype), sample)
+        return alike(target.astype(x0.dtype), sample, noise)
 
     @property
     def final_alpha(self) -> float:

@@ -228,8 +228,9 @@ class Stepped:
             sample: b ....
             generator: a torch.Generator, an integer (the numbers of PyTorch's generator of that
                 seed, those after the initial latents'), a list with one for each image, or a key of
-                `jax.random`. Without one, the numbers are JAX's, from a seed that `set_timesteps`
-                takes from the system.
+                `jax.random`. Without one, the numbers are the next ones of PyTorch's default
+                generator where samples are tensors, and else JAX's, from a seed that
+                `set_timesteps` takes from the system.
             return_dict: whether to return a `SchedulerOutput` rather than a tuple.
 
         Returns:
@@ -255,7 +256,7 @@ class Stepped:
         """
         x0, eps = by_hand.as_jax(original_samples), by_hand.as_jax(noise)
         signal, level = (spread_level(part, x0) for part in self._levels_at(timesteps))
-        return alike((signal * x0 + level * eps).astype(x0.dtype), original_samples)
+        return alike((signal * x0 + level * eps).astype(x0.dtype), original_samples, noise)
 
     def functional(
         self,
