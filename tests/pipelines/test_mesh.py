@@ -83,7 +83,7 @@ MORE_RUNNING = [f"text {MIXED}", f"control {MIXED}", "control data=4,fsdp=2", "r
 def test_a_running_batch_on_eight_devices_equals_each_call_on_one(root, tmp_path, cases):
     done = subprocess.run(
         [sys.executable, str(HERE / "batch_on_mesh.py"), str(root), str(tmp_path / "out"), *cases],
-        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8"},
+        env={**os.environ, "XLA_FLAGS": f"{FLAGS}8", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
