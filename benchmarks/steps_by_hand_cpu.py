@@ -56,7 +56,8 @@ def compare(pipe: Any, name: str, images: int, steps: int, repeats: int) -> None
         return np.asarray(pipe(PROMPTS[0], output_type="latent", **call).images)
 
     # Noise depends on the layout, which is channels last in a call.
-    found = "its own noise" if key else f"largest difference {np.abs(by_hand() - fused()).max():.1e}"
+    difference = np.abs(by_hand() - fused()).max()
+    found = "noise of its own" if key else f"largest difference {difference:.1e}"
     medians = interleaved_medians({"by hand": by_hand, "call": fused}, repeats)
     print(
         f"{name}, {images} images: by hand {medians['by hand'] * 1e3:.0f} ms, "
