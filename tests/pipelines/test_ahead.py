@@ -227,6 +227,37 @@ def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
             assert "tpu_custom_call" in compiled.as_text()
 
 
+@pytest.mark.parametrize("mesh", ["data=4", "data=1,fsdp=4", "data=1,tensor=4", "data=2,tensor=2"])
+def test_no_kernel_of_cudnn_is_left_to_be_partitioned(mesh):
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import topology_mesh
+
+    def loss(*qkv):
+        return attention(*qkv).astype(jax.numpy.float32).sum()
+
+    # Five heads, which four devices do not divide, and an odd length.
+    q, k = (jax.ShapeDtypeStruct((4, t, 5, 64), jax.numpy.bfloat16) for t in (256, 77))
+    with in_mesh(topology_mesh("v5e:2x2", mesh)):
+        for function in (attention, jax.grad(loss, (0, 1, 2))):
+            text = jax.jit(function).trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text()
+            assert "__cudnn$fmha" in text
+            # XLA's compiler for GPUs fails where JAX's own partitioning takes no such mesh.
+            assert "CustomSPMDPartitioning" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=1,fsdp=4", "data=2,tensor=2"])
+def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import topology_mesh
+
+    devices = topology_mesh("v5e:2x2", mesh)
+    for request in requests(shapes, b=4, size=(128, 128), mesh=devices):
+        with in_mesh(devices):
+            text = lower(request, lowering_platforms=("cuda",)).as_text()
+        assert "CustomSPMDPartitioning" not in text
+
+
 def test_topologies_that_cannot_be():
     pytest.importorskip("libtpu")
     from diffusax.runtime.topology import topology_mesh

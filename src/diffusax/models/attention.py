@@ -25,7 +25,8 @@ def attention(
     q: b t h d, k and v: b s h d -> b t h d, in q's dtype. scale defaults to d ** -0.5. With
     `causal`, query i sees keys 0 to i.
 
-    On a mesh of TPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads over it.
+    On a mesh of TPUs or GPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads
+    over it.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if is_plain():
@@ -80,7 +81,17 @@ def _xla(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN."""
+    """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN.
+
+    JAX's partitioning of it takes no batch or heads that the devices do not divide, and none that
+    the fsdp axis splits.
+    """
+    return _on_each_device(_cudnn_on_one_device, q, k, v, scale, causal)
+
+
+def _cudnn_on_one_device(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+) -> jax.Array:
     # Its gradients need even lengths; the true lengths tell it what is padding.
     (b, t, _, _), s = q.shape, k.shape[1]
     lengths: dict[str, Any] = {}
@@ -96,12 +107,24 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip.
+    """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
+    return _on_each_device(_flash_on_one_device, q, k, v, scale, causal)
 
-    XLA cannot partition a kernel, so each device of the mesh calls its own: on some of the batch,
-    and some of the heads, or of the queries if the devices do not divide the heads.
+
+def _on_each_device(
+    kernel: Callable[..., jax.Array],
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+) -> jax.Array:
+    """Calls a kernel, which XLA cannot partition, on each device of the mesh.
+
+    Each takes some of the batch, and some of the heads, or of the queries if the devices do not
+    divide the heads.
     """
-    run = partial(_flash_on_one_device, scale=scale, causal=causal)
+    run = partial(kernel, scale=scale, causal=causal)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return run(q, k, v)
