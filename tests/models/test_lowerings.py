@@ -1,4 +1,4 @@
-"""Each lowering of convolution and attention against a plain float64 one."""
+"""Each lowering of convolution, attention and group norm against a plain float64 one."""
 
 from functools import partial
 
@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax.experimental.pallas import tpu as pltpu
 
 from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module
+from diffusax.models import layers
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
@@ -214,6 +216,24 @@ def test_convolutions_are_lowered_for_the_platform_that_is_compiled_for(platform
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert ("stablehlo.convolution" in text) == (platform != "cpu")
     assert ("stablehlo.dot_general" in text) == (platform == "cpu")
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+@pytest.mark.parametrize("name", ["centred", "sums"])
+def test_group_norms_equal_pytorch(name, offset):
+    rng = np.random.default_rng(0)
+    x = (offset + rng.normal(size=(2, 6, 5, 24)) * rng.uniform(0.5, 3, 24)).astype(np.float32)
+    scale, bias = rng.normal(size=(2, 24)).astype(np.float32)
+    ours = layers._GROUP_NORMS[name](*map(jnp.asarray, (x, scale, bias)), groups=4, eps=1e-5)
+    given = (torch.tensor(y) for y in (scale, bias))
+    maps = torch.tensor(x.transpose(0, 3, 1, 2))
+    expected = torch.nn.functional.group_norm(maps, 4, *given, eps=1e-5)
+    np.testing.assert_allclose(np.moveaxis(ours, -1, 1), expected, atol=5e-4 if offset else 1e-5)
+
+
+def test_gpus_take_one_pass_over_the_maps_of_a_group_norm():
+    chosen = {name: layers._choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
+    assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "centred"}
 
 
 @pytest.mark.parametrize(("t", "s", "d"), [(256, 384, 64), (200, 130, 40), (130, 77, 160)])
