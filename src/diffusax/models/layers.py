@@ -164,7 +164,7 @@ def _group_means(x: jax.Array, groups: int) -> jax.Array:
     maps that are cut into groups.
     """
     sums = x.sum(tuple(range(1, x.ndim - 1))).reshape(x.shape[0], groups, -1).sum(-1)
-    return sums * (sums.size / x.size)
+    return sums / (math.prod(x.shape[1:]) // groups)
 
 
 def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
