@@ -19,7 +19,6 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.runtime.bounded import memory_maps
 from diffusax.runtime.program import Request, key
-from diffusax.runtime.topology import cost_of
 from diffusax.serving.executables import Executables
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.sizes import KindSizes
@@ -181,6 +180,7 @@ def _bytes_of(found: list[Request]) -> tuple[float, float]:
     """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
     batch = next(request.dynamic[0] for request in found if request.program is insert)
     arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    compiled = [request.program.executables.get(key(request)) for request in found]
-    temporaries = max((cost_of(one).temporaries for one in compiled if one), default=0.0)
-    return arrays, 1e9 * temporaries
+    compiled = [request.program.executables[key(request)] for request in found]
+    analyses: list[Any] = [one.memory_analysis() for one in compiled]
+    temporaries = [getattr(one, "temp_size_in_bytes", 0) for one in analyses]
+    return arrays, max(temporaries)

@@ -11,6 +11,10 @@ _LOOK = 12
 _MORE = (0, 1, 2, 3, 4, 6, 8, 12)
 """How many more images may be together, of the numbers that are tried."""
 
+_GAIN = 0.9
+"""Images share the device where that makes the sum of their waits this part, or less, of what it
+is otherwise. Where sharing hardly helps on average it lets the last ones wait longer."""
+
 Seconds = Callable[[Any, int], float]
 """A function (kind, lanes) -> the seconds of a row of such a batch."""
 
@@ -57,7 +61,10 @@ def running(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) 
     if not waiting:
         return []
     numbers = {max(len(present) + more, 1) for more in _MORE if more <= len(waiting)}
-    best = min(sorted(numbers), key=lambda n: _cost(present, waiting, n, device))
+    costs = {n: _cost(present, waiting, n, device) for n in sorted(numbers)}
+    fewest, best = min(costs), min(costs, key=lambda n: costs[n])
+    if costs[best] > _GAIN * costs[fewest]:
+        best = fewest
     return _fitting(present, waiting, best - len(present), device)
 
 
