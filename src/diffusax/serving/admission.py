@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+
 from diffusax.serving.parts import Part
 
 
