@@ -1,22 +1,20 @@
 """Runs the application with uvicorn, and stops it on SIGTERM and Ctrl-C."""
 
 import contextlib
-import signal
 import socket
 import threading
 import time
 from collections.abc import Generator
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
-from diffusax.runtime.signals import STOP_SIGNALS
+from diffusax.runtime.signals import StopRequest, receiving
 from diffusax.serving.engine import Engine
 from diffusax.serving.web.log import LOG
 
-_LINGER = 5.0
-"""The most seconds for clients to fetch images that were finished while the server drained."""
+_LINGER = 2.0
+"""The seconds for clients to fetch images that were finished while the server drained."""
 _CONNECTIONS = 1000
 
 
@@ -53,8 +51,7 @@ class Server(uvicorn.Server):
     """Serves until it is asked to stop, then finishes what has begun.
 
     At the first signal new drawings are answered with 503, the others are finished, and the server
-    ends once their images have been fetched, or after some seconds. A second signal ends it at
-    once.
+    ends a little later, so that clients can fetch their images. A second signal ends it at once.
     """
 
     def __init__(self, app: Starlette, engine: Engine, drain_timeout: float):
@@ -76,34 +73,24 @@ class Server(uvicorn.Server):
         )
         self._engine, self._service = engine, app.state.service
         self._timeout = drain_timeout
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Starts to drain at the first signal, and ends at the second."""
-        if not self._service.draining:
-            self._service.draining = True
-            LOG.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
-            threading.Thread(target=self._drain, name="diffusax-drain", daemon=True).start()
-            return
-        LOG.info("stopping", extra={"fields": {"signal": signal.Signals(sig).name}})
-        self.should_exit = self.force_exit = True
+        self._stop = StopRequest("finishing what has begun")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handles the signals that ask to stop, in the main thread; raises none of them again."""
-        if threading.current_thread() is not threading.main_thread():
+        """Takes the signals that ask to stop, inside the context."""
+        with receiving(self._stop):
             yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Starts to drain once a signal has come; returns whether the server ends."""
+        if self._stop.number is not None and not self._service.draining:
+            self._service.draining = True
+            threading.Thread(target=self._drain, name="diffusax-drain", daemon=True).start()
+        return await super().on_tick(counter)
 
     def _drain(self) -> None:
         live = any(not job.is_over for job in self._engine.jobs())
+        LOG.info("draining")
         self._engine.drain(self._timeout)
-        until = time.monotonic() + _LINGER
-        while live and time.monotonic() < until and self._service.unfetched():
-            time.sleep(0.1)
+        time.sleep(_LINGER if live else 0)
         self.should_exit = True

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -19,7 +19,7 @@ from diffusax.serving.jobs import Job
 from diffusax.serving.web.a1111.options import OptionsOfClients
 from diffusax.serving.web.a1111.work import Works
 from diffusax.serving.web.fields import DrawingFields
-from diffusax.serving.web.log import log_job
+from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings
 
@@ -42,6 +42,20 @@ class Service:
     options: OptionsOfClients = dataclasses.field(default_factory=OptionsOfClients)
     """What A1111's clients have set."""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        """Loads the default model, and compiles for images of these widths and heights."""
+        try:
+            first = self.catalogue.check(Drawing())
+            if self.catalogue.entry().kind == "text-to-image":
+                pipe, _ = self.catalogue.acquire(first)
+                self.catalogue.release(pipe)
+            if sizes:
+                self.engine.warm([Drawing(width=width, height=height) for width, height in sizes])
+            self.opened.set()
+        except Exception as error:
+            LOG.exception("the model could not be loaded")
+            self.failure = f"the model could not be loaded ({error}); start with another --model"
 
     def check(self, drawing: Drawing) -> None:
         """Refuses a drawing that asks for more than the settings allow."""
