@@ -1,0 +1,1 @@
+"""The HTTP server: APIs that clients speak, jobs, and the page."""
