@@ -45,7 +45,7 @@ def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[lis
     client = Client(options.server, options.api_key or os.environ.get("DIFFUSAX_API_KEY"))
     waiting = deque(_fields(run, seed) for run in runs)
     jobs: deque[dict[str, Any]] = deque()
-    with tqdm(total=0, unit="step") as bar:
+    with tqdm(total=0, unit="step", delay=0.5) as bar:
         try:
             while waiting or jobs:
                 while waiting and len(jobs) < _AT_ONCE:
