@@ -23,9 +23,9 @@ Gigabytes = Annotated[float, Meta(gt=0, le=1e6)]
 @configure(FlagCreatePairsOff)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serve(Options):
-    """Serve images over HTTP: a page, jobs, and the APIs of OpenAI, A1111 and Hugging Face.
+    """Serve images over HTTP: a page, jobs, and APIs that clients speak.
 
-    Requests join a running batch at its next step, whatever their samplers, steps, guidance, seeds
+    The APIs are those of OpenAI, A1111 and Hugging Face. Requests join a running batch at its next step, whatever their samplers, steps, guidance, seeds
     and LoRAs.
     """
 
@@ -67,7 +67,8 @@ class Serve(Options):
     queue: Count = 64
     """The most images that may wait; further requests are told to come again."""
     warm: UseAppendAction[tuple[str, ...]] = ()
-    """Compile at the start for images of this size, such as 512x768; can be given several times."""
+    """Compile at the start for images of this height and width, such as 512x768; can be given
+    several times."""
     most_jobs: Count = 32
     """The most requests of one key, or of one address without keys, that wait or run."""
     most_steps: Annotated[int, Meta(ge=1, le=1000)] = 200
@@ -87,6 +88,7 @@ class Serve(Options):
 
     def run(self) -> None:
         """Serves until a signal asks to stop."""
+        from diffusax.cli.compile import parse_size
         from diffusax.serving.catalogue import Catalogue
         from diffusax.serving.engine import Engine, EngineSettings
         from diffusax.serving.web.app import create_app
@@ -94,7 +96,7 @@ class Serve(Options):
         from diffusax.serving.web.server import Server, address_of, listen
 
         settings = self._web_settings()
-        sizes = [_size(text) for text in self.warm]
+        sizes = [parse_size("--warm", text) for text in self.warm]
         listener = listen(self.host, self.port)
         log_to_stderr()
         print(f"{escaped(address_of(listener))}", flush=True)
@@ -126,7 +128,9 @@ class Serve(Options):
             lines = self.api_key_file.read_text().splitlines()
             given = [line.strip() for line in lines if line.strip()]
             if not given:
-                raise ValueError(f"--api-key-file {self.api_key_file} has no keys; write one a line")
+                raise ValueError(
+                    f"--api-key-file {self.api_key_file} has no keys; write one a line"
+                )
             found += given
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() for key in found):
             raise ValueError("--api-key must have at least 8 letters, numbers or signs of ASCII")
@@ -146,14 +150,6 @@ class Serve(Options):
             most_body=int(self.most_body * 1e6),
             log_prompts=self.log_prompts,
         )
-
-
-def _size(text: str) -> tuple[int, int]:
-    """Returns the width and the height that a text such as 512x768 names."""
-    width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        raise ValueError(f"--warm must be a width and a height, such as 512x768 (got {text})")
-    return int(width), int(height)
 
 
 def command(args: list[str]) -> Any:

@@ -78,7 +78,9 @@ async def read_json(request: Request, *, needed: bool = True) -> dict[str, Any]:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         reason = str(error).removeprefix("JSON is malformed: ")
-        raise Refused(f"the body must be JSON ({reason})", status=400, code="invalid_json") from None
+        raise Refused(
+            f"the body must be JSON ({reason})", status=400, code="invalid_json"
+        ) from None
     if not isinstance(value, dict):
         raise Refused(
             f"the body must be a JSON object (got {type(value).__name__})",

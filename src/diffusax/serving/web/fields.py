@@ -120,9 +120,7 @@ def read_fields(
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         defaults = (field.default, field.default_factory)
         if field.name not in found and defaults == (dataclasses.MISSING,) * 2:
-            raise Refused(
-                f"{field.name} must be given", param=field.name, code="missing_parameter"
-            )
+            raise Refused(f"{field.name} must be given", param=field.name, code="missing_parameter")
     return kind(**found)
 
 

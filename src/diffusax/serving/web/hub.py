@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import write_infotext
 from diffusax.serving.web.bodies import content_type, read_bytes, read_json
 from diffusax.serving.web.fields import DrawingFields, Pixels, Text, read_fields
 from diffusax.serving.web.operations import operation
@@ -22,7 +23,6 @@ from diffusax.serving.web.service import (
     service_of,
     to_drawing,
 )
-from diffusax.serving.web.texts import texts_of
 
 _PICTURES = ("image/png", "image/jpeg", "image/webp")
 _BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR", "data:image/")
@@ -74,7 +74,7 @@ async def generate(request: Request) -> Response:
     [job] = await in_thread(service.submit, [drawing], client_of(request))
     await ended(request, [job])
     [image] = images_of(job)
-    [text] = texts_of(job, service.catalogue)
+    text = write_infotext(job.drawing, job.seeds[0])
     headers = {"X-Seed": str(job.seeds[0])}
     return Response(await in_thread(png, image, text), media_type="image/png", headers=headers)
 

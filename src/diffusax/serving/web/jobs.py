@@ -9,12 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import NotFound, Refused
+from diffusax.serving.errors import NotFound
+from diffusax.serving.infotext import read_settings, write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import DrawingFields, Picture, read_fields
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.pictures import data_uri, decode_base64, encode, open_picture, png
+from diffusax.serving.web.pictures import (
+    data_uri,
+    decode_base64,
+    encode,
+    open_picture,
+    png,
+    text_of,
+)
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import (
     client_of,
@@ -24,7 +32,6 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
-from diffusax.serving.web.texts import parameters_of, settings_of_text, texts_of
 
 State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
 
@@ -205,7 +212,7 @@ async def image(request: Request) -> Response:
     found = job.images[number] if 0 <= number < len(job.images) else None
     if found is None:
         raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
-    data = await in_thread(png, found, texts_of(job, service.catalogue)[number])
+    data = await in_thread(png, found, write_infotext(job.drawing, job.seeds[number]))
     name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
     return Response(data, media_type="image/png", headers={"Content-Disposition": name})
 
@@ -230,10 +237,7 @@ async def png_info(request: Request) -> Response:
     else:
         data = decode_base64(read_fields(PngInfoFields, await read_json(request)).image, "image")
     picture = await in_thread(open_picture, data, "image", settings.most_pixels)
-    text = parameters_of(picture)
-    if not text:
-        raise Refused("image must be a PNG with settings in its text (got one without)")
-    return Json({"settings": settings_of_text(text), "text": text})
+    return Json({"settings": read_settings(picture), "text": text_of(picture)})
 
 
 OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import DrawingFields, read_fields
@@ -39,7 +40,6 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
-from diffusax.serving.web.texts import texts_of
 
 _SHARED = {field.name for field in dataclasses.fields(DrawingFields)}
 _USAGE = {
@@ -210,7 +210,7 @@ def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[
     if fields.response_format == "url":
         url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
         return {**found, "url": str(url)}
-    text = texts_of(job, service_of(request).catalogue)[index]
+    text = write_infotext(job.drawing, job.seeds[index])
     return {**found, "b64_json": _encoded(fields, job.images[index], text)}
 
 

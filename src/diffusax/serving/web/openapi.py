@@ -49,9 +49,7 @@ _ERROR: dict[str, Any] = {
 _A1111_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error", "detail", "body", "errors"],
-    "properties": {
-        name: {"type": "string"} for name in ("error", "detail", "body", "errors")
-    },
+    "properties": {name: {"type": "string"} for name in ("error", "detail", "body", "errors")},
 }
 
 
@@ -259,5 +257,3 @@ def _type(one: dict[str, Any]) -> str:
     if low is not None and high is not None:
         text += f" from {low:g} to {high:g}"
     return f"{text}: {one['description']}" if "description" in one else text
-
-

@@ -54,7 +54,9 @@ def page_operations() -> list[Operation]:
         """Sends the page."""
         return send(request, "index.html")
 
-    @operation("GET", "/page/{name:path}", "A file of the page.", group="Page", answer="*/*", open=True)
+    @operation(
+        "GET", "/page/{name:path}", "A file of the page.", group="Page", answer="*/*", open=True
+    )
     async def file(request: Request) -> Response:
         """Sends a file of the page."""
         return send(request, request.path_params["name"])

@@ -26,7 +26,9 @@ def decode_base64(value: Any, param: str) -> bytes:
         Refused: the value is neither; an address is refused, too, as the server fetches nothing.
     """
     if not isinstance(value, str):
-        raise Refused(f"{param} must be a picture in base64 (got {type(value).__name__})", param=param)
+        raise Refused(
+            f"{param} must be a picture in base64 (got {type(value).__name__})", param=param
+        )
     if value.startswith(("http://", "https://", "file:")):
         raise Refused(
             f"{param} must be a picture in base64, not an address; send its bytes", param=param
@@ -34,7 +36,9 @@ def decode_base64(value: Any, param: str) -> bytes:
     if value.startswith("data:"):
         head, _, value = value.partition(",")
         if not head.endswith(";base64"):
-            raise Refused(f"{param} must be a data URI with base64 (got {head[:40]!r})", param=param)
+            raise Refused(
+                f"{param} must be a data URI with base64 (got {head[:40]!r})", param=param
+            )
     try:
         return base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -66,9 +70,8 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
                     )
                 upright = ImageOps.exif_transpose(image)
                 upright.load()
-                text = getattr(image, "text", None)
-                if text:
-                    upright.info["parameters"] = text.get("parameters", "")
+                # exif_transpose returns another image, without the texts of a PNG.
+                upright.text = getattr(image, "text", {})  # type: ignore[attr-defined]
                 return upright
     except Image.UnidentifiedImageError:
         reason = f"the bytes are none of {', '.join(FORMATS)}"
@@ -96,6 +99,11 @@ def encode(
         image, options = image.convert("RGB"), {"quality": 90 if quality is None else quality}
     image.save(file, kind.upper(), **options)
     return file.getvalue()
+
+
+def text_of(image: Image.Image) -> str:
+    """Returns the text with settings of a picture that was opened here; "" where it has none."""
+    return getattr(image, "text", {}).get("parameters", "")
 
 
 def in_base64(data: bytes) -> str:

@@ -24,7 +24,6 @@ from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings
 
 
-
 @dataclasses.dataclass(eq=False)
 class Service:
     """The engine behind the endpoints, with what the endpoints have to remember."""
@@ -44,14 +43,14 @@ class Service:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
-        """Loads the default model, and compiles for images of these widths and heights."""
+        """Loads the default model, and compiles for images of these heights and widths."""
         try:
             first = self.catalogue.check(Drawing())
             if self.catalogue.entry().kind == "text-to-image":
                 pipe, _ = self.catalogue.acquire(first)
                 self.catalogue.release(pipe)
             if sizes:
-                self.engine.warm([Drawing(width=width, height=height) for width, height in sizes])
+                self.engine.warm([Drawing(height=height, width=width) for height, width in sizes])
             self.opened.set()
         except Exception as error:
             LOG.exception("the model could not be loaded")

@@ -9,10 +9,10 @@ from PIL import Image
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import ModelEntry
 from diffusax.serving.errors import Refused
+from diffusax.serving.samplers import from_webui
 from diffusax.serving.web.a1111.controlnet import fit, read_controls
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.inpainting import fill_masked, fit_image, read_mask
-from diffusax.serving.web.a1111.names import sampler_of
 from diffusax.serving.web.a1111.options import Options
 from diffusax.serving.web.pictures import decode_picture
 
@@ -91,7 +91,7 @@ def second_pass(
     if fields.hr_sampler_name not in (None, "", "Use same sampler"):
         scheduler = fields.hr_scheduler
         scheduler = fields.scheduler if scheduler == "Use same scheduler" else scheduler
-        sampler = sampler_of(fields.hr_sampler_name, scheduler)
+        sampler = from_webui(fields.hr_sampler_name, scheduler)
     steps = fields.hr_second_pass_steps or first.num_inference_steps
     strength = 0.7 if fields.denoising_strength is None else fields.denoising_strength
     return [
@@ -137,7 +137,7 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
         "seed": secrets.randbits(32) if fields.seed < 0 else fields.seed,
         "num_inference_steps": fields.steps,
         "guidance_scale": fields.cfg_scale,
-        "sampler": None if name is None else sampler_of(name, fields.scheduler),
+        "sampler": None if name is None else from_webui(name, fields.scheduler),
         "clip_skip": options.clip_skip,
     }
 

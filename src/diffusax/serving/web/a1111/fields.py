@@ -33,7 +33,9 @@ def refuse_what_is_missing(values: dict[str, Any]) -> None:
     for name, (off, what) in _WITHOUT.items():
         value = values.get(name)
         if value is not None and value not in off:
-            text = f"{name} must be {off[0]!r} here (got {str(value)[:60]!r}), as there are no {what}"
+            text = (
+                f"{name} must be {off[0]!r} here (got {str(value)[:60]!r}), as there are no {what}"
+            )
             raise Refused(text, param=name, code="not_supported")
 
 

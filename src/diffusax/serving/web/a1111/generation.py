@@ -11,7 +11,9 @@ from starlette.responses import Response
 from diffusax._version import __version__
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import ModelEntry
+from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
+from diffusax.serving.samplers import to_webui
 from diffusax.serving.web.a1111.drawings import image_to_image, second_pass, text_to_image
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
@@ -20,7 +22,6 @@ from diffusax.serving.web.a1111.fields import (
     TextToImage,
     refuse_what_is_missing,
 )
-from diffusax.serving.web.a1111.names import names_of
 from diffusax.serving.web.a1111.options import Options
 from diffusax.serving.web.a1111.work import Work, describe_progress
 from diffusax.serving.web.bodies import read_json
@@ -29,7 +30,6 @@ from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
-from diffusax.serving.web.texts import texts_of
 
 _ERRORS = (404, 413, 415, 422, 429, 503)
 _PICTURES = ("init_images", "mask", "alwayson_scripts")
@@ -170,12 +170,12 @@ def _reply(service: Service, fields: Shared, values: dict[str, Any], jobs: list[
     """Returns the images that are done, with what A1111's clients read about them."""
     images, texts, done = [], [], []
     for job in jobs:
-        for i, text in enumerate(texts_of(job, service.catalogue)):
-            if job.images[i] is not None:
-                texts.append(text)
-                done.append((job, job.seeds[i]))
+        for seed, image in zip(job.seeds, job.images):
+            if image is not None:
+                texts.append(write_infotext(job.drawing, seed))
+                done.append((job, seed))
                 if fields.send_images:
-                    images.append(in_base64(png(job.images[i], text)))
+                    images.append(in_base64(png(image, texts[-1])))
     info = _info(service, fields, jobs[0].drawing, texts, done)
     parameters = {name: value for name, value in values.items() if name not in _PICTURES}
     return Json(
@@ -204,7 +204,7 @@ def _info(
         "subseed_strength": 0,
         "width": drawing.width,
         "height": drawing.height,
-        "sampler_name": names_of(drawing.sampler)[0],
+        "sampler_name": to_webui(drawing.sampler or "")[0],
         "cfg_scale": drawing.guidance_scale,
         "steps": drawing.num_inference_steps,
         "batch_size": fields.batch_size,

@@ -7,17 +7,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import read_infotext
+from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
-from diffusax.serving.web.a1111.names import SAMPLERS, SCHEDULERS
 from diffusax.serving.web.a1111.options import shown
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import Picture, read_fields
 from diffusax.serving.web.memory import device_memory, host_memory
 from diffusax.serving.web.operations import Operation, operation
-from diffusax.serving.web.pictures import decode_picture
+from diffusax.serving.web.pictures import decode_picture, text_of
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, in_thread, service_of
-from diffusax.serving.web.texts import parameters_of, settings_of_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,20 +80,20 @@ async def png_info(request: Request) -> Response:
     most = service_of(request).settings.most_pixels
     fields = read_fields(PictureFields, await read_json(request), tolerant=True)
     picture = await in_thread(decode_picture, fields.image, "image", most)
-    text = parameters_of(picture)
+    text = text_of(picture)
     items = {"parameters": text} if text else {}
-    return Json({"info": text, "items": items, "parameters": settings_of_text(text)})
+    return Json({"info": text, "items": items, "parameters": read_infotext(text) if text else {}})
 
 
 def _samplers(service: Service) -> Any:
     return [
-        {"name": name, "aliases": list(aliases), "options": {}} for name, aliases in SAMPLERS.items()
+        {"name": one.name, "aliases": list(one.aliases), "options": {}} for one in WEBUI_SAMPLERS
     ]
 
 
 def _schedulers(service: Service) -> Any:
     shared = {"aliases": None, "default_rho": -1, "need_inner_model": False}
-    return [{"name": name, "label": label, **shared} for name, label in SCHEDULERS.items()]
+    return [{"name": name, "label": label, **shared} for name, label in SCHEDULES.items()]
 
 
 def _models(service: Service) -> Any:
