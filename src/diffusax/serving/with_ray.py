@@ -13,8 +13,8 @@ from diffusax.serving.engine import Engine, EngineSettings
 from diffusax.serving.web.app import create_app
 from diffusax.serving.web.settings import WebSettings
 
-_DRAWINGS = "drawings"
-"""The name of the number by which Ray scales."""
+_POLICIES = "diffusax.serving.ray_policies"
+"""The module that Ray imports where it routes and scales; not here, as it needs Ray Serve."""
 _MOST_REQUESTS = 1000
 """The most requests of a replica that Ray lets in; the replica has limits of its own."""
 
@@ -69,10 +69,13 @@ def application(
         autoscaling_config={
             "min_replicas": fewest,
             "max_replicas": most,
-            "policy": {"policy_function": _policy(drawings_per_replica)},
+            "policy": {
+                "policy_function": f"{_POLICIES}:ByDrawings",
+                "policy_kwargs": {"per_replica": drawings_per_replica},
+            },
             **(scaling or {}),
         },
-        request_router_config={"request_router_class": "diffusax.serving.ray_routing.ByClient"},
+        request_router_config={"request_router_class": f"{_POLICIES}:ByClient"},
     )
     bound = deployment(serve.ingress()(_Replica)).bind(
         make_catalogue, engine or EngineSettings(), web or WebSettings(), drain_seconds
@@ -105,8 +108,10 @@ class _Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the drawings that wait or run."""
+        from diffusax.serving.ray_policies import DRAWINGS
+
         state = self._engine.state()
-        return {_DRAWINGS: float(state.queued + state.running)}
+        return {DRAWINGS: float(state.queued + state.running)}
 
     def __del__(self) -> None:
         """Finishes what has begun; Ray calls it when the replica is to stop."""
@@ -114,12 +119,3 @@ class _Replica:
         self._engine.drain(self._drain_seconds)
         self._engine.close()
 
-
-def _policy(per_replica: float) -> Callable[[Any], tuple[float, dict[str, Any]]]:
-    """Returns Ray's policy of scaling: a replica for so many drawings that wait or run."""
-
-    def policy(context: Any) -> tuple[float, dict[str, Any]]:
-        found = (context.aggregated_metrics or {}).get(_DRAWINGS, {})
-        return sum(found.values()) / per_replica, {}
-
-    return policy

@@ -1,4 +1,7 @@
-"""How Ray Serve finds the replica for a request; Ray imports this where it routes."""
+"""How Ray Serve finds the replica for a request, and how many replicas there should be.
+
+Ray imports this in processes of its own, on every machine.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,6 +11,22 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 _ANYWHERE = ("/v1/images/", "/models/", "/health", "/ready", "/docs", "/openapi.json", "/page/")
 """The beginnings of paths whose requests are whole in themselves."""
+
+DRAWINGS = "drawings"
+"""The name of the number that replicas report, by which Ray scales."""
+
+
+class ByDrawings:
+    """Scales by the drawings that wait or run, which are more than the requests under way."""
+
+    def __init__(self, per_replica: float):
+        """Makes the policy. per_replica: the drawings for which there is one replica."""
+        self._per_replica = per_replica
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """Returns the number of replicas, and nothing to remember."""
+        found = (context.aggregated_metrics or {}).get(DRAWINGS, {})
+        return sum(found.values()) / self._per_replica, {}
 
 
 class ByClient(RequestRouter):
