@@ -4,16 +4,17 @@ Ray imports this in processes of its own, on every machine.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-_ANYWHERE = ("/v1/images/", "/models/", "/health", "/ready", "/docs", "/openapi.json", "/page/")
-"""The beginnings of paths whose requests are whole in themselves."""
+from diffusax.runtime.compat import ray_scope
 
-DRAWINGS = "drawings"
-"""The name of the number that replicas report, by which Ray scales."""
+_DRAWS = ("/jobs", "/v1/images/", "/models/")
+"""The beginnings of the paths to which drawings are sent that any replica may draw."""
+_JOB = re.compile(r"/jobs/(?P<replica>\w+)\.")
 
 
 class ByDrawings:
@@ -25,16 +26,15 @@ class ByDrawings:
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """Returns the number of replicas, and nothing to remember."""
-        found = (context.aggregated_metrics or {}).get(DRAWINGS, {})
+        found = (context.aggregated_metrics or {}).get("drawings", {})
         return sum(found.values()) / self._per_replica, {}
 
 
-class ByClient(RequestRouter):
-    """Sends the requests of a client to one replica, as long as that lives.
+class ByOwner(RequestRouter):
+    """Sends requests about a job to the replica that has it, and new drawings to the idlest.
 
-    Jobs, their events and images, and the progress that A1111's clients ask for, are known to the
-    replica alone that draws. A client is an API key, or else an address. Requests that are whole in
-    themselves go to the replica with the fewest.
+    Whatever else a client asks for, such as A1111's images and their progress, goes to one replica
+    as long as that lives. A client is an API key, or else an address.
     """
 
     async def choose_replicas(
@@ -42,14 +42,38 @@ class ByClient(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Returns the replicas in the order in which they are tried."""
-        if pending_request is None or not pending_request.args:
+        """Returns the replicas to try, one group after the other."""
+        arguments = pending_request.args if pending_request is not None else ()
+        scope = ray_scope(arguments[0]) if arguments else {}
+        if not scope:
             return [candidate_replicas]
-        scope = getattr(pending_request.args[0], "asgi_scope", None)
-        if scope is None or str(scope.get("path", "")).startswith(_ANYWHERE):
-            return [candidate_replicas]
-        client = client_of(scope)
-        return [[one] for one in ranked(client, candidate_replicas)]
+        found = ranked(client_of(scope), candidate_replicas)
+        path = str(scope.get("path", ""))
+        if owner := _JOB.match(path):
+            # Another one would not know the job: a replica that is slow to answer is waited for.
+            return [[one for one in found if _name(one) == owner["replica"]] or found]
+        if scope.get("method") == "POST" and path.startswith(_DRAWS):
+            found.sort(key=self._load)
+            if found:
+                self._count(found[0])
+            return [[replica] for replica in found]
+        return [found[:1]]
+
+    def initialize_state(self, **_: Any) -> None:
+        """Starts without drawings of its own; Ray calls it."""
+        self._sent: dict[str, tuple[float, int]] = {}
+
+    def _load(self, replica: RunningReplica) -> float:
+        """Returns the drawings that a replica told of, and those that were sent to it since."""
+        stats = replica.routing_stats or {}
+        at, sent = self._sent.get(_name(replica), (0.0, 0))
+        told = float(stats.get("drawings", 0))
+        return told + (sent if at == stats.get("at", 0.0) else 0)
+
+    def _count(self, replica: RunningReplica) -> None:
+        now = (replica.routing_stats or {}).get("at", 0.0)
+        at, sent = self._sent.get(_name(replica), (now, 0))
+        self._sent[_name(replica)] = now, (sent if at == now else 0) + 1
 
 
 def client_of(scope: Mapping[str, Any]) -> str:
@@ -69,7 +93,10 @@ def ranked(client: str, replicas: list[Any]) -> list[Any]:
     """
 
     def weight(replica: Any) -> bytes:
-        name = getattr(replica.replica_id, "unique_id", str(replica.replica_id))
-        return hashlib.sha256(f"{client}\n{name}".encode()).digest()
+        return hashlib.sha256(f"{client}\n{_name(replica)}".encode()).digest()
 
     return sorted(replicas, key=weight)
+
+
+def _name(replica: Any) -> str:
+    return str(replica.replica_id.unique_id)

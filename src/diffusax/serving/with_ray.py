@@ -1,9 +1,11 @@
 """The server on a Ray cluster: replicas, as many as the queue asks for.
 
-Batching stays in each replica's engine; Ray starts replicas, restarts those that die, and sends the
-requests of a client to the replica that has its jobs.
+Batching stays in each replica's engine; Ray starts replicas, restarts those that die, and sends
+requests about a job to the replica that has it.
 """
 
+import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,12 +77,14 @@ def application(
             },
             **(scaling or {}),
         },
-        request_router_config={"request_router_class": f"{_POLICIES}:ByClient"},
+        request_router_config={
+            "request_router_class": f"{_POLICIES}.ByOwner",
+            "request_routing_stats_period_s": 1.0,
+        },
     )
-    bound = deployment(serve.ingress()(_Replica)).bind(
+    return deployment(serve.ingress()(_Replica)).bind(
         make_catalogue, engine or EngineSettings(), web or WebSettings(), drain_seconds
     )
-    return bound
 
 
 class _Replica:
@@ -94,28 +98,31 @@ class _Replica:
         drain_seconds: float,
     ):
         """Loads the default model, so that Ray sends no requests before."""
+        context = require_extra("ray.serve", "ray-serve").get_replica_context()
         catalogue = make_catalogue()
-        self._engine, self._drain_seconds = Engine(catalogue, engine), drain_seconds
+        named = dataclasses.replace(engine, name=context.replica_id.unique_id)
+        self._engine, self._drain_seconds = Engine(catalogue, named), drain_seconds
         self._app = create_app(self._engine, catalogue, web)
         service = self._app.state.service
         service.open()
         if service.failure:
             raise RuntimeError(service.failure)
 
-    def __serve_build_asgi_app__(self) -> Any:  # noqa: PLW3201
+    def __serve_build_asgi_app__(self) -> Any:
         """Returns the application, which Ray calls."""
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the drawings that wait or run."""
-        from diffusax.serving.ray_policies import DRAWINGS
-
         state = self._engine.state()
-        return {DRAWINGS: float(state.queued + state.running)}
+        return {"drawings": float(state.queued + state.running)}
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """Returns the same, and when it was so."""
+        return {**self.record_autoscaling_stats(), "at": time.monotonic()}
 
     def __del__(self) -> None:
         """Finishes what has begun; Ray calls it when the replica is to stop."""
         self._app.state.service.draining = True
         self._engine.drain(self._drain_seconds)
         self._engine.close()
-
