@@ -169,6 +169,7 @@ class TestWebui:
             mask_blur=0,
             steps=8,
             seed=1,
+            sampler_name="DDIM",
         )
         assert answer.image.size == ((64, 64) if whole else (96, 64))
         kept = np.asarray(answer.image.resize((96, 64))).astype(int)[:, 60:]
