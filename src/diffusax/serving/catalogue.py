@@ -59,7 +59,7 @@ class Catalogue:
             ValueError: the model or the folder cannot be read; says why.
         """
         self._folder = None if folder is None else Path(folder).expanduser()
-        self._given = model
+        self._given, self._listed = model, False
         options = {"dtype": dtype, "device": device, "mesh": mesh}
         self._residents = Residents(options, memory)
         self.unreadable: Mapping[Path, str] = MappingProxyType({})
@@ -104,6 +104,9 @@ class Catalogue:
                     controlnets[one.name] = describe_controlnet(one.path, one.name, one.title)
             except ValueError as error:
                 unreadable[one.path] = str(error)
+        if self._listed and self._given not in models:
+            raise ValueError(f"model {self._given!r} is no longer in {self._folder}; put it back")
+        self._listed = self._given in models
         default = _add_default(models, self._given, self._folder)
         for path in set(unreadable) - set(self.unreadable):
             log.warning("%s is left out: %s", path, unreadable[path])
@@ -154,7 +157,7 @@ class Catalogue:
             NotFound: the catalogue lacks something that it names.
         """
         drawing = self.check(drawing)
-        nets = {control.model: self._controlnet(control.model) for control in drawing.controls}
+        nets = [self._controlnet(control.model) for control in drawing.controls]
         model = self._checkpoint(drawing.model)
         pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)
         return pipe, arguments(type(pipe), drawing)

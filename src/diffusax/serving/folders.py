@@ -132,11 +132,13 @@ def _named(found: list[tuple[Kind, Path, Path]]) -> list[Found]:
     """Gives each a name that no other of its kind has."""
     named: list[Found] = []
     taken: set[tuple[Kind, str]] = set()
-    for kind, path, root in sorted(found, key=lambda item: (item[0], str(item[1]).lower())):
+    # Of two with the same name, the one in fewer folders keeps it.
+    by_depth = sorted(found, key=lambda item: (len(item[1].parts), str(item[1]).lower()))
+    for kind, path, root in by_depth:
         title = path.relative_to(root).as_posix()
         stem = title if path.is_dir() else title.removesuffix(path.suffix)
         names = (stem.rpartition("/")[2], stem, title, path.as_posix())
         name = next(name for name in names if (kind, name) not in taken)
         taken.add((kind, name))
         named.append(Found(kind, path, name, title))
-    return named
+    return sorted(named, key=lambda one: (one.kind, one.title.lower()))

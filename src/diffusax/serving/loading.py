@@ -45,11 +45,11 @@ class LoadedModel:
         self.nbytes = sum(count_bytes(params) for params in self._pipe.params.values())
         """The bytes of its parameters, without those of ControlNets."""
 
-    def pipeline(self, task: str, controlnets: dict[str, Model]) -> Any:
-        """Returns the pipeline for a task, steered by ControlNets, which are given by name."""
-        key = task, tuple(controlnets)
+    def pipeline(self, task: str, controlnets: Sequence[tuple[str, Model]]) -> Any:
+        """Returns the pipeline for a task, steered by ControlNets, which are given with names."""
+        key = task, tuple(name for name, _ in controlnets)
         if key not in self._pipes:
-            nets = list(controlnets.values())
+            nets = [net for _, net in controlnets]
             steered = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
             self._pipes[key] = AUTOS[task].from_pipe(self._pipe, **steered)
         return self._pipes[key]

@@ -57,7 +57,7 @@ class Residents:
         self,
         checkpoint: Checkpoint,
         task: str,
-        controlnets: Mapping[str, FileEntry],
+        controlnets: Sequence[FileEntry],
         embeddings: Sequence[FileEntry],
     ) -> Any:
         """Returns the pipeline of a model for a task, and keeps it in memory until `release`.
@@ -65,7 +65,7 @@ class Residents:
         Args:
             checkpoint: the model.
             task: one of its tasks.
-            controlnets: the ControlNets that steer it, by name and in order.
+            controlnets: the ControlNets that steer it, in order.
             embeddings: the textual inversions that a model gets when it is loaded.
 
         Raises:
@@ -109,12 +109,10 @@ class Residents:
                 if kind == "model" and checkpoints.get(name) != self._held[kind, name].checkpoint:
                     self._forget((kind, name))
 
-    def _pinned(
-        self, checkpoint: Checkpoint, task: str, controlnets: Mapping[str, FileEntry]
-    ) -> Any:
+    def _pinned(self, checkpoint: Checkpoint, task: str, controlnets: Sequence[FileEntry]) -> Any:
         """Returns the pipeline and counts its use; None where not all of it is in memory."""
         model_key = "model", checkpoint.entry.name
-        keys = [model_key, *(("controlnet", name) for name in controlnets)]
+        keys = [model_key, *(("controlnet", one.name) for one in controlnets)]
         with self._lock:
             if any(key not in self._held for key in keys):
                 return None
@@ -122,7 +120,7 @@ class Residents:
                 return None
             for key in keys:
                 self._held.move_to_end(key)
-            nets = {name: self._held["controlnet", name] for name in controlnets}
+            nets = [(one.name, self._held["controlnet", one.name]) for one in controlnets]
             pipe = self._held[model_key].pipeline(task, nets)
             pin = self._pins.setdefault(id(pipe), _Pin(frozenset(keys), pipe))
             pin.count += 1
@@ -131,31 +129,28 @@ class Residents:
     def _loaded(
         self,
         checkpoint: Checkpoint,
-        controlnets: Mapping[str, FileEntry],
+        controlnets: Sequence[FileEntry],
         embeddings: Sequence[FileEntry],
     ) -> dict[Key, Any]:
         """Returns the model and the ControlNets; loads those that are not in memory."""
         name = checkpoint.entry.name
         with self._lock:
-            held = {("controlnet", n): self._held.get(("controlnet", n)) for n in controlnets}
+            entries = {("controlnet", one.name): one for one in controlnets}
+            nets = {key: self._held.get(key) for key in entries}
             model = self._held.get(("model", name))
             fresh = model is None or model.checkpoint != checkpoint
             if fresh:
                 self._forget(("model", name))
                 width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
-                self._make_room(checkpoint.count_parameters() * width, keep=frozenset(held))
+                self._make_room(checkpoint.count_parameters() * width, keep=frozenset(nets))
         if fresh:
             log.info("loading the model %s", name)
             model = LoadedModel(checkpoint, embeddings, self._options)
-        found = {("model", name): model}
-        for n, entry in controlnets.items():
-            net = held["controlnet", n]
-            if net is None:
-                log.info("loading the ControlNet %s", n)
-                options = {k: self._options.get(k) for k in ("dtype", "device")}
-                net = load_controlnet(entry, **options)
-            found["controlnet", n] = net
-        return found
+        for key in [key for key, net in nets.items() if net is None]:
+            log.info("loading the ControlNet %s", key[1])
+            options = {k: self._options.get(k) for k in ("dtype", "device")}
+            nets[key] = load_controlnet(entries[key], **options)
+        return {("model", name): model, **nets}
 
     def _make_room(self, wanted: int, keep: frozenset[Key] = frozenset()) -> None:
         """Forgets what is not in use until so many bytes fit, the least recently used first."""
