@@ -105,7 +105,7 @@ def test_images_are_those_of_the_pipeline_and_each_can_be_drawn_again(start, cat
 
 def test_a_preview_shows_the_image_that_comes(start):
     engine, seen = start(), []
-    job = engine.submit(dataclasses.replace(APPLE, num_inference_steps=120))
+    job = engine.submit(dataclasses.replace(APPLE, num_inference_steps=60))
     job.listen(lambda event: event.kind == "preview" and seen.append(event.picture), previews=True)
     assert job.wait(SECONDS) == "done"
     assert seen
@@ -162,6 +162,7 @@ def test_loras_are_loaded_when_a_drawing_names_them_and_a_bad_one_fails_alone(st
     assert np.abs(images[0] - images[1]).mean() > 2
 
 
+@pytest.mark.slow
 def test_where_memory_is_used_up_the_batch_halves_and_its_images_begin_again(start, monkeypatch):
     engine = start(lanes=4, smallest=2)
     engine.warm([APPLE])
@@ -205,7 +206,7 @@ def test_deadlines_and_full_queues(start):
 
 def test_draining_finishes_what_has_begun(start):
     engine = start(policy="one")
-    begun = engine.submit(dataclasses.replace(APPLE, num_inference_steps=100))
+    begun = engine.submit(dataclasses.replace(APPLE, num_inference_steps=60))
     waiting = engine.submit(APPLE)
     while begun.first_step is None:
         time.sleep(0.01)
@@ -266,4 +267,3 @@ def test_a_refused_drawing_says_why_at_once(start):
     assert refused.value.param == "width"
     with pytest.raises(NotFound, match="there is no job"):
         engine.job("../secret")
-

@@ -1,6 +1,5 @@
 """The queue's order, the policies and what is counted, without a device."""
 
-
 import numpy as np
 import pytest
 
