@@ -207,12 +207,13 @@ class BatchLoop:
         """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
         queue = self._waiting.get(key, ())
         while queue:
+            waiting = queue[0]
             try:
-                if not self._seat(queue[0]):
+                if not self._seat(waiting):
                     return
             except Exception as error:
-                queue[0].request.generation.settle(error=error)
-            queue.popleft()
+                waiting.request.generation.settle(error=error)
+            queue.remove(waiting)
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
