@@ -93,11 +93,8 @@ class Schedule:
         """
         self._tell(self._enter, job, warm)
 
-    def changed(self, job: Job) -> None:
-        """Looks at a job that was cancelled, or that somebody wants to see. Any thread may."""
-        if job.is_over:
-            for part in tuple(self._parts.get(job.id, ())):
-                part.cancel()
+    def wake(self) -> None:
+        """Has the engine's thread look at the jobs: one has ended, or is to be seen."""
         self._awake.set()
 
     @property
