@@ -19,7 +19,7 @@ KEY, OTHER = "first-key-1234", "user:second-key-5678"
 @pytest.fixture(scope="module")
 def guarded():
     """A server with keys and narrow limits."""
-    bounds = EngineSettings(lanes=4, most_queued=4, most_per_client=2)
+    bounds = EngineSettings(lanes=4, smallest=4, most_queued=4, most_per_client=2)
     with running(keys=(KEY, OTHER), bounds=bounds, most_body=100_000) as found:
         yield found
 
