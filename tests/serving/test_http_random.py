@@ -46,7 +46,9 @@ def server():
 def bad_json(draw, names):
     """Values for a few of a request's fields, among them at least one that is wrong."""
     names = names.split()
-    found = {name: draw.choice(WRONG) for name in draw.sample(names, min(len(names), draw.randint(1, 3)))}
+    found = {
+        name: draw.choice(WRONG) for name in draw.sample(names, min(len(names), draw.randint(1, 3)))
+    }
     if draw.random() < 0.3:
         found["no_such_field"] = 1
     return {**{name: value for name, value in CHEAP.items() if name in names}, **found}
