@@ -14,7 +14,7 @@ import yaml
 from serving.running import running
 
 from diffusax.cli import serve
-from diffusax.serving.client import Client, Refusal
+from diffusax.serving.client import ENDED, Client, Refusal
 from diffusax.serving.web import health
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +94,9 @@ def test_nginx_sends_a_client_to_one_of_two_servers(tmp_path):
         used = {next(i for i, one in enumerate(servers) if _has(one, id)) for id in ids}
         assert used == {0, 1}
         for client, id in zip(clients, ids):
-            while client.job(id)["state"] != "done":
+            while (job := client.job(id))["state"] not in ENDED:
                 time.sleep(0.1)
+            assert (job["state"], job["error"]) == ("done", None)
             assert client.image(id, 0).startswith(b"\x89PNG")
         # One that stops tells so, and its clients' new drawings go to the other.
         servers[0].service.draining = True
