@@ -307,3 +307,50 @@ def test_control_units_need_a_known_model(server):
     scripts["controlnet"]["args"] = [{**unit, "module": "canny"}]
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "alwayson_scripts": scripts})
     assert "module must be \"none\" (got 'canny')" in answer.json["detail"]
+
+
+@pytest.fixture(scope="module")
+def with_models(tmp_path_factory):
+    """A server over a folder with a model that edits, and a ControlNet."""
+    from diffusax.checkpoints import resolve
+
+    folder = tmp_path_factory.mktemp("models")
+    for name, place in (("emoji-edit", "diffusers"), ("emoji-control", "ControlNet")):
+        (folder / place).mkdir()
+        (folder / place / name).symlink_to(resolve(name), target_is_directory=True)
+    with running("emoji", folder) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_a_controlnet_steers_as_in_a1111(with_models):
+    webuiapi = pytest.importorskip("webuiapi")
+    host, port = with_models.url.removeprefix("http://").split(":")
+    client = webuiapi.WebUIApi(host=host, port=int(port), steps=4)
+    assert client.controlnet_model_list() == ["emoji-control"]
+    unit = webuiapi.ControlNetUnit(image=picture(), model="emoji-control", weight=1.0)
+    fields = {"prompt": "a red apple", "width": 64, "height": 64, "seed": 1}
+    # The client writes into its default for these scripts, and sends them again.
+    steered = client.txt2img(**fields, controlnet_units=[unit], alwayson_scripts={})
+    plain = client.txt2img(**fields, alwayson_scripts={})
+    assert "ControlNet 0: " in steered.info["infotexts"][0]
+    change = np.asarray(steered.image).astype(int) - np.asarray(plain.image)
+    assert abs(change).mean() > 1
+    client.session.close()
+
+
+@pytest.mark.slow
+def test_a_model_that_edits_takes_both_scales(with_models):
+    fields = {"init_images": [sent(picture())], "prompt": "make it blue", "steps": 3, "seed": 1}
+    fields |= {"override_settings": {"sd_model_checkpoint": "emoji-edit"}, "cfg_scale": 5}
+    images = []
+    for scale in (1.0, 2.0):
+        answer = with_models.post("/sdapi/v1/img2img", {**fields, "image_cfg_scale": scale})
+        assert answer.status == 200, answer.body
+        info = json.loads(answer.json["info"])
+        assert f"Image CFG scale: {scale:g}" in info["infotexts"][0]
+        images.append(np.asarray(opened(answer.json["images"][0])).astype(int))
+    assert abs(images[0] - images[1]).mean() > 0.5
+    answer = with_models.post("/models/emoji-edit", {"inputs": "a prompt alone"})
+    assert answer.status == 422
+    assert "give it an image" in answer.json["error"]["message"]
