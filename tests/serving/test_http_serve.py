@@ -55,6 +55,7 @@ def log_of(process, log):
     return [json.loads(line) for line in log if line.startswith("{")]
 
 
+@pytest.mark.slow
 def test_a_server_says_where_it_is_and_drains_at_sigterm(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first-key-1234\n\nsecond-key-1234\n")

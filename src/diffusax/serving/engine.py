@@ -260,7 +260,7 @@ class Engine:
                 self._over.append(job)
                 self._kept_bytes += count_bytes(job)
                 self._forget_oldest()
-        self._schedule.changed(job)
+        self._schedule.wake()
 
     def _forget_oldest(self) -> None:
         most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes

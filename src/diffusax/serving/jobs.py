@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
     kind: Kind
     job: "Job"
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     """The image that a preview or an image is of."""
     picture: Any = None
     """The preview or the image, a PIL image."""

@@ -51,7 +51,8 @@ class Part(Generation):
             warm: whether all sizes of its batch are to be compiled.
         """
         super().__init__(on_change)
-        self.job, self.index, self.pipe = job, index, None
+        self.job, self.index = job, index
+        self.pipe: Any = None
         self.rows_done, self.warm = 0, warm
         self.asked = 0.0
         """When a preview was made last (time.perf_counter)."""

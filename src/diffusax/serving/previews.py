@@ -50,7 +50,8 @@ class Previews:
         """
         clean = expected_latents(picture.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):
-            image = output(c, clean, picture.decoding, picture.decoder_condition, "pil")[0]
+            given: Any = clean
+            image = output(c, given, picture.decoding, picture.decoder_condition, "pil")[0]
         else:
             colours = clean[0] @ (fitted := self._map(c, picture))[:-1] + fitted[-1]
             image = Image.fromarray((255 * np.clip(colours, 0, 1) + 0.5).astype(np.uint8))

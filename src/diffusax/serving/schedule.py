@@ -17,7 +17,7 @@ from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
-from diffusax.serving.errors import TooLate
+from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
@@ -93,11 +93,8 @@ class Schedule:
         """
         self._tell(self._enter, job, warm)
 
-    def changed(self, job: Job) -> None:
-        """Looks at a job that was cancelled, or that somebody wants to see. Any thread may."""
-        if job.is_over:
-            for part in tuple(self._parts.get(job.id, ())):
-                part.cancel()
+    def wake(self) -> None:
+        """Has the engine's thread look at the jobs: one has ended, or is to be seen."""
         self._awake.set()
 
     @property
@@ -137,6 +134,7 @@ class Schedule:
                 # An error of ours: no job may wait for ever.
                 log.exception("the engine failed")
                 self._loop.fail(error)
+                time.sleep(_BETWEEN_ESTIMATES)
         self._let_go()
 
     def _turn(self) -> None:
@@ -199,11 +197,19 @@ class Schedule:
         for part in self._queue.ordered()[:_AHEAD]:
             if room > 0 and part not in self._prepared and part not in self._preparing:
                 self._preparing.add(part)
-                loaded = self._catalogue.entry(part.job.drawing.model).loaded
+                loaded = self._is_loaded(part)
                 if not loaded:
                     part.job.set_state("loading")
                 (self._preparers if loaded else self._loaders).submit(self._prepare, part)
                 room -= 1
+
+    def _is_loaded(self, part: Part) -> bool:
+        """Returns whether a part's model is in memory, so that others need not wait for it."""
+        try:
+            return bool(self._catalogue.entry(part.job.drawing.model).loaded)
+        except NotFound:
+            # It has left the catalogue since; preparing the part says so.
+            return True
 
     def _prepare(self, part: Part) -> None:
         """Prepares a part, in a thread of its own."""
