@@ -104,6 +104,12 @@ def test_images_share_a_device_where_that_is_worth_it_and_have_lanes():
     assert policies.running(waiting[:4], [*waiting[4:], other], device(FLAT)) in ([], [other])
 
 
+def test_a_guided_image_is_not_overtaken_for_ever_by_those_that_take_one_lane():
+    present, waiting = [drawn(20) for _ in range(3)] + [drawn(20, 1)], [drawn(9), drawn(9, 1)]
+    assert policies.running(present, waiting, device(FLAT)) == []
+    assert policies.running(present, waiting[1:], device(FLAT)) == waiting[1:]
+
+
 def test_ends_are_foreseen():
     present, waiting = [drawn(10)], [drawn(5), drawn(20)]
     found = policies.finish_times(present, waiting, 2, device(LINEAR))

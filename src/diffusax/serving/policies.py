@@ -139,6 +139,7 @@ def _fitting(
             break
         taken = lanes.get(drawn.kind, 0) + drawn.lanes
         if taken <= device.lanes(drawn.kind):
-            lanes[drawn.kind] = taken
             found.append(drawn)
+        # Who does not fit is not overtaken by those that take fewer lanes.
+        lanes[drawn.kind] = taken
     return found

@@ -228,29 +228,36 @@ class Schedule:
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
                 self._ask_for_programs(part)
-                if self._can_join(part):
+                if self._is_compiled(part):
+                    if not self._has_room(part):
+                        # Nobody overtakes it, so that the others end and leave it their memory.
+                        break
                     ready.append(_drawn(part))
         return present, ready
 
-    def _can_join(self, part: Part) -> bool:
-        """Returns whether a batch for a part is compiled, and the memory holds it."""
-        kind, sizes, least = part.kind, self._sizes, self._least(part)
-        if not sizes.ready(kind) or sizes.largest_of(kind) < least:
-            return False
-        if not self._seated or any(other.kind is kind for other in self._seated):
+    def _is_compiled(self, part: Part) -> bool:
+        """Returns whether the programs of a batch that a part fits are compiled."""
+        sizes = self._sizes
+        return bool(sizes.ready(part.kind)) and sizes.largest_of(part.kind) >= self._least(part)
+
+    def _has_room(self, part: Part) -> bool:
+        """Returns whether the memory holds a batch for a part beside those that run."""
+        if not self._seated or any(other.kind is part.kind for other in self._seated):
             return True
-        return sizes.has_room(kind, max(least, sizes.smallest_of(kind)))
+        size = max(self._least(part), self._sizes.smallest_of(part.kind))
+        return self._sizes.has_room(part.kind, size)
 
     def _least(self, part: Part) -> int:
         """Returns the size of the smallest batch that a part fits."""
         devices = count_shares(part.request.c.mesh)
-        return max(self._settings.smallest, devices * batch_size(part.picture.branches))
+        return devices * max(self._settings.smallest, batch_size(part.picture.branches))
 
     def _ask_for_programs(self, part: Part) -> None:
         """Has programs compiled: those that a part needs, and sizes that the load asks for."""
         kind, ready, given = part.kind, self._sizes.ready(part.kind), (part.request.c, part.picture)
         self._compiler.use(kind)
         if not ready:
+            self._sizes.spread(kind, count_shares(part.request.c.mesh))
             least = self._least(part)
             self._compiler.ask(kind, least, *given, urgency=0)
             while part.warm and (least := 2 * least) <= self._sizes.cap(kind):
