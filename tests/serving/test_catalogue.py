@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     (models / "edit").symlink_to(EMBEDDED["emoji-edit"])
     for name, family, channels in (
         ("sd1", "sd1", 4),
-        ("paint", "sd1", 9),
+        ("Paint", "sd1", 9),
         ("xl", "sdxl", 4),
         ("refiner", "refiner", 4),
         ("sd2", "sd2", 4),
@@ -69,12 +69,12 @@ def refusal(catalogue, error=Refused, **fields):
 def test_a_folder_of_a1111_is_listed(catalogue):
     models = {entry.name: entry for entry in catalogue.models}
     assert catalogue.models[0].name == "emoji"
-    assert set(models) == {"emoji", "old/emoji", "edit", "sd1", "paint", "xl", "refiner"}
+    assert set(models) == {"emoji", "old/emoji", "edit", "sd1", "Paint", "xl", "refiner"}
     assert {name: entry.kind for name, entry in models.items() if name not in ("sd1", "xl")} == {
         "emoji": "text-to-image",
         "old/emoji": "text-to-image",
         "edit": "edit",
-        "paint": "inpainting",
+        "Paint": "inpainting",
         "refiner": "image-to-image",
     }
     xl, emoji, edit = models["xl"], models["emoji"], models["edit"]
@@ -113,7 +113,7 @@ def test_any_folder_is_listed_by_what_files_hold(tmp_path, folder):
 
 def test_models_are_found_by_names_alone(catalogue, folder):
     assert catalogue.entry().name == "emoji"
-    assert catalogue.entry("XL.safetensors").name == "xl"
+    assert catalogue.entry("paint.SAFETENSORS").name == catalogue.entry("paint").name == "Paint"
     assert catalogue.entry("old/emoji").title == "old/emoji"
     for name in ("nothing", str(folder), "../embeddings/sks", "", "emoji/"):
         if name:
@@ -234,6 +234,17 @@ def test_what_is_least_recently_used_leaves_memory(folder):
     assert loaded() == {"emoji", "old/emoji"}
 
 
+def test_what_was_used_again_stays(folder):
+    pipe, _ = Catalogue("emoji", folder).acquire(Drawing())
+    size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
+    catalogue = Catalogue("emoji", folder, memory=int(size * 2.1))
+    for model in ("emoji", "edit", "emoji", "old/emoji"):
+        image = PICTURE if model == "edit" else None
+        pipe, _ = catalogue.acquire(Drawing(model=model, image=image))
+        catalogue.release(pipe)
+    assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "old/emoji"}
+
+
 def test_a_folder_is_read_anew(tmp_path, folder):
     models = tmp_path / "checkpoints"
     models.mkdir()
@@ -256,6 +267,21 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     with pytest.raises(ValueError, match="model 'one' is no longer in"):
         catalogue.refresh()
     assert [entry.name for entry in catalogue.models] == ["one", "two"]
+
+
+def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypatch):
+    folder = EMBEDDED["emoji"]
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    asked = hub({"models/someone/emoji": files}).requested
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    catalogue = Catalogue("someone/emoji")
+    assert catalogue.entry().title == "emoji"
+    assert catalogue.check(Drawing()).model == "someone/emoji"
+    assert not any(path.endswith(".safetensors") for path in asked)
+    pipe, _ = catalogue.acquire(Drawing())
+    assert any(path.endswith(".safetensors") for path in asked)
+    catalogue.refresh()
+    assert catalogue.acquire(Drawing())[0] is pipe
 
 
 def test_a_model_that_cannot_be_loaded_says_so(tmp_path):

@@ -62,7 +62,7 @@ class Job:
         """A name that nobody guesses."""
         self.drawing, self.client, self.priority = drawing, client, priority
         self.deadline = deadline
-        self.seeds = [(drawing.seed or 0) + i for i in range(drawing.num_images)]
+        self.seeds = [((drawing.seed or 0) + i) % 2**32 for i in range(drawing.num_images)]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""
