@@ -221,10 +221,23 @@ async def events_of(job: Job, *, previews: bool = False) -> AsyncGenerator[Any, 
 
 
 async def _all_ended(jobs: list[Job]) -> None:
-    for job in jobs:
-        async with contextlib.aclosing(events_of(job)) as events:
-            async for _ in events:
-                pass
+    await asyncio.gather(*map(_ended, jobs))
+
+
+async def _ended(job: Job) -> None:
+    """Waits until a job has ended; its steps do not wake the event loop."""
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+
+    def listen(event: Any) -> None:
+        if event.kind == "end":
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(end.set)
+
+    stop = job.listen(listen)
+    try:
+        await end.wait()
+    finally:
+        stop()
 
 
 async def _gone(request: Request) -> None:
