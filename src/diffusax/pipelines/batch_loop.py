@@ -3,25 +3,31 @@
 import collections
 import dataclasses
 import functools
+import logging
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import jax
-import numpy as np
 
-from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.batch_run import BatchRun, Kind, count_shares, kind_of
+from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.requests import prepare
 from diffusax.pipelines.step_callbacks import watch_call
-from diffusax.runtime.mesh import in_mesh
+
+log = logging.getLogger(__name__)
 
 _SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
+_CHANGE = 0.3
+"""The weight of a row's latest seconds in their mean."""
 _IN_FLIGHT = 2
 """The dispatches that the device may be behind."""
 
@@ -41,17 +47,18 @@ class _Dispatch:
 
     done: Any
     """An array that is ready when they are computed."""
-    shape: Any
-    """What the time of a row depends on."""
+    run: BatchRun
+    size: int
+    """The lanes of the batch then."""
     rows: int
     began: float
     progress: list[tuple[_Waiting, int]]
     """The next row of each image after these."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Sizes:
-    """The sizes of running batches."""
+    """The sizes of running batches, which may be bounded further by their kinds (`kind_of`)."""
 
     largest: int
     """The most lanes."""
@@ -60,6 +67,21 @@ class Sizes:
     rank: int
     """The least total rank of adapters, where images have some."""
 
+    def smallest_of(self, kind: Kind) -> int:
+        """Returns the lanes of a batch of a kind while little is to do."""
+        return self.smallest
+
+    def largest_of(self, kind: Kind) -> int:
+        """Returns the most lanes of a batch of a kind."""
+        return self.largest
+
+    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
+        """Returns whether images begin again whose batch of this size failed with an error.
+
+        Otherwise their requests end with it.
+        """
+        return False
+
 
 class BatchLoop:
     """Runs requests in one running batch for each kind of image, which take turns.
@@ -67,19 +89,41 @@ class BatchLoop:
     One thread at a time calls its methods.
     """
 
-    def __init__(self, sizes: Sizes, finishers: Executor):
-        """Starts without requests. finishers: the threads that decode what has ended."""
+    def __init__(
+        self,
+        sizes: Sizes,
+        finishers: Executor,
+        previewers: Executor | None = None,
+    ):
+        """Starts without requests.
+
+        Args:
+            sizes: the sizes of batches.
+            finishers: the threads that decode what has ended.
+            previewers: the threads that make previews; by default the finishers.
+        """
         self._sizes, self._finishers = sizes, finishers
+        self._previewers = previewers or finishers
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
-        self._seconds: dict[Any, float] = {}
+        self._seconds: weakref.WeakKeyDictionary[Kind, dict[int, float]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
     def add(self, request: Request) -> None:
         """Adds a request. Any thread may call this."""
         self._new.append(request)
+
+    def add_prepared(self, request: Request, pictures: Sequence[Picture]) -> None:
+        """Adds a request whose images are ready to join."""
+        request.results = [None] * len(pictures)
+        for image, picture in enumerate(pictures):
+            request.generation.set_rows(image, 0, picture.rows)
+            queue = self._waiting.setdefault(picture.key, collections.deque())
+            queue.append(_Waiting(request, image, picture))
 
     def has_work(self) -> bool:
         """Returns whether a request has not ended."""
@@ -101,6 +145,15 @@ class BatchLoop:
         for group in (self._new, self._waiting, self._runs, self._flying):
             group.clear()
 
+    def seconds(self, kind: Kind, size: int) -> float | None:
+        """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
+        return self._seconds.get(kind, {}).get(size)
+
+    @property
+    def live(self) -> list[tuple[Kind, int, int]]:
+        """The kind, the size and the lanes in use of each batch with images."""
+        return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
+
     def turn(self) -> None:
         """Lets each batch run some rows."""
         self._prepare()
@@ -109,7 +162,10 @@ class BatchLoop:
             self._admit(key)
             for run in [run for run in self._runs.get(key, ()) if len(run)]:
                 self._show(run)
-                self._advance(run)
+                try:
+                    self._advance(run)
+                except Exception as error:
+                    self._give_up(run, error)
                 # The device is busy: what comes next is prepared meanwhile.
                 self._prepare()
             self._forget_empty(key)
@@ -136,11 +192,7 @@ class BatchLoop:
             except Exception as error:
                 request.generation.settle(error=error)
                 continue
-            request.results = [None] * len(pictures)
-            for image, picture in enumerate(pictures):
-                request.generation.set_rows(image, 0, picture.rows)
-                queue = self._waiting.setdefault(picture.key, collections.deque())
-                queue.append(_Waiting(request, image, picture))
+            self.add_prepared(request, pictures)
 
     def _drop_cancelled(self) -> None:
         for queue in self._waiting.values():
@@ -155,38 +207,83 @@ class BatchLoop:
         """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
         queue = self._waiting.get(key, ())
         while queue:
-            picture = queue[0].picture
-            run = self._run_for(key, queue[0])
-            seat = None if run is None else run.lanes.find(picture.branches)
-            if run is None:
-                return
-            if seat is not None:
-                run.join(picture, seat, queue.popleft())
-            elif run.size < self._sizes.largest:
-                run.resize(2 * run.size)
-            else:
-                return
+            waiting = queue[0]
+            try:
+                if not self._seat(waiting):
+                    return
+            except Exception as error:
+                waiting.request.generation.settle(error=error)
+            queue.remove(waiting)
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
-    def _run_for(self, key: Any, waiting: _Waiting) -> BatchRun | None:
+    def _seat(self, waiting: _Waiting) -> bool:
+        """Gives an image a seat if there is one, in a larger batch if there may be.
+
+        Returns whether it has one. What it raises concerns this image alone.
+        """
+        run = self._run_for(waiting)
+        if run is None:
+            return False
+        while (seat := run.lanes.find(waiting.picture.branches)) is None:
+            if 2 * run.size > self._sizes.largest_of(run.kind):
+                return False
+            try:
+                run.resize(2 * run.size)
+            except Exception as error:
+                if self._sizes.begins_again(run.kind, 2 * run.size, error):
+                    return False
+                raise
+        try:
+            run.join(waiting.picture, seat, waiting)
+        except Exception as error:
+            # The batch's arrays were donated.
+            self._give_up(run, error)
+            raise
+        return True
+
+    def _run_for(self, waiting: _Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
-        picture, runs = waiting.picture, self._runs.setdefault(key, [])
+        picture, runs = waiting.picture, self._runs.setdefault(waiting.picture.key, [])
         fitting = [run for run in runs if run.has_shapes_for(picture)]
         if not fitting:
-            c, sizes = waiting.request.c, self._sizes
-            fitting = [BatchRun(c, picture, sizes.smallest, rank=sizes.rank)]
+            fitting = [self._new_run(waiting.request.c, picture)]
             runs += fitting
         return next((run for run in fitting if run.has_ranks_for(picture)), None)
 
+    def _new_run(self, c: Components, picture: Picture) -> BatchRun:
+        rank = self._sizes.rank
+        size = self._sizes.smallest_of(kind_of(c, picture, rank))
+        while size // count_shares(c.mesh) < picture.branches:
+            size *= 2
+        return BatchRun(c, picture, size, rank=rank)
+
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
-        while len(run) and run.size > self._sizes.smallest and run.lanes.taken <= run.size // 2:
+        smallest = self._sizes.smallest_of(run.kind)
+        while len(run) and run.size > smallest and run.lanes.taken <= run.size // 2:
             try:
                 run.resize(run.size // 2)
             except ValueError:
                 # On a mesh some device may still be full.
                 return
+
+    def _give_up(self, run: BatchRun, error: Exception) -> None:
+        """Forgets a batch whose step failed; its images begin again or their requests end."""
+        if run not in self._runs.get(run.key, ()):
+            return
+        again = self._sizes.begins_again(run.kind, run.size, error)
+        if not again:
+            log.error("a running batch failed", exc_info=error)
+        self._runs[run.key].remove(run)
+        queue = self._waiting.setdefault(run.key, collections.deque())
+        for member in reversed(run.members.values()):
+            waiting = member.owner
+            if again:
+                waiting.request.generation.set_rows(waiting.image, 0, waiting.picture.rows)
+                queue.appendleft(waiting)
+            else:
+                waiting.request.generation.settle(error=error)
 
     def _forget_empty(self, key: Any) -> None:
         """Frees the arrays of batches in which no image is left."""
@@ -200,16 +297,15 @@ class BatchLoop:
 
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
-        shape = run.key, run.size
-        full = run.size == self._sizes.largest and run.lanes.find(1) is None
-        seconds = self._seconds.get(shape, _SECONDS)
+        full = run.size >= self._sizes.largest_of(run.kind) and run.lanes.find(1) is None
+        seconds = self.seconds(run.kind, run.size) or _SECONDS
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
         # Some backends compute small programs before the call returns.
         began = time.perf_counter()
         ended = run.advance(rows)
         progress = [(member.owner, member.at) for member in run.members.values()]
-        self._flying.append(_Dispatch(run.done, shape, rows, began, progress))
+        self._flying.append(_Dispatch(run.done, run, run.size, rows, began, progress))
         for place in ended:
             waiting, latents = run.members[place].owner, run.latents(place)
             run.leave(place)
@@ -219,10 +315,17 @@ class BatchLoop:
     def _land(self) -> None:
         """Waits for the oldest dispatch, and notes how long its rows took."""
         dispatch = self._flying.popleft()
-        jax.block_until_ready(dispatch.done)
+        try:
+            jax.block_until_ready(dispatch.done)
+        except Exception as error:
+            self._give_up(dispatch.run, error)
+            return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
-        self._seconds[dispatch.shape] = (now - began) / dispatch.rows
+        seconds = (now - began) / dispatch.rows
+        known = self._seconds.setdefault(dispatch.run.kind, {})
+        before = known.get(dispatch.size, seconds)
+        known[dispatch.size] = before + _CHANGE * (seconds - before)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 
@@ -232,23 +335,12 @@ class BatchLoop:
         wanted = {m.owner.request for _, m in members if m.owner.request.generation.wants_preview()}
         for request in wanted:
             now = [
-                (m.picture, _unit(run.latents(place), m.picture.levels[m.at]))
+                (m.picture, run.latents(place), m.at)
                 for place, m in members
                 if m.owner.request is request
             ]
             make = functools.partial(request.preview, now)
-            self._finishers.submit(request.generation.answer_previews, make)
-
-
-def prepare(request: Request) -> PreparedRun:
-    """Returns the run of a request.
-
-    Raises:
-        ValueError: an argument of its call is not valid.
-    """
-    with in_mesh(request.c.local_mesh):
-        run: PreparedRun = request.pipe.task(request.c, request.call)
-    return run
+            self._previewers.submit(request.generation.answer_previews, make)
 
 
 def _run_alone(request: Request, run: PreparedRun) -> None:
@@ -259,8 +351,3 @@ def _run_alone(request: Request, run: PreparedRun) -> None:
         request.complete(request.decode(latents, run.decoding, run.decoder_condition))
     except Exception as error:
         request.generation.settle(error=error)
-
-
-def _unit(latents: jax.Array, level: np.ndarray) -> jax.Array:
-    """Returns latents of a noise level with about the variance of clean ones."""
-    return latents / np.float32(np.hypot(*level))
