@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,6 @@ import jax
 
 from diffusax.pipelines.batch_loop import BatchLoop
 from diffusax.pipelines.batch_run import Kind, count_shares
-from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
@@ -57,7 +57,7 @@ class Schedule:
         )
         self._policy = POLICIES[settings.policy]
         self._given = {
-            "texts": TextCache(),
+            "texts": weakref.WeakKeyDictionary(),
             "adapters": Adapters(),
             "previews": Previews(),
             "rank": settings.adapter_rank,
