@@ -51,6 +51,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or lets the application do so."""
         if scope["type"] != "http":
+            # There are no WebSockets; what is left is the application's start and end.
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         begun, status = time.monotonic(), 0
         headers, path = Headers(scope=scope), scope["path"]

@@ -37,7 +37,7 @@ def text_to_image(
 ) -> list[Drawing]:
     """Returns the drawings of a call without a picture, one for each iteration."""
     shared = _shared(fields, options, entry)
-    width, height = _size(fields, entry)
+    width, height = size_of(fields, entry)
     controls = fit(read_controls(fields.alwayson_scripts, most_pixels), width, height)
     return _iterations(Drawing(**shared, width=width, height=height, controls=controls), fields)
 
@@ -67,7 +67,7 @@ def image_to_image(
         seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % 2**32
         drawing = Drawing(**{**shared, "seed": seed}, **_pictures(fields, image, mask, entry))
         controls = read_controls(fields.alwayson_scripts, most_pixels, image)
-        size = _size(fields, entry)
+        size = size_of(fields, entry)
         found += _iterations(dataclasses.replace(drawing, controls=fit(controls, *size)), fields)
     return found
 
@@ -140,7 +140,7 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
     }
 
 
-def _size(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
+def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
     """Returns width and height, rounded down to what the model can draw, as A1111 does."""
 
     def rounded(value: int) -> int:
@@ -162,7 +162,7 @@ def _pictures(
     fields: ImageToImage, image: Image.Image, mask: Image.Image | None, entry: ModelEntry
 ) -> dict[str, Any]:
     """Returns the fields of a drawing that come from a picture and a mask."""
-    width, height = _size(fields, entry)
+    width, height = size_of(fields, entry)
     found: dict[str, Any] = {"width": width, "height": height}
     if mask is None:
         return {**found, "image": fit_image(image, width, height, fields.resize_mode)}

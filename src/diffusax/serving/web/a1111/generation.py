@@ -14,7 +14,13 @@ from diffusax.serving.entries import ModelEntry
 from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.samplers import to_webui
-from diffusax.serving.web.a1111.drawings import image_to_image, second_pass, text_to_image
+from diffusax.serving.web.a1111.drawings import (
+    hires_size,
+    image_to_image,
+    second_pass,
+    size_of,
+    text_to_image,
+)
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
     ImageToImage,
@@ -52,6 +58,7 @@ async def txt2img(request: Request) -> Response:
     refuse_what_is_missing(values)
     fields = read_fields(TextToImage, values, strict=False, tolerant=True)
     options, entry = _options(request, fields)
+    service.check_size(*size_of(fields, entry))
     most = service.settings.most_pixels
     drawings = await in_thread(text_to_image, fields, options, entry, most)
     if fields.enable_hr:
@@ -88,6 +95,7 @@ async def img2img(request: Request) -> Response:
     refuse_what_is_missing(values)
     fields = read_fields(ImageToImage, values, strict=False, tolerant=True)
     options, entry = _options(request, fields)
+    service.check_size(*size_of(fields, entry))
     most = service.settings.most_pixels
     drawings = await in_thread(image_to_image, fields, options, entry, most)
     work = Work(client_of(request), 1)
@@ -147,10 +155,10 @@ def _options(request: Request, fields: Shared) -> tuple[Options, ModelEntry]:
 
 def _check_second_pass(service: Service, fields: TextToImage, first: Drawing) -> None:
     """Refuses a second pass that is not possible before the first one begins."""
-    checked = service.catalogue.check(first)
-    for drawing in second_pass(fields, checked, [Image.new("RGB", (8, 8))]):
+    first = service.check(first)
+    service.check_size(*hires_size(fields, first))
+    for drawing in second_pass(fields, first, [Image.new("RGB", (8, 8))]):
         service.check(drawing)
-        service.catalogue.check(drawing)
 
 
 async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
