@@ -158,7 +158,7 @@ export class Gallery {
   #queue() {
     const records = [...this.work.records.values()].filter(({ state }) => state !== "failed");
     const statuses = records.map(({ id }) => this.work.status.get(id) ?? {});
-    const running = statuses.filter(({ state }) => state === "running");
+    const running = statuses.filter(({ state }) => ["running", "done"].includes(state));
     const waiting = records.length - running.length;
     const left = Math.max(0, ...statuses.map(({ eta }) => eta ?? 0));
     const parts = [running.length && `${running.length} drawing`, waiting && `${waiting} waiting`, left > 1 && `about ${duration(left)} left`];

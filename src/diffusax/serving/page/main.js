@@ -54,8 +54,7 @@ async function draw() {
     } else await work.add([{ drawing, then, grid: null }]);
     say("Handed in.");
     navigator.storage?.persist?.();
-    const first = $("#gallery").firstElementChild;
-    if (first && matchMedia("(max-width: 56rem)").matches) $("#pictures-title").scrollIntoView({ behavior: "smooth" });
+    if (matchMedia("(max-width: 56rem)").matches) $("#pictures-title").scrollIntoView({ behavior: "smooth" });
   } catch (error) {
     notice(error.message, { error: true });
   }

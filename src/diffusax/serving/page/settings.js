@@ -22,7 +22,7 @@ export class Settings extends EventTarget {
     super();
     for (const slide of document.querySelectorAll(".slide")) addSlider($("input", slide));
     for (const [name, value] of Object.entries(PLAIN)) set(name, value);
-    $("#shape").append(h("option", { value: "" }, "as written"), ...Object.keys(SHAPES).map((name) => h("option", { value: name }, name)));
+    $("#shape").append(h("option", { value: "" }, "free"), ...Object.keys(SHAPES).map((name) => h("option", { value: name }, name)));
     $("#shape").addEventListener("change", () => this.#shape());
     $("#swap").addEventListener("click", () => this.write({ width: field("height").value, height: field("width").value }));
     $("#seed-random").addEventListener("click", () => this.write({ seed: "" }));
@@ -106,14 +106,15 @@ export class Settings extends EventTarget {
       set("model", values.model);
       this.#chosen();
     }
+    const own = { ...PLAIN, ...this.#defaults(this.model) };
     for (const name of [...TEXTS, ...NUMBERS, ...MORE, ...LARGER, "larger_on"])
-      if (name in values && name !== "model" && field(name)) set(name, values[name]);
+      if (name in values && name !== "model") set(name, values[name] ?? own[name]);
     this.#changed();
   }
 
   /** Shows the first field whose value is not possible; returns whether all are. */
   check() {
-    const wrong = [...form.elements].find((one) => one.willValidate && one.offsetParent !== undefined && !fine(one) && !one.closest("[hidden]"));
+    const wrong = [...form.elements].find((one) => one.willValidate && !fine(one) && !one.closest("[hidden]"));
     if (!wrong) return true;
     const group = wrong.closest("details");
     if (group) group.open = true;
