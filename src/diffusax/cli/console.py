@@ -16,6 +16,7 @@ from diffusax.printable import escaped
 COMMANDS = {
     "generate": "Generate images from a prompt, an image, a mask or control maps.",
     "edit": "Change an image as an instruction says (InstructPix2Pix).",
+    "serve": "Serve images over HTTP: a page, jobs, and APIs that clients speak.",
     "info": "Show what a checkpoint holds, the devices, and the names of the samplers.",
     "compile": "Compile a model's programs ahead of time, here or for TPUs elsewhere.",
     "export": "Write a model's programs as StableHLO, for any platform.",
@@ -26,8 +27,9 @@ COMMANDS = {
     "cache-latents": "Encode a data set once, to train from faster.",
     "evaluate": "Measure how good a model is.",
 }
-# For each command, a package that its extra installs.
-EXTRAS = dict.fromkeys(("train", "ema", "cache-latents", "evaluate"), "optax")
+# For each command, a package that its extra installs, and the extra.
+EXTRAS = dict.fromkeys(("train", "ema", "cache-latents", "evaluate"), ("optax", "train"))
+EXTRAS["serve"] = ("uvicorn", "serve")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -65,7 +67,7 @@ def _run(args: list[str]) -> None:
 def _load(name: str, args: list[str]) -> Any:
     """Imports a command's module only now, and reads its arguments."""
     if name in EXTRAS:
-        require_extra(EXTRAS[name], "train")
+        require_extra(*EXTRAS[name])
     module = importlib.import_module(f"diffusax.cli.{name.replace('-', '_')}")
     return module.command(args)
 

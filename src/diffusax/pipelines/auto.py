@@ -29,7 +29,7 @@ class _Auto:
         folder = resolve(path_or_repo, **{k: v for k, v in options.items() if k in names})
         target = class_for(DiffusionPipeline, folder)
         steered = options.get("controlnet") is not None
-        return cls._find(target, steered).from_pretrained(path_or_repo, **options)
+        return cls.find_class(target, steered).from_pretrained(path_or_repo, **options)
 
     @classmethod
     def from_pipe(cls, pipe: DiffusionPipeline, **components: Any) -> Any:
@@ -37,11 +37,17 @@ class _Auto:
         steered = components.get("controlnet", getattr(pipe, "controlnet", None)) is not None
         if "controlnet" in components and components["controlnet"] is None:
             del components["controlnet"]
-        return cls._find(type(pipe), steered).from_pipe(pipe, **components)
+        return cls.find_class(type(pipe), steered).from_pipe(pipe, **components)
 
     @classmethod
-    def _find(cls, origin: Any, steered: bool) -> Any:
-        """Returns the task's class for the family of `origin`, distilled if `origin` is."""
+    def find_class(cls, origin: Any, steered: bool) -> Any:
+        """Returns the task's class for the family of `origin`, distilled if `origin` is.
+
+        origin: a class of pipelines. steered: whether the pipeline has ControlNets.
+
+        Raises:
+            ValueError: diffusax has no such task for the family.
+        """
         wanted = (cls.controlled,) if steered else (cls.task, cls.distilled)
         every = [getattr(classes, name) for name in classes.__all__]
         found = [c for c in every if c.family is origin.family and c.task in wanted]

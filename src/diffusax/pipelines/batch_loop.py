@@ -3,20 +3,28 @@
 import collections
 import dataclasses
 import functools
+import inspect
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import jax
 import numpy as np
 
+from diffusax.pipelines.adapter_store import resolve_adapters
+from diffusax.pipelines.arguments import bound_arguments, check_call
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
-from diffusax.pipelines.generation import Request
+from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.mesh import in_mesh
+from diffusax.samplers import Scheduler, scheduler_from_name
+
+log = logging.getLogger(__name__)
 
 _SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
@@ -47,6 +55,7 @@ class _Dispatch:
     began: float
     progress: list[tuple[_Waiting, int]]
     """The next row of each image after these."""
+    run: BatchRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +76,27 @@ class BatchLoop:
     One thread at a time calls its methods.
     """
 
-    def __init__(self, sizes: Sizes, finishers: Executor):
-        """Starts without requests. finishers: the threads that decode what has ended."""
+    def __init__(
+        self,
+        sizes: Sizes,
+        finishers: Executor,
+        *,
+        largest: Callable[[Any], int] | None = None,
+        on_error: Callable[[Any, int, Exception], bool] = lambda key, size, error: False,
+    ):
+        """Starts without requests.
+
+        Args:
+            sizes: the sizes of batches.
+            finishers: the threads that decode what has ended.
+            largest: returns the most lanes of a batch by its key; by default those of `sizes`.
+            on_error: called with the key and the lanes of a batch whose step failed, and the error;
+                says whether the batch's images begin again. Otherwise their requests end with the
+                error.
+        """
         self._sizes, self._finishers = sizes, finishers
+        self._largest = largest or (lambda key: sizes.largest)
+        self._on_error = on_error
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
@@ -80,6 +107,14 @@ class BatchLoop:
     def add(self, request: Request) -> None:
         """Adds a request. Any thread may call this."""
         self._new.append(request)
+
+    def add_prepared(self, request: Request, pictures: Sequence[Picture]) -> None:
+        """Adds a request whose images are ready to join."""
+        request.results = [None] * len(pictures)
+        for image, picture in enumerate(pictures):
+            request.generation.set_rows(image, 0, picture.rows)
+            queue = self._waiting.setdefault(picture.key, collections.deque())
+            queue.append(_Waiting(request, image, picture))
 
     def has_work(self) -> bool:
         """Returns whether a request has not ended."""
@@ -109,7 +144,10 @@ class BatchLoop:
             self._admit(key)
             for run in [run for run in self._runs.get(key, ()) if len(run)]:
                 self._show(run)
-                self._advance(run)
+                try:
+                    self._advance(run)
+                except Exception as error:
+                    self._give_up(key, run, error)
                 # The device is busy: what comes next is prepared meanwhile.
                 self._prepare()
             self._forget_empty(key)
@@ -136,11 +174,7 @@ class BatchLoop:
             except Exception as error:
                 request.generation.settle(error=error)
                 continue
-            request.results = [None] * len(pictures)
-            for image, picture in enumerate(pictures):
-                request.generation.set_rows(image, 0, picture.rows)
-                queue = self._waiting.setdefault(picture.key, collections.deque())
-                queue.append(_Waiting(request, image, picture))
+            self.add_prepared(request, pictures)
 
     def _drop_cancelled(self) -> None:
         for queue in self._waiting.values():
@@ -155,19 +189,30 @@ class BatchLoop:
         """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
         queue = self._waiting.get(key, ())
         while queue:
-            picture = queue[0].picture
-            run = self._run_for(key, queue[0])
-            seat = None if run is None else run.lanes.find(picture.branches)
-            if run is None:
-                return
-            if seat is not None:
-                run.join(picture, seat, queue.popleft())
-            elif run.size < self._sizes.largest:
-                run.resize(2 * run.size)
-            else:
-                return
+            try:
+                if not self._seat(key, queue[0]):
+                    return
+            except Exception as error:
+                # The batch is as it was: who is in it goes on.
+                if self._on_error(key, self._largest(key), error):
+                    return
+                queue[0].request.generation.settle(error=error)
+            queue.popleft()
         for run in self._runs.get(key, ()):
             self._shrink(run)
+
+    def _seat(self, key: Any, waiting: _Waiting) -> bool:
+        """Gives an image a seat if there is one, in a larger batch if there may be."""
+        picture, run = waiting.picture, self._run_for(key, waiting)
+        while run is not None:
+            seat = run.lanes.find(picture.branches)
+            if seat is not None:
+                run.join(picture, seat, waiting)
+                return True
+            if 2 * run.size > self._largest(key):
+                return False
+            run.resize(2 * run.size)
+        return False
 
     def _run_for(self, key: Any, waiting: _Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
@@ -188,6 +233,23 @@ class BatchLoop:
                 # On a mesh some device may still be full.
                 return
 
+    def _give_up(self, key: Any, run: BatchRun, error: Exception) -> None:
+        """Forgets a batch whose step failed; its images begin again or their requests end."""
+        if run not in self._runs.get(key, ()):
+            return
+        again = self._on_error(key, run.size, error)
+        if not again:
+            log.error("a running batch failed", exc_info=error)
+        self._runs[key].remove(run)
+        queue = self._waiting.setdefault(key, collections.deque())
+        for member in reversed(run.members.values()):
+            waiting = member.owner
+            if again:
+                waiting.request.generation.set_rows(waiting.image, 0, waiting.picture.rows)
+                queue.appendleft(waiting)
+            else:
+                waiting.request.generation.settle(error=error)
+
     def _forget_empty(self, key: Any) -> None:
         """Frees the arrays of batches in which no image is left."""
         left = [run for run in self._runs.get(key, ()) if len(run)]
@@ -201,7 +263,7 @@ class BatchLoop:
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
         shape = run.key, run.size
-        full = run.size == self._sizes.largest and run.lanes.find(1) is None
+        full = run.size >= self._largest(run.key) and run.lanes.find(1) is None
         seconds = self._seconds.get(shape, _SECONDS)
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
@@ -209,7 +271,7 @@ class BatchLoop:
         began = time.perf_counter()
         ended = run.advance(rows)
         progress = [(member.owner, member.at) for member in run.members.values()]
-        self._flying.append(_Dispatch(run.done, shape, rows, began, progress))
+        self._flying.append(_Dispatch(run.done, shape, rows, began, progress, run))
         for place in ended:
             waiting, latents = run.members[place].owner, run.latents(place)
             run.leave(place)
@@ -219,7 +281,11 @@ class BatchLoop:
     def _land(self) -> None:
         """Waits for the oldest dispatch, and notes how long its rows took."""
         dispatch = self._flying.popleft()
-        jax.block_until_ready(dispatch.done)
+        try:
+            jax.block_until_ready(dispatch.done)
+        except Exception as error:
+            self._give_up(dispatch.run.key, dispatch.run, error)
+            return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
         self._seconds[dispatch.shape] = (now - began) / dispatch.rows
@@ -238,6 +304,46 @@ class BatchLoop:
             ]
             make = functools.partial(request.preview, now)
             self._finishers.submit(request.generation.answer_previews, make)
+
+
+def make_request(
+    pipe: Any,
+    sampler: str | Scheduler | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    texts: TextCache,
+    generation: Generation,
+) -> Request:
+    """Returns the request of a call with the components that the pipeline has now.
+
+    Args:
+        pipe: the pipeline.
+        sampler: the name of a sampler or a scheduler; None for the pipeline's own.
+        args: the arguments of the pipeline's call.
+        kwargs: those that are given by name.
+        texts: the cache of encoded texts.
+        generation: the future of the result.
+
+    Raises:
+        ValueError: an argument is not valid.
+        TypeError: the arguments do not fit the pipeline's call.
+    """
+    signature = inspect.signature(type(pipe).__call__)
+    call = check_call(bound_arguments(signature, pipe, args, kwargs))
+    parts = pipe.parts
+    scheduler = parts.scheduler if sampler is None else sampler
+    if isinstance(scheduler, str):
+        scheduler = scheduler_from_name(scheduler, parts.scheduler)
+    # What the pipeline's owner changes later concerns later calls.
+    params: dict[str, Any] = {}
+    models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
+    copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
+    stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
+    copies |= {name: store.snapshot() for name, store in stores.items()}
+    c = dataclasses.replace(parts, scheduler=scheduler, texts=texts, **copies)
+    c, call = resolve_adapters(c, call)
+    return Request(pipe, c, call, generation)
 
 
 def prepare(request: Request) -> PreparedRun:

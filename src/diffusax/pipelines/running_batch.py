@@ -1,20 +1,16 @@
 """A running batch for calls that come one after the other, in a thread of its own."""
 
-import dataclasses
-import inspect
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import bound_arguments, check_call
-from diffusax.pipelines.batch_loop import BatchLoop, Sizes, prepare
+from diffusax.pipelines.batch_loop import BatchLoop, Sizes, make_request, prepare
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.text_cache import TextCache
-from diffusax.samplers import Scheduler, scheduler_from_name
+from diffusax.samplers import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -147,21 +143,8 @@ class RunningBatch:
     def _request(
         self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
     ) -> Request:
-        signature = inspect.signature(type(pipe).__call__)
-        call = check_call(bound_arguments(signature, pipe, args, kwargs))
-        parts = pipe.parts
-        scheduler = parts.scheduler if sampler is None else sampler
-        if isinstance(scheduler, str):
-            scheduler = scheduler_from_name(scheduler, parts.scheduler)
-        # What the pipeline's owner changes later concerns later calls.
-        params: dict[str, Any] = {}
-        models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
-        copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
-        stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
-        copies |= {name: store.snapshot() for name, store in stores.items()}
-        c = dataclasses.replace(parts, scheduler=scheduler, texts=self._texts, **copies)
-        c, call = resolve_adapters(c, call)
-        return Request(pipe, c, call, Generation(self._wake))
+        given = {"texts": self._texts, "generation": Generation(self._wake)}
+        return make_request(pipe, sampler, args, kwargs, **given)
 
     def _wake(self) -> None:
         # A notification without the lock could come before the wait.

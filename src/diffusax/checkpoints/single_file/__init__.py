@@ -2,8 +2,10 @@
 
 from diffusax.checkpoints.single_file.contents import (
     Contents,
+    FileKind,
     Part,
     is_single_file,
+    kind_of_file,
     read_contents,
 )
 from diffusax.checkpoints.single_file.names import named_entries
@@ -11,9 +13,11 @@ from diffusax.checkpoints.single_file.view import Reading, lasting_view, opened_
 
 __all__ = [
     "Contents",
+    "FileKind",
     "Part",
     "Reading",
     "is_single_file",
+    "kind_of_file",
     "lasting_view",
     "named_entries",
     "opened_view",

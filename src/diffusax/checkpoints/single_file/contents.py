@@ -10,6 +10,7 @@ from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
 
 Layout = Literal["original", "diffusers", "open_clip", "transformers"]
 Family = Literal["sd1", "sd2", "sdxl", "refiner"]
+FileKind = Literal["model", "controlnet", "lora", "embedding", "other"]
 
 _UNET = ("model.diffusion_model.", "")
 _AUTOENCODER = ("first_stage_model.", "vae.", "")
@@ -37,6 +38,7 @@ _MARKERS = frozenset(
 )
 """Tensors that say how a model is sampled from, under the names that ComfyUI gives them."""
 _LORA = "a LoRA; give it to load_lora_weights of a pipeline"
+_EMBEDDING = "a textual inversion; give it to load_textual_inversion of a pipeline"
 _FOREIGN = {
     "double_blocks.": "a model of the Flux family, which diffusax does not have",
     "joint_blocks.": "Stable Diffusion 3, which diffusax does not have",
@@ -47,8 +49,8 @@ _FOREIGN = {
     ".lora.down.": _LORA,
     ".hada_w1_a": _LORA,
     ".lokr_w1": _LORA,
-    "emb_params": "a textual inversion; give it to load_textual_inversion of a pipeline",
-    "clip_l": "a textual inversion; give it to load_textual_inversion of a pipeline",
+    "emb_params": _EMBEDDING,
+    "clip_l": _EMBEDDING,
     "to_k_ip": "an IP-Adapter; give it to load_ip_adapter of a pipeline",
     "image_proj": "an IP-Adapter; give it to load_ip_adapter of a pipeline",
 }
@@ -148,6 +150,22 @@ def read_contents(path: Path) -> Contents:
     if not parts:
         raise ValueError(f"{path} holds {_foreign(entries)}")
     return Contents(path, entries, read_metadata(path), parts)
+
+
+def kind_of_file(path: Path) -> FileKind:
+    """Finds out what kind of thing a safetensors file holds, from its header alone.
+
+    Raises:
+        ValueError: the file is no safetensors file.
+    """
+    _check_suffix(path)
+    entries = read_entries(path)
+    names = {part.name for part in _find(path, entries)}
+    if names:
+        whole = "unet" in names and len(names) > 1
+        return "model" if whole else "controlnet" if names == {"controlnet"} else "other"
+    foreign = _foreign(entries)
+    return "lora" if foreign == _LORA else "embedding" if foreign == _EMBEDDING else "other"
 
 
 def is_single_file(path: Path) -> bool:

@@ -1,0 +1,240 @@
+"""What a catalogue lists: models with their tasks and defaults, and files beside them."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from diffusax.checkpoints import read_call_defaults, read_model_index, resolve
+from diffusax.checkpoints.files import component_folder
+from diffusax.checkpoints.networks import read_network, stored_tensors
+from diffusax.checkpoints.single_file import is_single_file, read_contents
+from diffusax.files import load_json
+from diffusax.pipelines.auto import (
+    AutoPipelineForImage2Image,
+    AutoPipelineForInpainting,
+    AutoPipelineForText2Image,
+)
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.loading import class_for
+from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.tasks import instruct
+from diffusax.samplers import (
+    Scheduler,
+    fitting_samplers,
+    scheduler_from_config,
+    scheduler_from_name,
+)
+
+Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
+
+TASKS: dict[Task, tuple[Task, ...]] = {
+    "text-to-image": ("text-to-image", "image-to-image", "inpainting"),
+    "image-to-image": ("image-to-image", "inpainting"),
+    "inpainting": ("inpainting",),
+    "edit": ("edit",),
+}
+"""The tasks of each kind of model: a plain one, a refiner, one for inpainting, one for edits."""
+AUTOS: dict[str, Any] = {
+    "text-to-image": AutoPipelineForText2Image,
+    "image-to-image": AutoPipelineForImage2Image,
+    "inpainting": AutoPipelineForInpainting,
+}
+"""The classes that choose a pipeline for a task."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model that clients can name, with the defaults of its first task."""
+
+    name: str
+    title: str
+    family: str
+    kind: Task
+    tasks: tuple[Task, ...]
+    width: int
+    """In pixels, as the height: the size that the model was trained at."""
+    height: int
+    multiple: int
+    """Width and height are multiples of so many pixels."""
+    steps: int
+    guidance_scale: float
+    image_guidance_scale: float | None
+    """None unless the model edits pictures."""
+    sampler: str
+    """The checkpoint's own sampler."""
+    samplers: tuple[str, ...]
+    """The samplers that suit the model."""
+    path: Path
+    loaded: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A LoRA, an embedding or a ControlNet that clients can name."""
+
+    name: str
+    title: str
+    path: Path
+    context_dim: int | None = None
+    """Of a ControlNet, the width of the text embeddings that it attends to, which must be the
+    model's; None where it is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model that can be loaded."""
+
+    entry: ModelEntry
+    source: str | Path
+    """What `from_pretrained` takes."""
+    folder: Path
+    """The checkpoint's folder in diffusers' layout; a single file's stands for the file."""
+    origin: Any
+    """The class of pipelines that the checkpoint names."""
+    call_defaults: dict[str, float]
+    scheduler: Scheduler
+    context_dim: int | None
+    """The width of the text embeddings that its denoiser attends to."""
+    changed: int
+    """When a file of it was last changed, in nanoseconds."""
+
+    def pipeline_class(self, task: str, *, steered: bool = False) -> Any:
+        """Returns the class of pipelines for a task, with ControlNets or without.
+
+        Raises:
+            ValueError: diffusax has no such class for the family.
+        """
+        if task == "edit":
+            return self.origin
+        return AUTOS[task].find_class(self.origin, steered)
+
+    def defaults(self, pipeline_class: Any) -> dict[str, Any]:
+        """Returns the defaults of a call: the checkpoint's own, then those of the class."""
+        parameters = inspect.signature(pipeline_class.__call__).parameters
+        found = {name: parameter.default for name, parameter in parameters.items()}
+        return {**found, **{k: v for k, v in self.call_defaults.items() if k in found}}
+
+    def count_parameters(self) -> int:
+        """Returns the number of parameters, from the headers of the files."""
+        _, listed, _ = read_model_index(self.folder)
+        folders = [component_folder(self.folder, name) for name in listed]
+        return sum(
+            math.prod(entry.shape)
+            for folder in folders
+            if (folder / "config.json").is_file()
+            for tensors in stored_tensors(folder)
+            for entry in tensors.values()
+        )
+
+
+def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
+    """Reads what a checkpoint can do from its configs and headers; loads no parameters.
+
+    Args:
+        source: a folder in diffusers' layout, a single file, an embedded name or a Hub repository.
+        name: the name for clients.
+        title: the title for people.
+
+    Raises:
+        ValueError: it cannot be read, or diffusax cannot draw with it on request; says why.
+    """
+    folder = resolve(source, weights=False)
+    class_name, listed, options = read_model_index(folder)
+    origin = class_for(DiffusionPipeline, folder)
+    family = origin.family
+    if not family.text_encoders:
+        raise ValueError(f"{source} is a {class_name}, which takes no prompt")
+    names = (*family.names("denoiser"), *family.names("autoencoder"))
+    networks = {part: read_network(component_folder(folder, part)) for part in names}
+    known = {k: v for k, v in options.items() if k in dict(family.options)}
+    rest: dict[str, Any] = {"tokenizers": {}, "scheduler": None}
+    parts = Components.of(family, networks, {}, **rest, options={**dict(family.options), **known})
+    kind = _kind(parts, origin, source)
+    scheduler = _scheduler(folder, listed, origin)
+    height, width = parts.default_size
+    call_defaults = read_call_defaults(folder)
+    entry = ModelEntry(
+        name=name,
+        title=title,
+        family=family.name,
+        kind=kind,
+        tasks=TASKS[kind],
+        width=width,
+        height=height,
+        multiple=parts.latents.factor,
+        steps=0,
+        guidance_scale=1.0,
+        image_guidance_scale=None,
+        sampler=_name_of(scheduler),
+        samplers=tuple(fitting_samplers(scheduler)[0]),
+        path=Path(source),
+    )
+    dim = parts.denoiser.context_dim
+    changed = max(path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file())
+    found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
+    own = found.defaults(found.pipeline_class(kind))
+    entry = dataclasses.replace(
+        entry,
+        steps=int(own["num_inference_steps"]),
+        guidance_scale=float(own["guidance_scale"]),
+        image_guidance_scale=own.get("image_guidance_scale"),
+    )
+    return dataclasses.replace(found, entry=entry)
+
+
+def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
+    """Reads what a ControlNet is for from its config or header.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    if is_single_file(path):
+        part = read_contents(path).parts.get("controlnet")
+        if part is None:
+            raise ValueError(f"{path} holds no ControlNet")
+        dim: Any = part.context_dim
+    else:
+        config = load_json(path / "config.json")
+        if config.get("_class_name") != "ControlNetModel":
+            raise ValueError(f"{path} holds a {config.get('_class_name')}, not a ControlNetModel")
+        dim = config.get("cross_attention_dim")
+    return FileEntry(
+        name=name, title=title, path=path, context_dim=dim if isinstance(dim, int) else None
+    )
+
+
+def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
+    """Returns the kind of a model, which the channels of its network's input say."""
+    latent, channels = parts.latents.channels, parts.denoiser.in_channels
+    if channels == 2 * latent and origin.task is instruct:
+        return "edit"
+    if channels == 2 * latent + 1:
+        return "inpainting"
+    if channels != latent:
+        raise ValueError(
+            f"{source} is a {origin.__name__} with a network of {channels} input channels, which "
+            "is made for no task here"
+        )
+    return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
+
+
+def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
+    """Returns the scheduler that pipelines of the checkpoint have."""
+    if "scheduler" not in listed:
+        raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
+    path = component_folder(folder, "scheduler") / "scheduler_config.json"
+    scheduler = scheduler_from_config({"_class_name": listed["scheduler"][1], **load_json(path)})
+    old = {k: v for k, v in origin.scheduler_options.items() if getattr(scheduler, k, v) != v}
+    return scheduler.with_options(**old) if old else scheduler
+
+
+@functools.lru_cache(256)
+def _name_of(scheduler: Scheduler) -> str:
+    """Returns the name of a scheduler: that of a sampler which is the same with these options."""
+    for name in fitting_samplers(scheduler)[0]:
+        if scheduler_from_name(name, scheduler) == scheduler:
+            return name
+    return scheduler.class_name

@@ -1,0 +1,182 @@
+"""The models and ControlNets in memory: loaded when needed, forgotten where there is no room."""
+
+import collections
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from diffusax.runtime.memory import device_memory
+from diffusax.serving.entries import Checkpoint, FileEntry
+from diffusax.serving.errors import Refused
+from diffusax.serving.loading import LoadedModel, count_bytes, load_controlnet
+
+log = logging.getLogger(__name__)
+
+_SHARE = 0.6
+"""The share of a device's memory for parameters by default; programs take the rest."""
+
+Key = tuple[str, str]
+"""The kind of a resident, "model" or "controlnet", and its name."""
+
+
+@dataclasses.dataclass
+class _Pin:
+    """How often a pipeline is in use, and what it needs in memory."""
+
+    keys: frozenset[Key]
+    pipe: Any
+    count: int = 0
+
+
+class Residents:
+    """What is in memory. Any thread may call the methods; one at a time loads."""
+
+    def __init__(self, options: Mapping[str, Any], memory: int | None):
+        """Starts empty.
+
+        Args:
+            options: dtype, device and mesh of `from_pretrained`.
+            memory: the bytes that parameters may take; None for six tenths of a device's.
+        """
+        self._options, self._memory = dict(options), memory
+        self._lock, self._loading = threading.RLock(), threading.Lock()
+        self._held: collections.OrderedDict[Key, Any] = collections.OrderedDict()
+        """A LoadedModel or a Model, the least recently used first."""
+        self._pins: dict[int, _Pin] = {}
+
+    def models(self) -> set[str]:
+        """Returns the names of the models in memory."""
+        with self._lock:
+            return {name for kind, name in self._held if kind == "model"}
+
+    def acquire(
+        self,
+        checkpoint: Checkpoint,
+        task: str,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> Any:
+        """Returns the pipeline of a model for a task, and keeps it in memory until `release`.
+
+        Args:
+            checkpoint: the model.
+            task: one of its tasks.
+            controlnets: the ControlNets that steer it, in order.
+            embeddings: the textual inversions that a model gets when it is loaded.
+
+        Raises:
+            Refused: a file cannot be read; says which and why.
+        """
+        pipe = self._pinned(checkpoint, task, controlnets)
+        if pipe is not None:
+            return pipe
+        with self._loading:
+            try:
+                found = self._loaded(checkpoint, controlnets, embeddings)
+            except (ValueError, OSError) as error:
+                message = f"model {checkpoint.entry.name!r} cannot be loaded: {error}"
+                raise Refused(message, param="model", code="not_loaded", status=500) from None
+            with self._lock:
+                self._held.update(found)
+                self._make_room(0, keep=frozenset(found))
+                pipe = self._pinned(checkpoint, task, controlnets)
+                assert pipe is not None
+                return pipe
+
+    def release(self, pipe: Any) -> None:
+        """Lets a pipeline go, once for each time that it was acquired."""
+        with self._lock:
+            pin = self._pins.get(id(pipe))
+            if pin is None:
+                return
+            pin.count -= 1
+            if pin.count == 0:
+                del self._pins[id(pipe)]
+            self._make_room(0)
+
+    def keep_only(
+        self, checkpoints: Mapping[str, Checkpoint], controlnets: Mapping[str, Any]
+    ) -> None:
+        """Forgets what is not listed any more, or has changed; drawings under way keep it."""
+        with self._lock:
+            for kind, name in list(self._held):
+                if kind == "controlnet" and name not in controlnets:
+                    self._forget((kind, name))
+                if kind == "model" and checkpoints.get(name) != self._held[kind, name].checkpoint:
+                    self._forget((kind, name))
+
+    def _pinned(self, checkpoint: Checkpoint, task: str, controlnets: Sequence[FileEntry]) -> Any:
+        """Returns the pipeline and counts its use; None where not all of it is in memory."""
+        model_key = "model", checkpoint.entry.name
+        keys = [model_key, *(("controlnet", one.name) for one in controlnets)]
+        with self._lock:
+            if any(key not in self._held for key in keys):
+                return None
+            if self._held[model_key].checkpoint != checkpoint:
+                return None
+            for key in keys:
+                self._held.move_to_end(key)
+            nets = [(one.name, self._held["controlnet", one.name]) for one in controlnets]
+            pipe = self._held[model_key].pipeline(task, nets)
+            pin = self._pins.setdefault(id(pipe), _Pin(frozenset(keys), pipe))
+            pin.count += 1
+            return pipe
+
+    def _loaded(
+        self,
+        checkpoint: Checkpoint,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> dict[Key, Any]:
+        """Returns the model and the ControlNets; loads those that are not in memory."""
+        name = checkpoint.entry.name
+        with self._lock:
+            entries = {("controlnet", one.name): one for one in controlnets}
+            nets = {key: self._held.get(key) for key in entries}
+            model = self._held.get(("model", name))
+            fresh = model is None or model.checkpoint != checkpoint
+            if fresh:
+                self._forget(("model", name))
+                width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
+                self._make_room(checkpoint.count_parameters() * width, keep=frozenset(nets))
+        if fresh:
+            log.info("loading the model %s", name)
+            model = LoadedModel(checkpoint, embeddings, self._options)
+        for key in [key for key, net in nets.items() if net is None]:
+            log.info("loading the ControlNet %s", key[1])
+            options = {k: self._options.get(k) for k in ("dtype", "device")}
+            nets[key] = load_controlnet(entries[key], **options)
+        return {("model", name): model, **nets}
+
+    def _make_room(self, wanted: int, keep: frozenset[Key] = frozenset()) -> None:
+        """Forgets what is not in use until so many bytes fit, the least recently used first."""
+        limit = self._limit()
+        if limit is None:
+            return
+        used = keep.union(*(pin.keys for pin in self._pins.values()))
+        free = [key for key in self._held if key not in used]
+        while free and sum(map(_bytes, self._held.values())) + wanted > limit:
+            self._forget(free.pop(0))
+
+    def _limit(self) -> int | None:
+        if self._memory is None:
+            total = device_memory(jax.local_devices()[0])
+            self._memory = None if total is None else int(total * _SHARE)
+        return self._memory
+
+    def _forget(self, key: Key) -> None:
+        if self._held.pop(key, None) is None:
+            return
+        log.info("forgetting the %s %s", *key)
+        if key[0] == "controlnet":
+            for (kind, _), model in self._held.items():
+                if kind == "model":
+                    model.forget(key[1])
+
+
+def _bytes(held: Any) -> int:
+    return held.nbytes if isinstance(held, LoadedModel) else count_bytes(held.params)

@@ -1,0 +1,1 @@
+"""The API of A1111's server (stable-diffusion-webui)."""

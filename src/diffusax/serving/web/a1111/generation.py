@@ -1,0 +1,231 @@
+"""txt2img and img2img of A1111's API, with hires fix, interrupt, skip and progress."""
+
+import time
+from typing import Any
+
+import msgspec
+from PIL import Image
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diffusax._version import __version__
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.entries import ModelEntry
+from diffusax.serving.infotext import write_infotext
+from diffusax.serving.jobs import Job
+from diffusax.serving.samplers import to_webui
+from diffusax.serving.web.a1111.drawings import image_to_image, second_pass, text_to_image
+from diffusax.serving.web.a1111.fields import (
+    ImagesReply,
+    ImageToImage,
+    Shared,
+    TextToImage,
+    refuse_what_is_missing,
+)
+from diffusax.serving.web.a1111.options import Options
+from diffusax.serving.web.a1111.work import Work, describe_progress
+from diffusax.serving.web.bodies import read_json
+from diffusax.serving.web.fields import read_fields
+from diffusax.serving.web.operations import operation
+from diffusax.serving.web.pictures import encode, in_base64, png
+from diffusax.serving.web.replies import Json
+from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
+
+_ERRORS = (404, 413, 415, 422, 429, 503)
+_PICTURES = ("init_images", "mask", "alwayson_scripts")
+
+
+@operation(
+    "POST",
+    "/sdapi/v1/txt2img",
+    "Generate images from a prompt, as with A1111's server.",
+    group="A1111",
+    body=TextToImage,
+    answer=ImagesReply,
+    errors=_ERRORS,
+)
+async def txt2img(request: Request) -> Response:
+    """Generates images from a prompt."""
+    service = service_of(request)
+    values = await read_json(request)
+    refuse_what_is_missing(values)
+    fields = read_fields(TextToImage, values, strict=False, tolerant=True)
+    options, entry = _options(request, fields)
+    most = service.settings.most_pixels
+    drawings = await in_thread(text_to_image, fields, options, entry, most)
+    if fields.enable_hr:
+        await in_thread(_check_second_pass, service, fields, drawings[0])
+    work = Work(client_of(request), 2 if fields.enable_hr else 1)
+    end = service.works.begin(work)
+    try:
+        jobs = await _run(request, work, drawings)
+        if fields.enable_hr and not work.interrupted:
+            again = []
+            for job in jobs:
+                found = [image for image in job.images if image is not None]
+                again += await in_thread(second_pass, fields, job.drawing, found, most)
+            if again:
+                jobs = await _run(request, work, again)
+    finally:
+        end()
+    return await in_thread(_reply, service, fields, values, jobs)
+
+
+@operation(
+    "POST",
+    "/sdapi/v1/img2img",
+    "Change or inpaint images, as with A1111's server.",
+    group="A1111",
+    body=ImageToImage,
+    answer=ImagesReply,
+    errors=_ERRORS,
+)
+async def img2img(request: Request) -> Response:
+    """Generates images from images."""
+    service = service_of(request)
+    values = await read_json(request)
+    refuse_what_is_missing(values)
+    fields = read_fields(ImageToImage, values, strict=False, tolerant=True)
+    options, entry = _options(request, fields)
+    most = service.settings.most_pixels
+    drawings = await in_thread(image_to_image, fields, options, entry, most)
+    work = Work(client_of(request), 1)
+    end = service.works.begin(work)
+    try:
+        jobs = await _run(request, work, drawings)
+    finally:
+        end()
+    return await in_thread(_reply, service, fields, values, jobs)
+
+
+@operation(
+    "GET",
+    "/sdapi/v1/progress",
+    "The progress of the client's calls.",
+    group="A1111",
+    query=("skip_current_image",),
+)
+async def progress(request: Request) -> Response:
+    """Tells the progress, with a preview unless the client wants none."""
+    works = service_of(request).works.of(client_of(request))
+    found = describe_progress(works)
+    found["current_image"] = None
+    live = [job for work in works for job in work.jobs if not job.is_over]
+    if live and request.query_params.get("skip_current_image", "").lower() not in ("true", "1"):
+        live[0].want_preview()
+        preview = live[0].preview
+        if preview is not None:
+            found["current_image"] = in_base64(await in_thread(encode, preview))
+    return Json(found)
+
+
+@operation("POST", "/sdapi/v1/interrupt", "End the client's calls.", group="A1111")
+async def interrupt(request: Request) -> Response:
+    """Ends the client's calls, which answer with the images that are done; later ones go on."""
+    for work in service_of(request).works.of(client_of(request)):
+        work.interrupt()
+    return Json({})
+
+
+@operation("POST", "/sdapi/v1/skip", "End one iteration of the client's call.", group="A1111")
+async def skip(request: Request) -> Response:
+    """Ends the first iteration that has not ended of the client's oldest call."""
+    for work in service_of(request).works.of(client_of(request))[:1]:
+        work.skip()
+    return Json({})
+
+
+def _options(request: Request, fields: Shared) -> tuple[Options, ModelEntry]:
+    """Returns the options for a call, with what it sets itself, and its model."""
+    service, client = service_of(request), client_of(request)
+    options = service.options.get(client).changed(fields.override_settings, service.catalogue)
+    if not fields.override_settings_restore_afterwards:
+        service.options.set(client, options)
+    return options, service.catalogue.entry(options.model)
+
+
+def _check_second_pass(service: Service, fields: TextToImage, first: Drawing) -> None:
+    """Refuses a second pass that is not possible before the first one begins."""
+    checked = service.catalogue.check(first)
+    for drawing in second_pass(fields, checked, [Image.new("RGB", (8, 8))]):
+        service.check(drawing)
+        service.catalogue.check(drawing)
+
+
+async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
+    """Submits drawings and waits until they have ended; raises the error of one that failed."""
+    service = service_of(request)
+    jobs = await in_thread(service.submit, drawings, work.client)
+    work.add(jobs)
+    if work.interrupted:
+        work.interrupt()
+    await ended(request, jobs)
+    for job in jobs:
+        if job.error is not None:
+            raise job.error
+    return jobs
+
+
+def _reply(service: Service, fields: Shared, values: dict[str, Any], jobs: list[Job]) -> Response:
+    """Returns the images that are done, with what A1111's clients read about them."""
+    images, texts, done = [], [], []
+    for job in jobs:
+        for seed, image in zip(job.seeds, job.images):
+            if image is not None:
+                texts.append(write_infotext(job.drawing, seed))
+                done.append((job, seed))
+                if fields.send_images:
+                    images.append(in_base64(png(image, texts[-1])))
+    info = _info(service, fields, jobs[0].drawing, texts, done)
+    parameters = {name: value for name, value in values.items() if name not in _PICTURES}
+    return Json(
+        {"images": images, "parameters": parameters, "info": msgspec.json.encode(info).decode()}
+    )
+
+
+def _info(
+    service: Service,
+    fields: Shared,
+    drawing: Drawing,
+    texts: list[str],
+    done: list[tuple[Job, int]],
+) -> dict[str, Any]:
+    seeds = [seed for _, seed in done] or [drawing.seed or 0]
+    prompts = [job.drawing.prompt for job, _ in done]
+    return {
+        "prompt": drawing.prompt,
+        "all_prompts": prompts,
+        "negative_prompt": drawing.negative_prompt,
+        "all_negative_prompts": [job.drawing.negative_prompt for job, _ in done],
+        "seed": seeds[0],
+        "all_seeds": seeds,
+        "subseed": seeds[0],
+        "all_subseeds": seeds,
+        "subseed_strength": 0,
+        "width": drawing.width,
+        "height": drawing.height,
+        "sampler_name": to_webui(drawing.sampler or "")[0],
+        "cfg_scale": drawing.guidance_scale,
+        "steps": drawing.num_inference_steps,
+        "batch_size": fields.batch_size,
+        "restore_faces": False,
+        "face_restoration_model": None,
+        "sd_model_name": drawing.model,
+        "sd_model_hash": "",
+        "sd_vae_name": None,
+        "sd_vae_hash": None,
+        "seed_resize_from_w": -1,
+        "seed_resize_from_h": -1,
+        "denoising_strength": drawing.strength,
+        "extra_generation_params": {},
+        "index_of_first_image": 0,
+        "infotexts": texts,
+        "styles": [],
+        "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
+        "clip_skip": (drawing.clip_skip or 0) + 1,
+        "is_using_inpainting_conditioning": False,
+        "version": f"diffusax {__version__}",
+    }
+
+
+OPERATIONS = (txt2img, img2img, progress, interrupt, skip)

@@ -1,0 +1,191 @@
+"""What A1111's clients list: samplers, models, LoRAs and the rest; its options; png-info."""
+
+import dataclasses
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import read_infotext
+from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
+from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
+from diffusax.serving.web.a1111.options import shown
+from diffusax.serving.web.bodies import read_json
+from diffusax.serving.web.fields import Picture, read_fields
+from diffusax.serving.web.memory import device_memory, host_memory
+from diffusax.serving.web.operations import Operation, operation
+from diffusax.serving.web.pictures import decode_picture, text_of
+from diffusax.serving.web.replies import Json
+from diffusax.serving.web.service import Service, client_of, in_thread, service_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureFields:
+    """A picture."""
+
+    image: Picture
+
+
+@operation("GET", "/sdapi/v1/options", "The client's options.", group="A1111")
+async def get_options(request: Request) -> Response:
+    """Shows the client's options."""
+    service = service_of(request)
+    return Json(shown(service.options.get(client_of(request)), service.catalogue))
+
+
+@operation(
+    "POST",
+    "/sdapi/v1/options",
+    "Set the client's model and clip skip; other options are read over.",
+    group="A1111",
+    body=dict,
+    answer=None,
+    errors=(404, 415, 422),
+)
+async def set_options(request: Request) -> Response:
+    """Sets the client's options."""
+    service, client = service_of(request), client_of(request)
+    values = await read_json(request)
+    service.options.set(client, service.options.get(client).changed(values, service.catalogue))
+    return Json(None)
+
+
+@operation(
+    "POST",
+    "/sdapi/v1/refresh-checkpoints",
+    "List the folder of models anew.",
+    group="A1111",
+    answer=None,
+)
+async def refresh_checkpoints(request: Request) -> Response:
+    """Lists the folder of models anew."""
+    try:
+        await in_thread(service_of(request).catalogue.refresh)
+    except ValueError as error:
+        raise Refused(str(error), status=503, code="failed") from None
+    return Json(None)
+
+
+@operation(
+    "POST",
+    "/sdapi/v1/png-info",
+    "The settings that a PNG's text holds.",
+    group="A1111",
+    body=PictureFields,
+    errors=(413, 415, 422),
+)
+async def png_info(request: Request) -> Response:
+    """Reads the settings of a picture."""
+    most = service_of(request).settings.most_pixels
+    fields = read_fields(PictureFields, await read_json(request), tolerant=True)
+    picture = await in_thread(decode_picture, fields.image, "image", most)
+    text = text_of(picture)
+    items = {"parameters": text} if text else {}
+    return Json({"info": text, "items": items, "parameters": read_infotext(text) if text else {}})
+
+
+def _samplers(service: Service) -> Any:
+    return [
+        {"name": one.name, "aliases": list(one.aliases), "options": {}} for one in WEBUI_SAMPLERS
+    ]
+
+
+def _schedulers(service: Service) -> Any:
+    shared = {"aliases": None, "default_rho": -1, "need_inner_model": False}
+    return [{"name": name, "label": label, **shared} for name, label in SCHEDULES.items()]
+
+
+def _models(service: Service) -> Any:
+    return [
+        {
+            "title": entry.title,
+            "model_name": entry.name,
+            "hash": None,
+            "sha256": None,
+            "filename": entry.path.name,
+            "config": None,
+        }
+        for entry in service.catalogue.models
+    ]
+
+
+def _loras(service: Service) -> Any:
+    return [
+        {"name": entry.name, "alias": entry.name, "path": entry.path.name, "metadata": {}}
+        for entry in service.catalogue.loras
+    ]
+
+
+def _embeddings(service: Service) -> Any:
+    unknown = {"step": None, "sd_checkpoint": None, "sd_checkpoint_name": None}
+    unknown |= {"shape": None, "vectors": None}
+    return {
+        "loaded": {entry.name: unknown for entry in service.catalogue.embeddings},
+        "skipped": {},
+    }
+
+
+def _upscalers(service: Service) -> Any:
+    shared = {"model_name": None, "model_path": None, "model_url": None, "scale": 4}
+    return [{"name": name, **shared} for name in UPSCALERS]
+
+
+def _scripts(service: Service) -> Any:
+    # The extension's names stand here in small letters.
+    return {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
+
+
+def _memory(service: Service) -> Any:
+    return {"ram": host_memory(), "cuda": device_memory()}
+
+
+def _controlnets(service: Service) -> Any:
+    return {"model_list": [entry.name for entry in service.catalogue.controlnets]}
+
+
+_LISTS: dict[str, tuple[str, Any]] = {
+    "/sdapi/v1/samplers": ("The samplers.", _samplers),
+    "/sdapi/v1/schedulers": ("The schedules of noise.", _schedulers),
+    "/sdapi/v1/sd-models": ("The models.", _models),
+    "/sdapi/v1/loras": ("The LoRAs.", _loras),
+    "/sdapi/v1/embeddings": ("The embeddings.", _embeddings),
+    "/sdapi/v1/upscalers": ("The filters that make pictures larger.", _upscalers),
+    "/sdapi/v1/latent-upscale-modes": (
+        "The filters for hires fix.",
+        lambda service: [{"name": name} for name in LATENT_MODES],
+    ),
+    "/sdapi/v1/sd-vae": ("None: models bring their own autoencoder.", lambda service: []),
+    "/sdapi/v1/hypernetworks": ("None.", lambda service: []),
+    "/sdapi/v1/face-restorers": ("None.", lambda service: []),
+    "/sdapi/v1/realesrgan-models": ("None.", lambda service: []),
+    "/sdapi/v1/prompt-styles": ("None.", lambda service: []),
+    "/sdapi/v1/scripts": ("The scripts.", _scripts),
+    "/sdapi/v1/cmd-flags": ("None.", lambda service: {}),
+    "/sdapi/v1/memory": ("The memory in bytes.", _memory),
+    "/controlnet/version": ("The version of ControlNet's API.", lambda service: {"version": 3}),
+    "/controlnet/model_list": ("The ControlNets.", _controlnets),
+    "/controlnet/module_list": (
+        "The preprocessors: none.",
+        lambda service: {"module_list": ["none"]},
+    ),
+}
+
+
+def _listing(path: str, summary: str, find: Any) -> Operation:
+    @operation("GET", path, summary, group="A1111", answer=list)
+    async def endpoint(request: Request) -> Response:
+        return Json(find(service_of(request)))
+
+    answer = dict if path.endswith(_OBJECTS) else list
+    return dataclasses.replace(endpoint, answer=answer)
+
+
+_OBJECTS = ("embeddings", "scripts", "cmd-flags", "memory", "version", "model_list", "module_list")
+OPERATIONS = (
+    get_options,
+    set_options,
+    refresh_checkpoints,
+    png_info,
+    *(_listing(path, *rest) for path, rest in _LISTS.items()),
+)

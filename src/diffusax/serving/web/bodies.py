@@ -1,0 +1,141 @@
+"""Reads the bodies of requests, within bounds, as JSON or as forms."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from diffusax.serving.errors import Refused
+
+_MOST_FIELDS, _MOST_FILES = 100, 20
+_DEEPEST = 32
+
+
+def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
+    """Wraps a connection's `receive` so that a body that is too long or too slow is refused."""
+    taken, whole = 0, False
+
+    async def bounded() -> Message:
+        nonlocal taken, whole
+        if whole:
+            # What comes now says that the client has gone, and may take long.
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), timeout)
+        except TimeoutError:
+            text = f"the body stopped for {timeout:g} seconds; send it without breaks"
+            raise Refused(text, status=408, code="timeout") from None
+        taken += len(message.get("body", b""))
+        whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if taken > most:
+            raise too_long(most)
+        return message
+
+    return bounded
+
+
+def too_long(most: int) -> Exception:
+    """Makes the error of a body with more than so many bytes."""
+    text = f"the body must have at most {most} bytes; send fewer or smaller pictures"
+    return Refused(text, status=413, code="body_too_large")
+
+
+def content_type(request: Request) -> str:
+    """Returns the media type of a request's body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_bytes(request: Request) -> bytes:
+    """Reads a whole body."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Refused("the client has gone", status=499, code="client_gone") from None
+
+
+async def read_json(request: Request, *, needed: bool = True) -> dict[str, Any]:
+    """Reads a JSON object; returns an empty one for no body, where none is needed.
+
+    Raises:
+        Refused: the content type is another, which pages of other sites could send; or the body is
+            no JSON object.
+    """
+    body = await read_bytes(request)
+    if not body and not needed:
+        return {}
+    kind = content_type(request)
+    if kind != "application/json":
+        raise Refused(
+            f"Content-Type must be application/json here (got {kind or 'none'!r})",
+            status=415,
+            code="unsupported_media_type",
+        )
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise Refused(
+            f"the body must be JSON ({reason})", status=400, code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise Refused(
+            f"the body must be a JSON object (got {type(value).__name__})",
+            status=400,
+            code="invalid_json",
+        )
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Refuses values that are nested deeply, which would exhaust the stack of what reads them."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise Refused(
+        f"the body must be nested at most {_DEEPEST} levels deep", status=400, code="invalid_json"
+    )
+
+
+async def read_form(request: Request, most: int) -> tuple[dict[str, str], dict[str, list[bytes]]]:
+    """Reads a multipart form: returns its fields, and the contents of its files by field.
+
+    Raises:
+        Refused: it is none, a field occurs twice, or there are too many.
+    """
+    try:
+        form = await request.form(
+            max_files=_MOST_FILES, max_fields=_MOST_FIELDS, max_part_size=most
+        )
+    except Refused:
+        raise
+    except (MultiPartException, HTTPException, UnicodeDecodeError, KeyError, ValueError) as error:
+        reason = getattr(error, "detail", None) or getattr(error, "message", None) or str(error)
+        text = f"the body must be multipart/form-data ({reason})"
+        raise Refused(text, status=400, code="invalid_form") from None
+    except ClientDisconnect:
+        raise Refused("the client has gone", status=499, code="client_gone") from None
+    fields: dict[str, str] = {}
+    files: dict[str, list[bytes]] = {}
+    try:
+        for name, value in form.multi_items():
+            if not isinstance(value, str):
+                files.setdefault(name, []).append(await value.read())
+            elif name in fields:
+                raise Refused(f"{name} must be given once in a form", param=name)
+            else:
+                fields[name] = value
+    finally:
+        await form.close()
+    return fields, files

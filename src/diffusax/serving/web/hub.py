@@ -1,0 +1,101 @@
+"""The route of Hugging Face's inference clients: the answer is the picture's bytes."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import write_infotext
+from diffusax.serving.web.bodies import content_type, read_bytes, read_json
+from diffusax.serving.web.fields import DrawingFields, Pixels, Text, read_fields
+from diffusax.serving.web.operations import operation
+from diffusax.serving.web.pictures import decode_base64, open_picture, png
+from diffusax.serving.web.service import (
+    Service,
+    client_of,
+    ended,
+    images_of,
+    in_thread,
+    service_of,
+    to_drawing,
+)
+
+_PICTURES = ("image/png", "image/jpeg", "image/webp")
+_BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR", "data:image/")
+"""How PNG, JPEG and WebP begin in base64."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TargetSize:
+    """The size of a changed image."""
+
+    width: Pixels
+    height: Pixels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubFields:
+    """A prompt, or a picture to change, with parameters."""
+
+    inputs: Annotated[Text, Meta(description="A prompt, or a picture in base64.")]
+    parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """scheduler, target_size {width, height}, and the fields of a drawing."""
+    options: Any = None
+
+
+@operation(
+    "POST",
+    "/models/{id:path}",
+    "Generate or change an image, as with Hugging Face's inference API.",
+    group="Hub",
+    body=HubFields,
+    raw_body=_PICTURES,
+    answer="image/png",
+    errors=(404, 409, 413, 415, 422, 429, 503),
+)
+async def generate(request: Request) -> Response:
+    """Generates one image."""
+    service = service_of(request)
+    name = service.catalogue.entry(request.path_params["id"]).name
+    if content_type(request) in _PICTURES:
+        data, values = await read_bytes(request), {}
+    else:
+        fields = read_fields(HubFields, await read_json(request))
+        values = dict(fields.parameters)
+        picture = "prompt" in values or fields.inputs.startswith(_BEGINNINGS)
+        data = decode_base64(fields.inputs, "inputs") if picture else None
+        if not picture:
+            values["prompt"] = fields.inputs
+    drawing = await in_thread(_drawing, service, name, data, values)
+    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    await ended(request, [job])
+    [image] = images_of(job)
+    text = write_infotext(job.drawing, job.seeds[0])
+    headers = {"X-Seed": str(job.seeds[0])}
+    return Response(await in_thread(png, image, text), media_type="image/png", headers=headers)
+
+
+def _drawing(service: Service, model: str, data: bytes | None, values: dict[str, Any]) -> Drawing:
+    """Returns the drawing that a request's parameters describe."""
+    scheduler, size = values.pop("scheduler", None), values.pop("target_size", None)
+    if values.get("model") or values.get("num_images", 1) != 1:
+        raise Refused("parameters must ask for one image of the model in the address")
+    if scheduler is not None:
+        values.setdefault("sampler", scheduler)
+    if size is not None:
+        if not isinstance(size, dict):
+            raise Refused("target_size must be an object with width and height")
+        values |= vars(read_fields(TargetSize, size))
+    fields = read_fields(DrawingFields, {**values, "model": model})
+    drawing = to_drawing(fields, service.settings.most_pixels)
+    if data is None:
+        return drawing
+    picture = open_picture(data, "inputs", service.settings.most_pixels)
+    return dataclasses.replace(drawing, image=picture)
+
+
+OPERATIONS = (generate,)

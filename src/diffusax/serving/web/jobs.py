@@ -1,0 +1,243 @@
+"""Jobs: submit a drawing, watch it, fetch its images, cancel it."""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.errors import NotFound
+from diffusax.serving.infotext import read_settings, write_infotext
+from diffusax.serving.jobs import Job
+from diffusax.serving.web.bodies import content_type, read_form, read_json
+from diffusax.serving.web.fields import DrawingFields, Picture, read_fields
+from diffusax.serving.web.operations import operation
+from diffusax.serving.web.pictures import (
+    data_uri,
+    decode_base64,
+    encode,
+    open_picture,
+    png,
+    text_of,
+)
+from diffusax.serving.web.replies import Json
+from diffusax.serving.web.service import (
+    client_of,
+    events_of,
+    in_thread,
+    service_of,
+    to_drawing,
+)
+from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
+
+State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobError:
+    """Why a job failed."""
+
+    message: str
+    param: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobAnswer:
+    """A job. Times are seconds since 1970; eta is in seconds from now."""
+
+    id: str
+    state: State
+    position: int
+    progress: float
+    steps_done: int
+    steps: int
+    eta: float | None
+    seeds: list[int]
+    created: float | None
+    started: float | None
+    ended: float | None
+    error: JobError | None
+    images: list[str | None]
+    """The addresses of the images that are done."""
+    settings: dict[str, Any]
+    """The drawing without its pictures, with all values that the model gave."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobsAnswer:
+    """The client's jobs, newest first."""
+
+    jobs: list[JobAnswer]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PngInfoFields:
+    """A PNG with settings in its text."""
+
+    image: Picture
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PngInfoAnswer:
+    """The settings of a picture, as fields of a drawing, and their text."""
+
+    settings: dict[str, Any]
+    text: str
+
+
+def settings_of(drawing: Drawing) -> dict[str, Any]:
+    """Returns a drawing's fields without its pictures."""
+    left_out = ("image", "mask_image", "controls")
+    found = {f.name: getattr(drawing, f.name) for f in dataclasses.fields(drawing)}
+    found = {name: value for name, value in found.items() if name not in left_out}
+    controls = [
+        {name: value for name, value in vars(control).items() if name != "image"}
+        for control in drawing.controls
+    ]
+    return {**found, "adapters": dict(drawing.adapters), "controls": controls}
+
+
+def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
+    """Returns what a client reads of a job."""
+    error = job.error and {"message": str(job.error), "param": job.error.param}
+    found = {
+        "id": job.id,
+        "state": job.state,
+        "position": job.position,
+        "progress": round(job.progress, 4),
+        "steps_done": job.steps_done,
+        "steps": job.steps,
+        "eta": job.eta,
+        "seeds": job.seeds,
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "error": error,
+        "images": [
+            None if image is None else f"/jobs/{job.id}/images/{i}"
+            for i, image in enumerate(job.images)
+        ],
+    }
+    return {**found, "settings": settings_of(job.drawing)} if settings else found
+
+
+@operation(
+    "POST",
+    "/jobs",
+    "Submit a drawing; answers at once.",
+    group="Jobs",
+    body=DrawingFields,
+    answer=JobAnswer,
+    status=202,
+    errors=(404, 413, 422, 429, 503),
+)
+async def submit(request: Request) -> Response:
+    """Submits a job."""
+    service = service_of(request)
+    fields = read_fields(DrawingFields, await read_json(request))
+    drawing = await in_thread(to_drawing, fields, service.settings.most_pixels)
+    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
+
+
+@operation("GET", "/jobs", "The client's jobs, newest first.", group="Jobs", answer=JobsAnswer)
+async def list_jobs(request: Request) -> Response:
+    """Lists jobs."""
+    return Json({"jobs": [describe(job) for job in service_of(request).jobs_of(request)]})
+
+
+@operation("GET", "/jobs/{id}", "One job.", group="Jobs", answer=JobAnswer, errors=(404,))
+async def show(request: Request) -> Response:
+    """Shows a job."""
+    return Json(describe(service_of(request).job(request)))
+
+
+@operation("DELETE", "/jobs/{id}", "Cancel a job.", group="Jobs", answer=JobAnswer, errors=(404,))
+async def cancel(request: Request) -> Response:
+    """Cancels a job, if it has not ended."""
+    job = service_of(request).job(request)
+    await in_thread(job.cancel)
+    return Json(describe(job))
+
+
+@operation(
+    "GET",
+    "/jobs/{id}/events",
+    "What happens to a job, as server-sent events: state, progress, preview, image, end.",
+    group="Jobs",
+    query=("previews",),
+    answer="text/event-stream",
+    errors=(404,),
+)
+async def events(request: Request) -> Response:
+    """Streams a job's events, the first of which tells the present state."""
+    job = service_of(request).job(request)
+    previews = request.query_params.get("previews", "1") not in ("0", "false")
+    return stream(_events(job, previews))
+
+
+async def _events(job: Job, previews: bool) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(events_of(job, previews=previews)) as found:
+        async for event in found:
+            if event is None:
+                yield KEEP_ALIVE
+                continue
+            data = describe(job, settings=False)
+            if event.kind in ("preview", "image"):
+                data["index"] = event.index
+            if event.kind == "preview":
+                picture = await in_thread(encode, event.picture, "jpeg")
+                data["preview"] = data_uri(picture, "jpeg")
+            yield sse(event.kind, data)
+
+
+@operation(
+    "GET",
+    "/jobs/{id}/images/{number}",
+    "An image of a job, with its settings in the text of the PNG. The id is the key to it.",
+    group="Jobs",
+    answer="image/png",
+    errors=(404,),
+    open=True,
+)
+async def image(request: Request) -> Response:
+    """Sends an image. Its address is enough, as img elements send no key."""
+    service = service_of(request)
+    job = service.engine.job(request.path_params["id"])
+    text = request.path_params["number"]
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    found = job.images[number] if 0 <= number < len(job.images) else None
+    if found is None:
+        raise NotFound(f"the job has no image {text[:20]!r}, or not yet; look at its images")
+    data = await in_thread(png, found, write_infotext(job.drawing, job.seeds[number]))
+    name = f'inline; filename="diffusax-{job.seeds[number]}.png"'
+    return Response(data, media_type="image/png", headers={"Content-Disposition": name})
+
+
+@operation(
+    "POST",
+    "/png-info",
+    "The settings that a PNG's text holds.",
+    group="Jobs",
+    body=PngInfoFields,
+    form=PngInfoFields,
+    files=("image",),
+    answer=PngInfoAnswer,
+    errors=(413, 422),
+)
+async def png_info(request: Request) -> Response:
+    """Reads the settings of a picture."""
+    settings = service_of(request).settings
+    if content_type(request) == "multipart/form-data":
+        _, files = await read_form(request, settings.most_body)
+        data = files.get("image", [b""])[0]
+    else:
+        data = decode_base64(read_fields(PngInfoFields, await read_json(request)).image, "image")
+    picture = await in_thread(open_picture, data, "image", settings.most_pixels)
+    return Json({"settings": read_settings(picture), "text": text_of(picture)})
+
+
+OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)

@@ -1,0 +1,75 @@
+"""A log of one JSON object a line, which names prompts only where the settings ask for it."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from diffusax.serving.jobs import Event, Job
+
+LOG = logging.getLogger("diffusax.serving")
+
+
+class JsonLines(logging.Formatter):
+    """Writes each record as one line of JSON: time, level, event, and the record's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        entry = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        entry |= {"event": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry).decode()
+
+
+def log_to_stderr() -> None:
+    """Sends the log of the server, and of uvicorn from warnings on, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name, level in (("diffusax", logging.INFO), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+def log_request(scope: Any, status: int, begun: float) -> None:
+    """Logs a request that was answered. begun: when it came, by `time.monotonic`."""
+    fields = {
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "seconds": round(time.monotonic() - begun, 4),
+        "client": scope.get("diffusax.client", ""),
+    }
+    LOG.info("request", extra={"fields": fields})
+
+
+def log_job(job: Job, prompts: bool) -> None:
+    """Logs that a job was submitted, and later that it has ended."""
+    drawing = job.drawing
+    fields: dict[str, Any] = {
+        "job": job.id,
+        "client": job.client,
+        "model": drawing.model,
+        "task": drawing.task,
+        "size": f"{drawing.width}x{drawing.height}",
+        "steps": drawing.num_inference_steps,
+        "images": drawing.num_images,
+    }
+    if prompts:
+        fields |= {"prompt": drawing.prompt, "negative_prompt": drawing.negative_prompt}
+    LOG.info("job", extra={"fields": fields})
+
+    def listen(event: Event) -> None:
+        if event.kind != "end":
+            return
+        since = job.ended or time.time()
+        ended: dict[str, Any] = {"job": job.id, "state": job.state}
+        ended["seconds"] = round(since - job.created, 3)
+        if job.error is not None:
+            ended["error"] = job.error.code if not prompts else str(job.error)
+        LOG.info("job ended", extra={"fields": ended})
+
+    job.listen(listen)

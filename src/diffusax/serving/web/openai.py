@@ -1,0 +1,271 @@
+"""OpenAI's images API: generations, edits and the list of models."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from PIL import Image, ImageOps
+from starlette.requests import Request
+from starlette.responses import Response
+
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import write_infotext
+from diffusax.serving.jobs import Job
+from diffusax.serving.web.bodies import content_type, read_form, read_json
+from diffusax.serving.web.fields import DrawingFields, read_fields
+from diffusax.serving.web.openai_fields import (
+    IGNORED,
+    EditFields,
+    EditForm,
+    ImageFields,
+    ImagesAnswer,
+    OpenAIModel,
+    OpenAIModels,
+    read_size,
+)
+from diffusax.serving.web.operations import operation
+from diffusax.serving.web.pictures import decode_base64, encode, in_base64, open_picture
+from diffusax.serving.web.replies import Json, error_body
+from diffusax.serving.web.service import (
+    Service,
+    client_of,
+    ended,
+    events_of,
+    images_of,
+    in_thread,
+    service_of,
+    to_drawing,
+)
+from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
+
+_SHARED = {field.name for field in dataclasses.fields(DrawingFields)}
+_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+    "output_tokens": 0,
+    "total_tokens": 0,
+}
+_ERRORS = (404, 409, 413, 415, 422, 429, 503)
+
+
+@operation(
+    "POST",
+    "/v1/images/generations",
+    "Generate images from a prompt, as with OpenAI's API; with stream, as server-sent events.",
+    group="OpenAI",
+    body=ImageFields,
+    answer=ImagesAnswer,
+    errors=_ERRORS,
+)
+async def generations(request: Request) -> Response:
+    """Generates images."""
+    fields = read_fields(ImageFields, await read_json(request), ignored=IGNORED)
+    drawing = await in_thread(_drawing, service_of(request), fields, {})
+    return await _answer(request, fields, drawing, "image_generation")
+
+
+@operation(
+    "POST",
+    "/v1/images/edits",
+    "Change an image, or the transparent part of a mask, as with OpenAI's API.",
+    group="OpenAI",
+    body=EditFields,
+    form=EditForm,
+    files=("image", "mask"),
+    answer=ImagesAnswer,
+    errors=_ERRORS,
+)
+async def edits(request: Request) -> Response:
+    """Changes an image."""
+    service = service_of(request)
+    if content_type(request) == "multipart/form-data":
+        values, files = await read_form(request, service.settings.most_body)
+        fields = read_fields(EditFields, _plain(values), strict=False, ignored=IGNORED)
+        sent = [*files.get("image", []), *files.get("image[]", [])]
+        masks = files.get("mask", [])
+        unknown = set(files) - {"image", "image[]", "mask"}
+        if unknown:
+            raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
+    else:
+        fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
+        sent, masks = _json_pictures(fields)
+    pictures = await in_thread(_pictures, service, sent, masks)
+    drawing = await in_thread(_drawing, service, fields, pictures)
+    return await _answer(request, fields, drawing, "image_edit")
+
+
+@operation("GET", "/v1/models", "The models.", group="OpenAI", answer=OpenAIModels)
+async def models(request: Request) -> Response:
+    """Lists the models."""
+    found = [_model(entry) for entry in service_of(request).catalogue.models]
+    return Json({"object": "list", "data": found})
+
+
+@operation(
+    "GET", "/v1/models/{id:path}", "One model.", group="OpenAI", answer=OpenAIModel, errors=(404,)
+)
+async def model(request: Request) -> Response:
+    """Shows a model."""
+    return Json(_model(service_of(request).catalogue.entry(request.path_params["id"])))
+
+
+def _model(entry: Any) -> dict[str, Any]:
+    return {"id": entry.name, "created": 0, "object": "model", "owned_by": "diffusax"}
+
+
+def _plain(values: dict[str, str]) -> dict[str, Any]:
+    """Returns a form's values by the fields' names; JSON stands in those of ours that need it."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = name.partition("[")[0]
+        if name in ("image", "image[]", "mask"):
+            raise Refused(f"{name} must be a file in a form (got a text)", param=name)
+        if key == "adapters" and name != key:
+            # The client of OpenAI writes {"adapters": {"a": 1}} so.
+            found.setdefault(key, {})[name[len(key) + 1 :].removesuffix("]")] = value
+        elif value != "":
+            found[name] = value
+    return found
+
+
+def _json_pictures(fields: EditFields) -> tuple[list[bytes], list[bytes]]:
+    """Returns the pictures and the masks of a JSON body: texts, or objects with image_url."""
+
+    def listed(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [] if value is None else [value]
+
+    def data(value: Any, param: str) -> bytes:
+        value = value.get("image_url") if isinstance(value, dict) else value
+        return decode_base64(value, param)
+
+    images = [data(value, "image") for value in (*listed(fields.image), *listed(fields.images))]
+    return images, [data(value, "mask") for value in listed(fields.mask)]
+
+
+def _pictures(service: Service, images: list[bytes], masks: list[bytes]) -> dict[str, Any]:
+    """Returns the image of an edit, and the mask: white where the given mask is transparent."""
+    if len(images) != 1:
+        text = f"image must be given once, as models here change one image (got {len(images)})"
+        raise Refused(text, param="image")
+    if len(masks) > 1:
+        raise Refused(f"mask must be given at most once (got {len(masks)})", param="mask")
+    most = service.settings.most_pixels
+    image = open_picture(images[0], "image", most)
+    mask = open_picture(masks[0], "mask", most) if masks else image
+    found: dict[str, Any] = {"image": image}
+    if mask.has_transparency_data:
+        alpha = mask.convert("RGBA").getchannel("A")
+        if masks or alpha.getextrema()[0] == 0:
+            found["mask_image"] = ImageOps.invert(alpha)
+            found["image"] = image.convert("RGB")
+    elif masks:
+        found["mask_image"] = mask.convert("L")
+    if "mask_image" in found and found["mask_image"].size != image.size:
+        raise Refused(
+            f"mask must be as large as image, {image.width}x{image.height} "
+            f"(got {mask.width}x{mask.height})",
+            param="mask",
+        )
+    return found
+
+
+def _drawing(service: Service, fields: ImageFields, pictures: dict[str, Any]) -> Drawing:
+    """Returns the drawing that a request asks for."""
+    width, height = read_size(fields.size)
+    own = {name: value for name, value in vars(fields).items() if name in _SHARED}
+    own = {name: value for name, value in own.items() if name != "image"}
+    shared = DrawingFields(**own, width=width, height=height, num_images=fields.n)
+    drawing = to_drawing(shared, service.settings.most_pixels)
+    return dataclasses.replace(drawing, **pictures)
+
+
+async def _answer(request: Request, fields: ImageFields, drawing: Drawing, kind: str) -> Response:
+    """Submits a drawing and answers with its images, or with events on the way to them."""
+    service = service_of(request)
+    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    if fields.stream:
+        return stream(_stream(request, fields, job, kind))
+    await ended(request, [job])
+    images_of(job)
+    data = [await in_thread(_datum, request, fields, job, i) for i in range(len(job.images))]
+    return Json({"created": int(time.time()), "data": data, **_about(fields, job)})
+
+
+def _about(fields: ImageFields, job: Job) -> dict[str, Any]:
+    image = next(image for image in job.images if image is not None)
+    return {
+        "output_format": fields.output_format,
+        "size": f"{image.width}x{image.height}",
+        "background": "opaque",
+        "usage": _USAGE,
+    }
+
+
+def _datum(request: Request, fields: ImageFields, job: Job, index: int) -> dict[str, Any]:
+    """Returns one image of an answer, as an address or as base64."""
+    found: dict[str, Any] = {"seed": job.seeds[index]}
+    if fields.response_format == "url":
+        url = request.url.replace(path=f"/jobs/{job.id}/images/{index}", query="")
+        return {**found, "url": str(url)}
+    text = write_infotext(job.drawing, job.seeds[index])
+    return {**found, "b64_json": _encoded(fields, job.images[index], text)}
+
+
+def _encoded(fields: ImageFields, image: Image.Image, text: str = "") -> str:
+    kind, quality = fields.output_format, fields.output_compression
+    return in_base64(encode(image, kind, text=text, quality=quality))
+
+
+async def _stream(
+    request: Request, fields: ImageFields, job: Job, kind: str
+) -> AsyncIterator[bytes]:
+    """Yields partial images at even parts of the way, each image, and [DONE]."""
+    sent = dict.fromkeys(range(len(job.images)), 0)
+    try:
+        async with contextlib.aclosing(
+            events_of(job, previews=fields.partial_images > 0)
+        ) as events:
+            async for event in events:
+                if event is None:
+                    yield KEEP_ALIVE
+                elif event.kind == "preview" and _is_due(job, fields, sent[event.index]):
+                    name, index = f"{kind}.partial_image", sent[event.index]
+                    sent[event.index] += 1
+                    picture = await in_thread(_encoded, fields, event.picture)
+                    data = {"b64_json": picture, "partial_image_index": index}
+                    yield sse(name, {**_event(fields, event.picture, name), **data})
+                elif event.kind == "image":
+                    name = f"{kind}.completed"
+                    datum = await in_thread(_datum, request, fields, job, event.index)
+                    about = _event(fields, job.images[event.index], name)
+                    yield sse(name, {**about, **datum, "usage": _USAGE})
+        images_of(job)
+    except Refused as error:
+        yield sse("error", error_body("/v1/", error))
+    finally:
+        if not job.is_over:
+            job.cancel()
+    yield b"data: [DONE]\n\n"
+
+
+def _is_due(job: Job, fields: ImageFields, sent: int) -> bool:
+    """Whether the next partial image of an image should be sent by now."""
+    wanted = fields.partial_images
+    return sent < wanted and job.progress >= sent / (wanted + 1)
+
+
+def _event(fields: ImageFields, image: Image.Image, kind: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "created_at": int(time.time()),
+        "size": f"{image.width}x{image.height}",
+        "quality": "auto",
+        "background": "opaque",
+        "output_format": fields.output_format,
+    }
+
+
+OPERATIONS = (generations, edits, models, model)

@@ -1,0 +1,135 @@
+"""The fields of OpenAI's images API, with ours beside them."""
+
+import dataclasses
+import re
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from diffusax.serving.errors import Refused
+from diffusax.serving.web.fields import (
+    Adapters,
+    Blur,
+    ClipSkip,
+    ControlFields,
+    Picture,
+    Scale,
+    Seed,
+    Share,
+    Steps,
+    Text,
+)
+
+IGNORED = ("user", "quality", "style", "moderation", "background", "input_fidelity")
+IGNORED += ("safety_identifier", "complexity")
+"""Fields of OpenAI's that change nothing here."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageFields:
+    """What the images API takes: OpenAI's fields, and ours from negative_prompt on."""
+
+    prompt: Text
+    model: Text = ""
+    n: Annotated[int, Meta(ge=1, le=10)] = 1
+    size: Annotated[str, Meta(description='Width and height, such as "512x512", or "auto".')] = (
+        "auto"
+    )
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
+    stream: bool = False
+    partial_images: Annotated[int, Meta(ge=0, le=3)] = 0
+    user: Any = None
+    quality: Any = None
+    style: Any = None
+    moderation: Any = None
+    background: Any = None
+    negative_prompt: Text = ""
+    seed: Seed | None = None
+    num_inference_steps: Steps | None = None
+    guidance_scale: Scale | None = None
+    guidance_rescale: Share = 0.0
+    sampler: Text | None = None
+    adapters: Adapters = dataclasses.field(default_factory=dict)
+    clip_skip: ClipSkip | None = None
+    prompt_weighting: bool = True
+    long_prompt: bool = True
+    controls: tuple[ControlFields, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EditFields(ImageFields):
+    """What edits take beside: a picture, a mask whose transparent part is drawn anew, and ours."""
+
+    image: Any = None
+    images: Any = None
+    mask: Any = None
+    strength: Share | None = None
+    image_guidance_scale: Scale | None = None
+    mask_blur: Blur = 0.0
+    padding_mask_crop: Annotated[int, Meta(ge=0, le=4096)] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EditForm(EditFields):
+    """A form of an edit; image and mask are files."""
+
+    image: Picture
+    mask: Picture | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageAnswer:
+    """One image, with its seed."""
+
+    seed: int
+    b64_json: str | None = None
+    url: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImagesAnswer:
+    """The images of a request."""
+
+    created: int
+    data: list[ImageAnswer]
+    output_format: str
+    size: str
+    background: str
+    usage: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenAIModel:
+    """A model."""
+
+    id: str
+    created: int
+    object: str
+    owned_by: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenAIModels:
+    """All models."""
+
+    object: str
+    data: list[OpenAIModel]
+
+
+def read_size(size: str) -> tuple[int | None, int | None]:
+    """Returns the width and the height that a size names; None for those of the model.
+
+    Raises:
+        Refused: it is not of the form "WxH".
+    """
+    if size == "auto":
+        return None, None
+    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
+    if found is None:
+        raise Refused(
+            f'size must be "auto" or width and height such as "512x512" (got {size[:40]!r})',
+            param="size",
+        )
+    return int(found[1]), int(found[2])

@@ -1,0 +1,116 @@
+"""Pictures in requests and answers: base64, data URIs and files."""
+
+import base64
+import binascii
+import io
+import warnings
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from diffusax.images.pictures import png_parameters
+from diffusax.serving.errors import Refused
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+
+
+def decode_picture(value: Any, param: str, most_pixels: int) -> Image.Image:
+    """Decodes a picture from base64 or a data URI; see `open_picture`."""
+    return open_picture(decode_base64(value, param), param, most_pixels)
+
+
+def decode_base64(value: Any, param: str) -> bytes:
+    """Decodes base64, or a data URI of it.
+
+    Raises:
+        Refused: the value is neither; an address is refused, too, as the server fetches nothing.
+    """
+    if not isinstance(value, str):
+        raise Refused(
+            f"{param} must be a picture in base64 (got {type(value).__name__})", param=param
+        )
+    if value.startswith(("http://", "https://", "file:")):
+        raise Refused(
+            f"{param} must be a picture in base64, not an address; send its bytes", param=param
+        )
+    if value.startswith("data:"):
+        head, _, value = value.partition(",")
+        if not head.endswith(";base64"):
+            raise Refused(
+                f"{param} must be a data URI with base64 (got {head[:40]!r})", param=param
+            )
+    try:
+        return base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Refused(f"{param} must be a picture in base64 ({error})", param=param) from None
+
+
+def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
+    """Opens a picture, upright and in its own mode, after a look at its header.
+
+    Arguments:
+        data: the bytes of a PNG, JPEG or WebP file.
+        param: the name of the argument, for errors.
+        most_pixels: the most pixels; a picture with more is refused before it is decoded.
+
+    Raises:
+        Refused: the bytes are no such picture, or it has too many pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                if image.width * image.height > most_pixels:
+                    raise Refused(
+                        f"{param} must have at most {most_pixels} pixels "
+                        f"(got {image.width}x{image.height}); make it smaller",
+                        param=param,
+                        status=413,
+                        code="picture_too_large",
+                    )
+                upright = ImageOps.exif_transpose(image)
+                upright.load()
+                # exif_transpose returns another image, without the texts of a PNG.
+                upright.text = getattr(image, "text", {})  # type: ignore[attr-defined]
+                return upright
+    except Image.UnidentifiedImageError:
+        reason = f"the bytes are none of {', '.join(FORMATS)}"
+    except Refused:
+        raise
+    except Exception as error:
+        # For a broken file Pillow's readers raise errors of nearly every class.
+        reason = str(error) or type(error).__name__
+    raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
+def png(image: Image.Image, text: str = "") -> bytes:
+    """Encodes a PNG, with a text chunk `parameters` where a text is given."""
+    return encode(image, "png", text=text)
+
+
+def encode(
+    image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
+) -> bytes:
+    """Encodes a picture as "png", "jpeg" or "webp". quality: from 0 to 100, for the latter two."""
+    file = io.BytesIO()
+    if kind == "png":
+        options: dict[str, Any] = {"pnginfo": png_parameters(text)} if text else {}
+    else:
+        image, options = image.convert("RGB"), {"quality": 90 if quality is None else quality}
+    image.save(file, kind.upper(), **options)
+    return file.getvalue()
+
+
+def text_of(image: Image.Image) -> str:
+    """Returns the text with settings of a picture that was opened here; "" where it has none."""
+    return getattr(image, "text", {}).get("parameters", "")
+
+
+def in_base64(data: bytes) -> str:
+    """Returns bytes as base64 text."""
+    return base64.b64encode(data).decode()
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Returns a picture's bytes as a data URI."""
+    return f"data:image/{kind};base64,{in_base64(data)}"

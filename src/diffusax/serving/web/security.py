@@ -1,0 +1,199 @@
+"""Stands before all endpoints: who may ask, from which page, and with how long a body."""
+
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diffusax.serving.errors import Refused
+from diffusax.serving.web.bodies import bounded_receive, too_long
+from diffusax.serving.web.keys import client_name, key_of
+from diffusax.serving.web.log import LOG, log_request
+from diffusax.serving.web.operations import Operation
+from diffusax.serving.web.replies import error_reply
+from diffusax.serving.web.settings import WebSettings
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+"""What every answer says to browsers."""
+
+
+class Guard:
+    """Checks a request before its endpoint sees it, and logs the answer.
+
+    A page of another site cannot use the server from its visitors' browsers: requests with another
+    site's Origin are refused, and so are those for another Host (DNS rebinding) where no key
+    protects the server. What needs a key is refused without one.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: WebSettings, operations: Collection[Operation]):
+        """Guards an application. operations: of these, the open ones need no key."""
+        self._app, self._settings = app, settings
+        opened = [operation.path for operation in operations if operation.open]
+        self._open = [re.compile(_pattern(path)) for path in opened]
+        names = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._hosts = names | {host.lower() for host in settings.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or lets the application do so."""
+        if scope["type"] != "http":
+            return
+        begun, status = time.monotonic(), 0
+        headers, path = Headers(scope=scope), scope["path"]
+        most, timeout = self._settings.most_body, self._settings.body_timeout
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                found = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    found.setdefault(name, value)
+                found.setdefault("Cache-Control", "no-store")
+                self._allow_origin(headers, found)
+            await send(message)
+
+        try:
+            self._check_host(headers)
+            self._check_origin(headers)
+            if scope["method"] == "OPTIONS" and self._foreign(headers):
+                await self._preflight(scope, receive, answer)
+                return
+            scope["diffusax.client"] = self._client(scope, headers)
+            if (headers.get("content-length") or "0").isdigit() and int(
+                headers.get("content-length") or 0
+            ) > most:
+                raise too_long(most)
+            await self._app(scope, bounded_receive(receive, most, timeout), answer)
+        except Refused as error:
+            if status == 0:
+                await error_reply(path, error, _extra(path, error))(scope, receive, answer)
+        except Exception:
+            LOG.exception("an endpoint failed")
+            if status == 0:
+                error = Refused("the server failed; its log says why", status=500, code="failed")
+                await error_reply(path, error)(scope, receive, answer)
+            else:
+                raise
+        finally:
+            log_request(scope, status, begun)
+
+    def _check_host(self, headers: Headers) -> None:
+        name = _host_name(headers.get("host", ""))
+        known = _is_address(name) or name in self._hosts or "*" in self._hosts
+        if not known and not self._settings.keys:
+            raise Refused(
+                f"Host must be an IP address, localhost or a name that was given to --host-name "
+                f"(got {name[:100]!r}); start the server with it, or with API keys",
+                status=421,
+                code="unknown_host",
+            )
+
+    def _foreign(self, headers: Headers) -> str:
+        """Returns the other site's origin that a request comes from, or "" for none."""
+        origin = headers.get("origin")
+        if origin is None:
+            # Old browsers send no Origin with some requests, and new ones this for all.
+            site = headers.get("sec-fetch-site", "none")
+            navigation = headers.get("sec-fetch-mode") in ("navigate", "no-cors")
+            return "" if site in ("none", "same-origin") or navigation else "null"
+        own = _place(f"{origin.partition(':')[0]}://{headers.get('host', '')}")
+        return "" if _place(origin) == own else origin
+
+    def _check_origin(self, headers: Headers) -> None:
+        foreign = self._foreign(headers)
+        if foreign and foreign not in self._settings.origins:
+            raise Refused(
+                f"Origin must be the server's own (got {foreign[:100]!r}); start the server with "
+                "--allow-origin to let that site's pages use it",
+                status=403,
+                code="foreign_origin",
+            )
+
+    def _client(self, scope: Scope, headers: Headers) -> str:
+        """Returns the name of the client: of its key, or its address where there are no keys."""
+        keys = self._settings.keys
+        if not keys:
+            return (scope.get("client") or ("",))[0]
+        key = key_of(headers.get("authorization", ""), keys)
+        if key is not None:
+            return client_name(key)
+        if any(path.fullmatch(scope["path"]) for path in self._open):
+            return ""
+        raise Refused(
+            "an API key must be sent, as Authorization: Bearer KEY, or as the password of Basic",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    def _allow_origin(self, headers: Headers, found: MutableHeaders) -> None:
+        origin = headers.get("origin")
+        if origin in self._settings.origins:
+            found["Access-Control-Allow-Origin"] = origin
+            found["Access-Control-Expose-Headers"] = "Location, Retry-After"
+            found["Cross-Origin-Resource-Policy"] = "cross-origin"
+            found.append("Vary", "Origin")
+
+    async def _preflight(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a browser that asks whether another site's page may ask something."""
+        found: Any = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", b"Authorization, Content-Type"),
+            (b"access-control-max-age", b"600"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": found})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _extra(path: str, error: Refused) -> dict[str, str]:
+    """Returns the headers of an error."""
+    if error.status == 401:
+        # For Basic, a browser would ask for the key itself, before the page does.
+        basic = path.startswith("/sdapi/")
+        return {"WWW-Authenticate": f'{"Basic" if basic else "Bearer"} realm="diffusax"'}
+    # After these the rest of the body is not read.
+    return {"Connection": "close"} if error.status in (408, 413) else {}
+
+
+def _pattern(path: str) -> str:
+    """Returns the pattern of the paths that a route's path stands for."""
+    return re.sub(r"{\w+}", "[^/]+", re.sub(r"{\w+:path}", ".+", path))
+
+
+def _place(origin: str) -> tuple[str, int | None]:
+    """Returns the host and the port of an origin; the scheme gives the port where there is none."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        return (parts.hostname or "").lower(), port
+    except ValueError:
+        return "", None
+
+
+def _host_name(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True

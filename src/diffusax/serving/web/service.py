@@ -1,0 +1,249 @@
+"""What the endpoints share: the engine, the settings, and a request's way to pictures."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+from anyio import to_thread
+from PIL import Image
+from starlette.requests import Request
+
+from diffusax.serving.catalogue import Catalogue
+from diffusax.serving.drawing import Control, Drawing
+from diffusax.serving.engine import Engine
+from diffusax.serving.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.jobs import Job
+from diffusax.serving.web.a1111.options import OptionsOfClients
+from diffusax.serving.web.a1111.work import Works
+from diffusax.serving.web.fields import DrawingFields
+from diffusax.serving.web.log import LOG, log_job
+from diffusax.serving.web.pictures import decode_picture
+from diffusax.serving.web.settings import WebSettings
+
+
+@dataclasses.dataclass(eq=False)
+class Service:
+    """The engine behind the endpoints, with what the endpoints have to remember."""
+
+    engine: Engine
+    catalogue: Catalogue
+    settings: WebSettings
+    opened: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set once the first model is loaded."""
+    failure: str = ""
+    """Why the first model could not be loaded."""
+    draining: bool = False
+    works: Works = dataclasses.field(default_factory=Works)
+    """The calls of A1111's clients."""
+    options: OptionsOfClients = dataclasses.field(default_factory=OptionsOfClients)
+    """What A1111's clients have set."""
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        """Loads the default model, and compiles for images of these heights and widths."""
+        try:
+            first = self.catalogue.check(Drawing())
+            if self.catalogue.entry().kind == "text-to-image":
+                pipe, _ = self.catalogue.acquire(first)
+                self.catalogue.release(pipe)
+            if sizes:
+                self.engine.warm([Drawing(height=height, width=width) for height, width in sizes])
+            self.opened.set()
+        except Exception as error:
+            LOG.exception("the model could not be loaded")
+            self.failure = f"the model could not be loaded ({error}); start with another --model"
+
+    def check(self, drawing: Drawing) -> None:
+        """Refuses a drawing that asks for more than the settings allow."""
+        settings = self.settings
+        bounds = {
+            "num_inference_steps": (drawing.num_inference_steps, settings.most_steps, "steps"),
+            "num_images": (drawing.num_images, settings.most_images, "images"),
+            "controls": (len(drawing.controls), settings.most_controls, "ControlNets"),
+            "prompt": (len(drawing.prompt), settings.most_prompt, "characters"),
+            "negative_prompt": (len(drawing.negative_prompt), settings.most_prompt, "characters"),
+        }
+        for name, (value, most, unit) in bounds.items():
+            if (value or 0) > most:
+                text = f"{name} must be at most {most} {unit} (got {value}); ask for fewer"
+                raise Refused(text, param=name, code="limit_exceeded")
+        if (drawing.width or 1) * (drawing.height or 1) > settings.most_image_pixels:
+            raise Refused(
+                f"width times height must be at most {settings.most_image_pixels} pixels "
+                f"(got {drawing.width}x{drawing.height}); make the image smaller",
+                param="width",
+                code="limit_exceeded",
+            )
+
+    def check_filled(self, drawing: Drawing) -> None:
+        """Refuses sizes that are only known with the model's defaults or from the picture."""
+        self.check(self.catalogue.check(drawing))
+
+    def submit(self, drawings: Iterable[Drawing], client: str) -> list[Job]:
+        """Submits drawings together: all of them, or none. May block for a moment.
+
+        Raises:
+            Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
+        """
+        drawings = list(drawings)
+        if self.draining:
+            raise Closing("the server is stopping; ask another one, or this one later")
+        for drawing in drawings:
+            self.check(drawing)
+            self.check_filled(drawing)
+        jobs: list[Job] = []
+        with self.lock:
+            self._check_client(client, len(drawings))
+            try:
+                for drawing in drawings:
+                    jobs.append(self.engine.submit(drawing, client=client))
+            except BaseException:
+                for job in jobs:
+                    job.cancel()
+                raise
+        for job in jobs:
+            log_job(job, self.settings.log_prompts)
+        return jobs
+
+    def _check_client(self, client: str, more: int) -> None:
+        most = self.settings.most_jobs_per_client
+        found = sum(not job.is_over for job in self.engine.jobs(client))
+        if found + more > most:
+            text = f"a client has at most {most} jobs at a time; wait until one has ended"
+            raise Busy(text, code="too_many_jobs", retry_after=5.0)
+
+    def job(self, request: Request) -> Job:
+        """Returns the job that a request's path names, if it is the client's.
+
+        Raises:
+            NotFound: there is none, or it belongs to another key.
+        """
+        job = self.engine.job(request.path_params["id"])
+        if self.settings.keys and job.client != client_of(request):
+            raise NotFound(f"there is no job {job.id!r}; results are kept for a while only")
+        return job
+
+    def jobs_of(self, request: Request) -> list[Job]:
+        """Returns the jobs of a request's key; without keys, all."""
+        return self.engine.jobs(client_of(request) if self.settings.keys else None)
+
+
+def service_of(request: Request) -> Service:
+    """Returns the service that the request came to."""
+    return request.app.state.service
+
+
+def client_of(request: Request) -> str:
+    """Returns the name of a request's key, or its address where the server has no keys."""
+    return request.scope["diffusax.client"]
+
+
+async def in_thread(function: Any, *args: Any) -> Any:
+    """Runs a function that may block outside the event loop."""
+    return await to_thread.run_sync(function, *args)
+
+
+def to_drawing(fields: DrawingFields, most_pixels: int) -> Drawing:
+    """Makes a drawing of a request's fields; decodes its pictures, which takes a while."""
+    values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+    for name in ("image", "mask_image"):
+        if values[name] is not None:
+            values[name] = decode_picture(values[name], name, most_pixels)
+    values["controls"] = tuple(
+        Control(
+            **{
+                **vars(control),
+                "image": decode_picture(control.image, f"controls[{i}].image", most_pixels),
+            }
+        )
+        for i, control in enumerate(fields.controls)
+    )
+    return Drawing(**values)
+
+
+async def ended(request: Request, jobs: Iterable[Job]) -> None:
+    """Waits until jobs have ended; cancels them if the client goes away before.
+
+    Raises:
+        Refused: the client has gone.
+    """
+    jobs = list(jobs)
+    gone = asyncio.ensure_future(_gone(request))
+    waiting = asyncio.ensure_future(_all_ended(jobs))
+    try:
+        await asyncio.wait((gone, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise Refused("the client has gone", status=499, code="client_gone")
+    finally:
+        for job in jobs:
+            if not job.is_over:
+                job.cancel()
+        for task in (gone, waiting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def images_of(job: Job) -> list[Image.Image]:
+    """Returns all images of a job that has ended.
+
+    Raises:
+        Refused: it failed or was cancelled.
+    """
+    if job.error is not None:
+        raise job.error
+    if job.state != "done":
+        raise Refused("the job was cancelled; ask for it again", status=409, code="cancelled")
+    return [image for image in job.images if image is not None]
+
+
+async def events_of(job: Job, *, previews: bool = False) -> AsyncIterator[Any]:
+    """Yields a job's events as they come, up to its end; a slow reader misses older progress."""
+    loop = asyncio.get_running_loop()
+    waiting: dict[Any, Any] = {}
+    came = asyncio.Event()
+
+    def put(event: Any) -> None:
+        # Of one kind and image only the latest waits, in the order in which they came.
+        key = event.kind, event.index
+        waiting.pop(key, None)
+        waiting[key] = event
+        came.set()
+
+    def listen(event: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(put, event)
+
+    stop = job.listen(listen, previews=previews)
+    try:
+        while True:
+            try:
+                await asyncio.wait_for(came.wait(), 15.0)
+            except TimeoutError:
+                yield None
+                continue
+            came.clear()
+            events = list(waiting.values())
+            waiting.clear()
+            for event in events:
+                yield event
+                if event.kind == "end":
+                    return
+    finally:
+        stop()
+
+
+async def _all_ended(jobs: list[Job]) -> None:
+    for job in jobs:
+        async with contextlib.aclosing(events_of(job)) as events:
+            async for _ in events:
+                pass
+
+
+async def _gone(request: Request) -> None:
+    """Waits until the client goes away; its body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

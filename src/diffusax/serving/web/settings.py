@@ -1,0 +1,39 @@
+"""The settings of the HTTP server."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WebSettings:
+    """Says who may use the server, and how much a request may ask for.
+
+    Sizes are in bytes, times in seconds.
+    """
+
+    keys: tuple[str, ...] = ()
+    """The API keys; without any, everybody who reaches the address may use the server."""
+    hosts: tuple[str, ...] = ()
+    """Names under which browsers may reach the server without a key, beside IP addresses,
+    localhost and the machine's own name; "*" stands for all."""
+    origins: tuple[str, ...] = ()
+    """Origins of other sites whose pages may use the server, such as https://example.org."""
+    most_jobs_per_client: int = 32
+    """The most jobs of one key, or of one address where there are no keys, that wait or run."""
+    most_body: int = 64 * 2**20
+    """The most bytes of a request's body."""
+    most_pixels: int = 4096 * 4096
+    """The most pixels of a picture that is sent."""
+    most_image_pixels: int = 2048 * 2048
+    """The most pixels of an image that is generated."""
+    most_images: int = 16
+    """The most images of one request."""
+    most_steps: int = 200
+    """The most steps of a sampler."""
+    most_prompt: int = 10_000
+    """The most characters of a prompt or a negative prompt."""
+    most_controls: int = 4
+    """The most ControlNets of one request."""
+    body_timeout: float = 60.0
+    """The longest wait for the next bytes of a body."""
+    log_prompts: bool = False
+    """Whether the log names prompts."""

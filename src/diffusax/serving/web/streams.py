@@ -1,0 +1,21 @@
+"""Server-sent events."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+KEEP_ALIVE = b": still there\n\n"
+"""A comment, which tells proxies and clients that the connection lives."""
+
+
+def sse(event: str, data: Any) -> bytes:
+    """Encodes one event, whose data become JSON."""
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
+
+
+def stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+    """Answers with events as they come; proxies are asked not to hold them back."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -1,0 +1,273 @@
+"""The catalogue: what it lists, what it refuses, and what it keeps in memory."""
+
+import shutil
+
+import numpy as np
+import pytest
+from effort import first
+from PIL import Image
+from safetensors.numpy import save_file
+from single_files import hollow, model_shapes, original_shapes
+
+from diffusax.checkpoints.hub import EMBEDDED
+from diffusax.checkpoints.single_file import configs
+from diffusax.serving.catalogue import Catalogue
+from diffusax.serving.drawing import Control, Drawing
+from diffusax.serving.errors import NotFound, Refused
+
+PICTURE = Image.new("RGB", (70, 65), "navy")
+MASK = Image.new("L", (70, 65), 255)
+LORA = {"lora_unet_mid_block.lora_down.weight": np.ones((1, 4), np.float32)}
+
+
+def embedding(path, width=192, words=1):
+    values = np.random.default_rng(0).standard_normal((words, width)).astype(np.float32)
+    save_file({"emb_params": 0.1 * values}, path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder as A1111 has it, with whole checkpoints and files without their numbers."""
+    root = tmp_path_factory.mktemp("webui")
+    for name in ("Stable-diffusion/old", "Lora/more", "ControlNet"):
+        (root / "models" / name).mkdir(parents=True)
+    (root / "embeddings").mkdir()
+    models = root / "models" / "Stable-diffusion"
+    (models / "emoji").symlink_to(EMBEDDED["emoji"])
+    shutil.copytree(EMBEDDED["emoji"], models / "old" / "emoji")
+    (models / "edit").symlink_to(EMBEDDED["emoji-edit"])
+    for name, family, channels in (
+        ("sd1", "sd1", 4),
+        ("paint", "sd1", 9),
+        ("xl", "sdxl", 4),
+        ("refiner", "refiner", 4),
+        ("sd2", "sd2", 4),
+    ):
+        hollow(models / f"{name}.safetensors", model_shapes(family, channels))
+    (root / "models" / "ControlNet" / "edges").symlink_to(EMBEDDED["emoji-control"])
+    unet = {k: v for k, v in configs._UNETS["sd1"].items() if k not in configs._CONTROL}
+    shapes = original_shapes({**unet, "_class_name": "ControlNetModel"})
+    hollow(root / "models" / "ControlNet" / "canny.safetensors", shapes)
+    save_file(LORA, root / "models" / "Lora" / "style.safetensors")
+    save_file(LORA, root / "models" / "Lora" / "more" / "style.safetensors")
+    (root / "models" / "Lora" / "pickle.pt").write_bytes(b"")
+    embedding(root / "embeddings" / "sks.safetensors")
+    embedding(root / "embeddings" / "large.safetensors", 768)
+    return root
+
+
+@pytest.fixture(scope="module")
+def catalogue(folder):
+    return Catalogue("emoji", folder)
+
+
+def refusal(catalogue, error=Refused, **fields):
+    with pytest.raises(error) as caught:
+        catalogue.check(Drawing(**fields))
+    return caught.value
+
+
+def test_a_folder_of_a1111_is_listed(catalogue):
+    models = {entry.name: entry for entry in catalogue.models}
+    assert catalogue.models[0].name == "emoji"
+    assert set(models) == {"emoji", "old/emoji", "edit", "sd1", "paint", "xl", "refiner"}
+    assert {name: entry.kind for name, entry in models.items() if name not in ("sd1", "xl")} == {
+        "emoji": "text-to-image",
+        "old/emoji": "text-to-image",
+        "edit": "edit",
+        "paint": "inpainting",
+        "refiner": "image-to-image",
+    }
+    xl, emoji, edit = models["xl"], models["emoji"], models["edit"]
+    assert (xl.width, xl.height, xl.multiple, xl.family) == (1024, 1024, 8, "Stable Diffusion XL")
+    assert (emoji.guidance_scale, emoji.steps, emoji.sampler) == (2.0, 50, "ddim")
+    assert (edit.image_guidance_scale, edit.tasks) == (1.5, ("edit",))
+    assert "euler_a" in xl.samplers
+    assert "flow_euler" not in xl.samplers
+    assert {one.name for one in catalogue.loras} == {"style", "more/style"}
+    assert {one.name for one in catalogue.embeddings} == {"sks", "large"}
+    assert {one.name: one.context_dim for one in catalogue.controlnets} == {
+        "edges": 192,
+        "canny": 768,
+    }
+    (reason,) = catalogue.unreadable.values()
+    assert "does not say what its UNet predicts" in reason
+
+
+def test_any_folder_is_listed_by_what_files_hold(tmp_path, folder):
+    for name in ("Stable-diffusion/xl", "ControlNet/canny", "Lora/style"):
+        source = folder / "models" / f"{name}.safetensors"
+        (tmp_path / source.name).symlink_to(source)
+    embedding(tmp_path / "word.safetensors")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "emoji").symlink_to(EMBEDDED["emoji"])
+    (tmp_path / "more" / "edges").symlink_to(EMBEDDED["emoji-control"])
+    (tmp_path / "more" / "again").symlink_to(tmp_path)
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    found = Catalogue(None, tmp_path)
+    assert [entry.name for entry in found.models] == ["emoji", "xl"]
+    assert [entry.name for entry in found.controlnets] == ["canny", "edges"]
+    assert [entry.name for entry in found.loras] == ["style"]
+    assert [entry.name for entry in found.embeddings] == ["word"]
+    assert [path.name for path in found.unreadable] == ["broken.safetensors"]
+
+
+def test_models_are_found_by_names_alone(catalogue, folder):
+    assert catalogue.entry().name == "emoji"
+    assert catalogue.entry("XL.safetensors").name == "xl"
+    assert catalogue.entry("old/emoji").title == "old/emoji"
+    for name in ("nothing", str(folder), "../embeddings/sks", "", "emoji/"):
+        if name:
+            with pytest.raises(NotFound, match="is not listed; it is one of"):
+                catalogue.entry(name)
+    assert refusal(catalogue, NotFound, model="/etc/passwd").param == "model"
+
+
+def test_drawings_get_the_defaults_of_their_model(catalogue):
+    drawn = catalogue.check(Drawing(prompt="a red apple"))
+    values = drawn.num_inference_steps, drawn.guidance_scale, drawn.sampler, drawn.strength
+    assert values == (50, 2.0, "ddim", None)
+    assert (drawn.width, drawn.height, drawn.model, drawn.task) == (
+        64,
+        64,
+        "emoji",
+        "text-to-image",
+    )
+    over = catalogue.check(Drawing(image=PICTURE, height=128))
+    assert (over.width, over.height, over.strength, over.task) == (64, 128, 0.8, "image-to-image")
+    painted = catalogue.check(Drawing(image=PICTURE, mask_image=MASK, padding_mask_crop=4))
+    assert (painted.width, painted.height, painted.task) == (64, 64, "inpainting")
+    edit = catalogue.check(Drawing(model="edit", image=PICTURE))
+    assert (edit.image_guidance_scale, edit.task) == (1.5, "edit")
+    assert catalogue.check(drawn) == drawn
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"width": 65}, "width", "width must be divisible by 8 (got 65); use 64 or 72"),
+        ({"width": "x"}, "width", "width must be a whole number"),
+        ({"prompt": 3}, "prompt", "prompt must be a text (got 3)"),
+        ({"seed": -1}, "seed", "seed must be a whole number from 0"),
+        ({"num_images": 0}, "num_images", "from 1 up to"),
+        ({"guidance_rescale": 2}, "guidance_rescale", "up to 1"),
+        ({"sampler": "flow_euler"}, "sampler", "sampler must be one that suits 'emoji'"),
+        ({"strength": 0.5}, "strength", "strength needs image"),
+        ({"mask_image": MASK}, "mask_image", "mask_image needs image"),
+        ({"image": PICTURE, "mask_blur": 2.0}, "mask_blur", "mask_blur needs mask_image"),
+        ({"model": "edit"}, "image", "'edit' is made for edits, not for text to image; give it an"),
+        ({"model": "paint", "image": PICTURE}, "mask_image", "made for inpainting"),
+        ({"model": "refiner"}, "image", "made for image to image"),
+        ({"adapters": {"x": 1}}, "adapters", "adapters names the LoRA 'x', which is not listed"),
+        ({"prompt": "a <lora:x:1>"}, "adapters", "the LoRA 'x'"),
+        ({"prompt": "a <lora:style:y>"}, "prompt", "must have a number as weight"),
+        ({"image": PICTURE, "guidance_rescale": 0.5}, "guidance_rescale", "must be 0 for image to"),
+        ({"controls": (Control(model="x", image=PICTURE),)}, "controls", "the ControlNet 'x'"),
+        ({"controls": (Control(model="canny", image=PICTURE),)}, "controls", "of 768 numbers"),
+        (
+            {"controls": (Control(model="edges", image=PICTURE, scale="x"),)},
+            *("controls", "controls: scale must be a number"),
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_at_once(catalogue, fields, param, message):
+    error = refusal(catalogue, **fields)
+    assert error.param == param
+    assert message in str(error)
+    assert not any(entry.loaded for entry in catalogue.models)
+
+
+CONTROL = Control(model="edges", image=PICTURE, scale=0.5, end=0.9)
+BRIEF = {"num_inference_steps": 2, "prompt": "sks apple"}
+TASKS = {
+    "StableDiffusionControlNetInpaintPipeline": Drawing(
+        image=PICTURE, mask_image=MASK, mask_blur=1.0, controls=(CONTROL, CONTROL), **BRIEF
+    ),
+    "StableDiffusionPipeline": Drawing(width=128, height=64, **BRIEF),
+    "StableDiffusionImg2ImgPipeline": Drawing(image=PICTURE, strength=1.0, **BRIEF),
+    "StableDiffusionControlNetPipeline": Drawing(controls=(CONTROL,), **BRIEF),
+    "StableDiffusionInstructPix2PixPipeline": Drawing(model="edit", image=PICTURE, **BRIEF),
+}
+
+
+@pytest.mark.parametrize("name", first(TASKS))
+def test_pipelines_draw_each_task(folder, name):
+    catalogue, drawing = Catalogue("emoji", folder), TASKS[name]
+    pipe, arguments = catalogue.acquire(drawing)
+    image = pipe(**arguments, seed=1, adapters={}).images[0]
+    assert (type(pipe).__name__, image.size) == (name, (drawing.width or 64, 64))
+    # The embedding that fits the model is a word of its tokenizer.
+    assert list(pipe.tokenizer.words) == ["sks"]
+
+
+def test_pipelines_share_what_is_loaded(folder):
+    catalogue = Catalogue("emoji", folder)
+    for name, drawing in TASKS.items():
+        pipe, arguments = catalogue.acquire(drawing)
+        assert type(pipe).__name__ == name
+        if drawing.model == "":
+            assert pipe.params["unet"] is catalogue.acquire(Drawing())[0].params["unet"]
+            assert arguments["prompt"] == "sks apple"
+
+
+def test_what_is_least_recently_used_leaves_memory(folder):
+    alone = Catalogue("emoji", folder)
+    pipe, _ = alone.acquire(Drawing())
+    size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
+    catalogue = Catalogue("emoji", folder, memory=int(size * 1.9))
+    loaded = lambda: {entry.name for entry in catalogue.models if entry.loaded}  # noqa: E731
+    plain, _ = catalogue.acquire(Drawing())
+    again, _ = catalogue.acquire(Drawing())
+    assert again is plain
+    edit, _ = catalogue.acquire(Drawing(model="edit", image=PICTURE))
+    assert loaded() == {"emoji", "edit"}
+    catalogue.release(plain)
+    assert loaded() == {"emoji", "edit"}
+    catalogue.release(again)
+    catalogue.acquire(Drawing(model="old/emoji"))
+    assert loaded() == {"edit", "old/emoji"}
+    # What is in use stays, and a pipeline that was let go once too often hurts nobody.
+    catalogue.release(plain)
+    catalogue.acquire(Drawing())
+    assert loaded() == {"emoji", "edit", "old/emoji"}
+    catalogue.release(edit)
+    assert loaded() == {"emoji", "old/emoji"}
+
+
+def test_a_folder_is_read_anew(tmp_path, folder):
+    models = tmp_path / "checkpoints"
+    models.mkdir()
+    shutil.copytree(EMBEDDED["emoji"], models / "one")
+    catalogue = Catalogue("one", tmp_path)
+    pipe, _ = catalogue.acquire(Drawing())
+    shutil.copytree(EMBEDDED["emoji"], models / "two")
+    (tmp_path / "lora").mkdir()
+    save_file(LORA, tmp_path / "lora" / "new.safetensors")
+    catalogue.refresh()
+    assert [entry.name for entry in catalogue.models] == ["one", "two"]
+    assert catalogue.lora("new").path.name == "new.safetensors"
+    assert catalogue.entry("one").loaded
+    (models / "one" / "model_index.json").touch()
+    catalogue.refresh()
+    assert not catalogue.entry("one").loaded
+    other, _ = catalogue.acquire(Drawing())
+    assert other is not pipe
+    shutil.rmtree(models / "one")
+    with pytest.raises(ValueError, match="model 'one' is no longer in"):
+        catalogue.refresh()
+    assert [entry.name for entry in catalogue.models] == ["one", "two"]
+
+
+def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
+    shutil.copytree(EMBEDDED["emoji"], tmp_path / "bad")
+    next((tmp_path / "bad" / "vae").glob("*.safetensors")).unlink()
+    catalogue = Catalogue(tmp_path / "bad")
+    with pytest.raises(Refused, match=r"model 'bad' cannot be loaded: .*vae") as caught:
+        catalogue.acquire(Drawing())
+    assert caught.value.status == 500
+
+
+def _leaves(tree):
+    import jax
+
+    return jax.tree.leaves(tree)
