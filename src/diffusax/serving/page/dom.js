@@ -42,7 +42,10 @@ export function notice(text, { actions = {}, error = false, seconds = 8 } = {}) 
     ...buttons,
     button("×", close, { "aria-label": "Close this message", className: "icon" }),
   );
-  const place = $("dialog[open]") ?? $("#notices");
+  // Outside of an open dialog nothing can be clicked.
+  const dialog = $("dialog[open]");
+  const place = dialog ?? $("#notices");
+  dialog?.addEventListener("close", () => note.isConnected && $("#notices").append(note), { once: true });
   for (const other of document.querySelectorAll(".notice")) if ($("p", other).textContent === text) other.remove();
   place.append(note);
   if (!error) setTimeout(close, seconds * 1000);

@@ -48,10 +48,14 @@ export class Mask {
     } else {
       if (kind === "erase") context.globalCompositeOperation = "destination-out";
       Object.assign(context, { lineWidth: size, lineCap: "round", lineJoin: "round" });
-      context.beginPath();
       const [start, ...rest] = points.slice(Math.max(first - 1, 0));
+      // A line to where it began is no line to a canvas, so that a dab is a disc.
+      context.beginPath();
+      context.arc(...start, size / 2, 0, 2 * Math.PI);
+      context.fill();
+      context.beginPath();
       context.moveTo(...start);
-      for (const point of rest.length ? rest : [start]) context.lineTo(...point);
+      for (const point of rest) context.lineTo(...point);
       context.stroke();
     }
     context.restore();

@@ -71,6 +71,7 @@ export class Viewer {
         this.#facts(),
         this.#buttons(),
       ),
+      ...dialog.querySelectorAll(".notice"),
     );
     const next = focused && $(`[data-step="${focused}"]`, dialog);
     if (next && !next.disabled) next.focus();

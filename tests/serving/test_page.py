@@ -1,0 +1,330 @@
+"""The page in a real browser, before a server that draws at the pace of the test."""
+
+import base64
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+pytest.importorskip("starlette")
+
+from serving.browser import Visitor, chromium, violations, visiting
+from serving.fake_server import serving
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def server():
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def visitor(browser, server):
+    with visiting(browser, server.url) as found:
+        yield found
+
+
+def pixels(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB"))
+
+
+def png(parameters=None, size=(64, 64), colour="green"):
+    info = PngInfo()
+    if parameters:
+        info.add_text("parameters", parameters)
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
+
+
+def drop(visitor, data, name="dropped.png", on="body"):
+    """Drops a file on an element, as from the desktop."""
+    script = """([data, name]) => {
+        const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([bytes], name, { type: "image/png" }));
+        return transfer;
+    }"""
+    encoded = base64.b64encode(data).decode()
+    transfer = visitor.page.evaluate_handle(script, [encoded, name])
+    for kind in ("dragenter", "dragover", "drop"):
+        visitor.page.dispatch_event(on, kind, {"dataTransfer": transfer})
+
+
+def waiting(condition, seconds=10):
+    """Waits until a condition of the test holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_drawing_is_kept_with_its_seed_and_axe_finds_nothing(visitor, server):
+    visitor.draw("a red apple", seed=7, num_inference_steps=3)
+    visitor.pictures(1)
+    [asked] = server.asked
+    assert (asked["prompt"], asked["seed"], asked["model"]) == ("a red apple", 7, "emoji")
+    assert violations(visitor.page) == []
+    visitor.page.locator(".tile .open").click()
+    assert "Seed7" in visitor.page.locator(".facts").inner_text().replace("\n", "")
+    assert violations(visitor.page) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_part_of_the_page_is_fit_for_all_people(browser, server, scheme, width):
+    size = {"width": width, "height": 844}
+    with visiting(browser, server.url, viewport=size, color_scheme=scheme) as visitor:
+        page = visitor.page
+        assert violations(page) == []
+        drop(visitor, png(), on="#source .picker")
+        page.wait_for_selector("canvas.source")
+        for group in ("size", "model", "loras", "embeddings", "controls", "larger", "grid", "more"):
+            visitor.open(group)
+        drop(visitor, png(), on="#controls .picker")
+        page.select_option("#lora-add", "pixel")
+        page.check("#grid")
+        page.select_option("#grid-x", "sampler")
+        page.check("#grid-axes input[value=euler]")
+        assert violations(page) == []
+        page.click("#paint")
+        visitor.paint((0.4, 0.4), (0.6, 0.6))
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+        server.pace = None
+        page.click("#draw")
+        page.locator("td[data-kind=job]").first.wait_for()
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+def test_the_keyboard_alone_draws_and_looks(visitor, server):
+    page = visitor.page
+    page.keyboard.press("/")
+    page.keyboard.type("a cat")
+    page.keyboard.press("Control+ArrowUp")
+    page.keyboard.press("Control+Enter")
+    visitor.pictures(1)
+    assert server.asked[0]["prompt"] == "a (cat:1.1)"
+    page.locator(".tile .open").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#viewer[open]")
+    page.keyboard.press("Delete")
+    page.wait_for_selector("#viewer[open]", state="hidden")
+    page.wait_for_selector("#empty")
+    page.get_by_role("button", name="Undo").click()
+    visitor.pictures(1)
+
+
+@pytest.mark.slow
+def test_preview_progress_and_place_in_the_queue_are_shown(visitor, server):
+    server.pace = 0.2
+    for _ in range(3):
+        visitor.draw("a frog", num_inference_steps=20)
+    visitor.page.wait_for_selector(".drawing > img[src^='data:image/']")
+    visitor.page.get_by_text("of 20").first.wait_for()
+    visitor.page.get_by_text("left").first.wait_for()
+    assert "2 drawing · 1 waiting" in visitor.page.locator("#queue").inner_text()
+    server.pace = 0.005
+    visitor.pictures(3)
+    assert visitor.page.title() == "diffusax"
+
+
+@pytest.mark.slow
+def test_a_cancelled_drawing_goes(visitor, server):
+    server.pace = None
+    visitor.draw("a frog")
+    visitor.draw("a cat")
+    waiting(lambda: len(server.jobs) == 2)
+    visitor.page.get_by_role("button", name="Cancel a frog").click()
+    visitor.page.locator(".tile[data-kind=job]").nth(1).wait_for(state="detached")
+    waiting(lambda: [job["state"] for job in server.jobs.values()] == ["cancelled", "queued"])
+    server.pace = 0.01
+    visitor.pictures(1)
+
+
+@pytest.mark.slow
+def test_several_pictures_have_a_seed_each(visitor, server):
+    visitor.open("size")
+    visitor.draw("a frog", num_images=3, seed=10)
+    visitor.pictures(3)
+    seeds = []
+    for at in range(3):
+        visitor.act("Use its seed", at)
+        seeds.append(visitor.page.input_value("#seed"))
+    assert seeds == ["10", "11", "12"]
+    visitor.page.click("#seed-random")
+    visitor.draw("a frog", num_images=1)
+    visitor.pictures(4)
+    visitor.page.click("#seed-last")
+    assert visitor.page.input_value("#seed") == str(server.asked[1]["seed"])
+
+
+@pytest.mark.slow
+def test_inpainting_sends_what_the_brush_painted(visitor, server):
+    page = visitor.page
+    visitor.draw("a frog")
+    visitor.pictures(1)
+    visitor.act("Draw a part anew")
+    page.wait_for_selector("#brush[open]")
+    before = page.locator("#brush-size").input_value()
+    page.keyboard.press("]")
+    assert int(page.locator("#brush-size").input_value()) > int(before)
+    page.keyboard.press("[")
+    visitor.paint((0.25, 0.25), (0.75, 0.25))
+    visitor.paint((0.25, 0.75), (0.75, 0.75))
+    page.keyboard.press("Control+z")
+    page.keyboard.press("+")
+    visitor.paint((0.5, 0.5))
+    page.keyboard.press("e")
+    visitor.paint((0.75, 0.25))
+    page.get_by_role("button", name="Done").click()
+    visitor.draw("an apple")
+    visitor.pictures(2)
+    visitor.draw("a pear", strength=0.5)
+    visitor.pictures(3)
+    first, second = server.asked[1:]
+    mask = pixels(first["mask_image"])[..., 0] > 127
+    assert mask.shape == (64, 64)
+    assert mask[16, 16]
+    assert mask[32, 32]
+    assert not mask[48, 32]
+    assert not mask[16, 48]
+    assert second["mask_image"] == first["mask_image"]
+    assert second["strength"] == 0.5
+    assert pixels(first["image"]).shape == (64, 64, 3)
+
+
+@pytest.mark.slow
+def test_the_brush_works_by_keys_and_the_picture_moves(visitor, server):
+    page = visitor.page
+    drop(visitor, png(size=(96, 48)), on="#source input + span")
+    page.click("#paint")
+    place = page.locator(".sheet").get_attribute("style")
+    page.mouse.move(600, 400)
+    page.keyboard.down(" ")
+    page.mouse.down()
+    page.mouse.move(650, 430)
+    page.mouse.up()
+    page.keyboard.up(" ")
+    assert page.locator(".sheet").get_attribute("style") != place
+    page.keyboard.press("0")
+    assert page.locator(".sheet").get_attribute("style") == place
+    page.mouse.move(5, 5)
+    page.get_by_role("application").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Invert").click()
+    page.get_by_role("button", name="Done").click()
+    visitor.draw("a frog")
+    visitor.pictures(1)
+    [asked] = server.asked
+    assert asked["width"] > asked["height"]
+    mask = pixels(asked["mask_image"])[..., 0] > 127
+    assert 0.5 < mask.mean() < 1
+
+
+@pytest.mark.slow
+def test_an_edit_has_its_picture_and_two_scales(visitor, server):
+    page = visitor.page
+    page.select_option("#model", "emoji-edit")
+    visitor.draw("make it blue")
+    page.get_by_text("changes pictures; choose one first").wait_for()
+    assert server.asked == []
+    drop(visitor, png(colour="red"), on="#source input + span")
+    visitor.draw("make it blue", guidance_scale=3.5, image_guidance_scale=1.2)
+    visitor.pictures(1)
+    [asked] = server.asked
+    assert asked["guidance_scale"] == 3.5
+    assert asked["image_guidance_scale"] == 1.2
+    assert "strength" not in asked
+    assert pixels(asked["image"])[5, 5].tolist() == [255, 0, 0]
+
+
+@pytest.mark.slow
+def test_loras_and_controlnets_are_sent(visitor, server):
+    page = visitor.page
+    visitor.open("loras")
+    page.select_option("#lora-add", "pixel")
+    page.fill("#lora-pixel", "0.6")
+    visitor.open("controls")
+    drop(visitor, png(size=(128, 64)), on="#controls .picker span")
+    page.get_by_label("Until").fill("0.8")
+    visitor.open("embeddings")
+    page.get_by_role("button", name="sunny").click()
+    page.press("#prompt", "Control+Enter")
+    visitor.pictures(1)
+    [asked] = server.asked
+    assert asked["adapters"] == {"pixel": 0.6}
+    [control] = asked["controls"]
+    assert (control["model"], control["scale"], control["end"]) == ("edges", 1, 0.8)
+    assert pixels(control["image"]).shape == (64, 64, 3)
+    assert asked["prompt"] == "sunny"
+
+
+@pytest.mark.slow
+def test_a_drawing_is_drawn_once_more_larger(visitor, server):
+    visitor.open("larger")
+    visitor.page.check("#larger")
+    visitor.draw("a frog", seed=3, larger_scale=1.5)
+    visitor.pictures(1)
+    first, second = server.asked
+    assert "image" not in first
+    assert (second["width"], second["height"]) == (96, 96)
+    assert second["strength"] == 0.5
+    assert second["seed"] == 3
+    assert pixels(second["image"]).shape == (96, 96, 3)
+
+
+@pytest.mark.slow
+def test_a_grid_is_one_set_of_jobs_with_one_seed(visitor, server):
+    page = visitor.page
+    visitor.open("grid")
+    page.check("#grid")
+    page.fill("#grid-x-values", "4-8 (+2)")
+    page.select_option("#grid-y", "sampler")
+    for name in ("euler", "heun"):
+        page.check(f"#grid-axes input[value={name}]")
+    visitor.draw("a frog")
+    visitor.pictures(6)
+    cells = {(asked["num_inference_steps"], asked["sampler"]) for asked in server.asked}
+    assert cells == {(steps, name) for steps in (4, 6, 8) for name in ("euler", "heun")}
+    assert len({asked["seed"] for asked in server.asked}) == 1
+    assert page.locator("th").all_inner_texts() == ["Steps 4", "Steps 6", "Steps 8", "euler", "heun"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as one picture").click()
+    assert Image.open(download.value.path()).width > 3 * 64
+    page.reload()
+    visitor.pictures(6)
+    page.get_by_role("button", name="Delete the grid").click()
+    page.wait_for_selector("#empty")
+
+
+@pytest.mark.slow
+def test_a_dropped_png_brings_its_settings_back(visitor, server):
+    page = visitor.page
+    text = (
+        "a frog, (green:1.2)\non a leaf\nNegative prompt: blurred\nSteps: 12, Sampler: DPM++ 2M, "
+        'Schedule type: Karras, CFG scale: 3.5, Seed: 99, Size: 96x64, Model: sd, Note: "a, b: c"'
+    )
+    drop(visitor, png(text))
+    page.get_by_text("The settings of dropped.png are back").wait_for()
+    names = ("prompt", "negative_prompt", "num_inference_steps", "sampler", "guidance_scale")
+    found = [page.input_value(f"#{name}") for name in (*names, "seed", "width", "height", "model")]
+    prompt = "a frog, (green:1.2)\non a leaf"
+    assert found == [prompt, "blurred", "12", "dpm++2m_karras", "3.5", "99", "96", "64", "sd"]
+    assert server.requests == []
+    drop(visitor, png("Steps: 3, Sampler: Strange, Seed: 4"), name="other.png")
+    page.get_by_text("The settings of other.png are back").wait_for()
+    assert page.input_value("#prompt") == "told by the server"
+    assert server.requests == ["/png-info"]
