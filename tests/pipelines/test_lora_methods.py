@@ -15,8 +15,8 @@ import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import check_call
-from diffusax.pipelines.batch_loop import prepare
 from diffusax.pipelines.entries import prepare_pictures
+from diffusax.pipelines.requests import prepare
 from diffusax.runtime.compilations import count_compilations
 
 CALL = {"num_inference_steps": 2, "output_type": "np", "guidance_scale": 3.0, "seed": 1}

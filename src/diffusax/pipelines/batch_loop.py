@@ -3,26 +3,21 @@
 import collections
 import dataclasses
 import functools
-import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import jax
-import numpy as np
 
-from diffusax.pipelines.adapter_store import resolve_adapters
-from diffusax.pipelines.arguments import bound_arguments, check_call
-from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.batch_run import BatchRun, count_shares, kind_of
+from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
-from diffusax.pipelines.generation import Generation, Request
+from diffusax.pipelines.generation import Request
 from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.requests import prepare
 from diffusax.pipelines.step_callbacks import watch_call
-from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.mesh import in_mesh
-from diffusax.samplers import Scheduler, scheduler_from_name
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +25,8 @@ _SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
+_CHANGE = 0.3
+"""The weight of a row's latest seconds in their mean."""
 _IN_FLIGHT = 2
 """The dispatches that the device may be behind."""
 
@@ -58,9 +55,9 @@ class _Dispatch:
     run: BatchRun
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Sizes:
-    """The sizes of running batches."""
+    """The sizes of running batches, which may be bounded further by their kinds (`kind_of`)."""
 
     largest: int
     """The most lanes."""
@@ -68,6 +65,21 @@ class Sizes:
     """The lanes while little is to do."""
     rank: int
     """The least total rank of adapters, where images have some."""
+
+    def smallest_of(self, kind: Any) -> int:
+        """Returns the lanes of a batch of a kind while little is to do."""
+        return self.smallest
+
+    def largest_of(self, kind: Any) -> int:
+        """Returns the most lanes of a batch of a kind."""
+        return self.largest
+
+    def begins_again(self, kind: Any, size: int, error: Exception) -> bool:
+        """Returns whether images begin again whose batch of this size failed with an error.
+
+        Otherwise their requests end with it.
+        """
+        return False
 
 
 class BatchLoop:
@@ -80,23 +92,17 @@ class BatchLoop:
         self,
         sizes: Sizes,
         finishers: Executor,
-        *,
-        largest: Callable[[Any], int] | None = None,
-        on_error: Callable[[Any, int, Exception], bool] = lambda key, size, error: False,
+        previewers: Executor | None = None,
     ):
         """Starts without requests.
 
         Args:
             sizes: the sizes of batches.
             finishers: the threads that decode what has ended.
-            largest: returns the most lanes of a batch by its key; by default those of `sizes`.
-            on_error: called with the key and the lanes of a batch whose step failed, and the error;
-                says whether the batch's images begin again. Otherwise their requests end with the
-                error.
+            previewers: the threads that make previews; by default the finishers.
         """
         self._sizes, self._finishers = sizes, finishers
-        self._largest = largest or (lambda key: sizes.largest)
-        self._on_error = on_error
+        self._previewers = previewers or finishers
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
@@ -136,6 +142,15 @@ class BatchLoop:
         for group in (self._new, self._waiting, self._runs, self._flying):
             group.clear()
 
+    def seconds(self, kind: Any, size: int) -> float | None:
+        """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
+        return self._seconds.get((kind, size))
+
+    @property
+    def live(self) -> list[tuple[Any, int, int]]:
+        """The kind, the size and the lanes in use of each batch with images."""
+        return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
+
     def turn(self) -> None:
         """Lets each batch run some rows."""
         self._prepare()
@@ -147,7 +162,7 @@ class BatchLoop:
                 try:
                     self._advance(run)
                 except Exception as error:
-                    self._give_up(key, run, error)
+                    self._give_up(run, error)
                 # The device is busy: what comes next is prepared meanwhile.
                 self._prepare()
             self._forget_empty(key)
@@ -189,59 +204,69 @@ class BatchLoop:
         """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
         queue = self._waiting.get(key, ())
         while queue:
-            try:
-                if not self._seat(key, queue[0]):
-                    return
-            except Exception as error:
-                # The batch is as it was: who is in it goes on.
-                if self._on_error(key, self._largest(key), error):
-                    return
-                queue[0].request.generation.settle(error=error)
+            if not self._seat(queue[0]):
+                return
             queue.popleft()
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
-    def _seat(self, key: Any, waiting: _Waiting) -> bool:
-        """Gives an image a seat if there is one, in a larger batch if there may be."""
-        picture, run = waiting.picture, self._run_for(key, waiting)
-        while run is not None:
-            seat = run.lanes.find(picture.branches)
-            if seat is not None:
-                run.join(picture, seat, waiting)
-                return True
-            if 2 * run.size > self._largest(key):
-                return False
-            run.resize(2 * run.size)
-        return False
+    def _seat(self, waiting: _Waiting) -> bool:
+        """Gives an image a seat if there is one, in a larger batch if there may be.
 
-    def _run_for(self, key: Any, waiting: _Waiting) -> BatchRun | None:
+        Returns whether it has one, or its request has ended with an error.
+        """
+        run = None
+        try:
+            run = self._run_for(waiting)
+            while run is not None and (seat := run.lanes.find(waiting.picture.branches)) is None:
+                if 2 * run.size > self._sizes.largest_of(run.kind):
+                    return False
+                run.resize(2 * run.size)
+            if run is not None:
+                run.join(waiting.picture, seat, waiting)
+        except Exception as error:
+            # Who is in the batch goes on in it as it was.
+            if run is None or not self._sizes.begins_again(run.kind, 2 * run.size, error):
+                waiting.request.generation.settle(error=error)
+                return True
+            return False
+        return run is not None
+
+    def _run_for(self, waiting: _Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
-        picture, runs = waiting.picture, self._runs.setdefault(key, [])
+        picture, runs = waiting.picture, self._runs.setdefault(waiting.picture.key, [])
         fitting = [run for run in runs if run.has_shapes_for(picture)]
         if not fitting:
-            c, sizes = waiting.request.c, self._sizes
-            fitting = [BatchRun(c, picture, sizes.smallest, rank=sizes.rank)]
+            fitting = [self._new_run(waiting.request.c, picture)]
             runs += fitting
         return next((run for run in fitting if run.has_ranks_for(picture)), None)
 
+    def _new_run(self, c: Components, picture: Picture) -> BatchRun:
+        rank = self._sizes.rank
+        size = self._sizes.smallest_of(kind_of(c, picture, rank))
+        while size // count_shares(c.mesh) < picture.branches:
+            size *= 2
+        return BatchRun(c, picture, size, rank=rank)
+
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
-        while len(run) and run.size > self._sizes.smallest and run.lanes.taken <= run.size // 2:
+        smallest = self._sizes.smallest_of(run.kind)
+        while len(run) and run.size > smallest and run.lanes.taken <= run.size // 2:
             try:
                 run.resize(run.size // 2)
             except ValueError:
                 # On a mesh some device may still be full.
                 return
 
-    def _give_up(self, key: Any, run: BatchRun, error: Exception) -> None:
+    def _give_up(self, run: BatchRun, error: Exception) -> None:
         """Forgets a batch whose step failed; its images begin again or their requests end."""
-        if run not in self._runs.get(key, ()):
+        if run not in self._runs.get(run.key, ()):
             return
-        again = self._on_error(key, run.size, error)
+        again = self._sizes.begins_again(run.kind, run.size, error)
         if not again:
             log.error("a running batch failed", exc_info=error)
-        self._runs[key].remove(run)
-        queue = self._waiting.setdefault(key, collections.deque())
+        self._runs[run.key].remove(run)
+        queue = self._waiting.setdefault(run.key, collections.deque())
         for member in reversed(run.members.values()):
             waiting = member.owner
             if again:
@@ -262,8 +287,8 @@ class BatchLoop:
 
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
-        shape = run.key, run.size
-        full = run.size >= self._largest(run.key) and run.lanes.find(1) is None
+        shape = run.kind, run.size
+        full = run.size >= self._sizes.largest_of(run.kind) and run.lanes.find(1) is None
         seconds = self._seconds.get(shape, _SECONDS)
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
@@ -284,11 +309,13 @@ class BatchLoop:
         try:
             jax.block_until_ready(dispatch.done)
         except Exception as error:
-            self._give_up(dispatch.run.key, dispatch.run, error)
+            self._give_up(dispatch.run, error)
             return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
-        self._seconds[dispatch.shape] = (now - began) / dispatch.rows
+        seconds = (now - began) / dispatch.rows
+        before = self._seconds.get(dispatch.shape, seconds)
+        self._seconds[dispatch.shape] = before + _CHANGE * (seconds - before)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 
@@ -298,63 +325,12 @@ class BatchLoop:
         wanted = {m.owner.request for _, m in members if m.owner.request.generation.wants_preview()}
         for request in wanted:
             now = [
-                (m.picture, _unit(run.latents(place), m.picture.levels[m.at]))
+                (m.picture, run.latents(place), m.at)
                 for place, m in members
                 if m.owner.request is request
             ]
             make = functools.partial(request.preview, now)
-            self._finishers.submit(request.generation.answer_previews, make)
-
-
-def make_request(
-    pipe: Any,
-    sampler: str | Scheduler | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    texts: TextCache,
-    generation: Generation,
-) -> Request:
-    """Returns the request of a call with the components that the pipeline has now.
-
-    Args:
-        pipe: the pipeline.
-        sampler: the name of a sampler or a scheduler; None for the pipeline's own.
-        args: the arguments of the pipeline's call.
-        kwargs: those that are given by name.
-        texts: the cache of encoded texts.
-        generation: the future of the result.
-
-    Raises:
-        ValueError: an argument is not valid.
-        TypeError: the arguments do not fit the pipeline's call.
-    """
-    signature = inspect.signature(type(pipe).__call__)
-    call = check_call(bound_arguments(signature, pipe, args, kwargs))
-    parts = pipe.parts
-    scheduler = parts.scheduler if sampler is None else sampler
-    if isinstance(scheduler, str):
-        scheduler = scheduler_from_name(scheduler, parts.scheduler)
-    # What the pipeline's owner changes later concerns later calls.
-    params: dict[str, Any] = {}
-    models = {name: model.bound_to(params, name) for name, model in parts.models.items()}
-    copies = {"models": models, "params": params, "tokenizers": dict(parts.tokenizers)}
-    stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
-    copies |= {name: store.snapshot() for name, store in stores.items()}
-    c = dataclasses.replace(parts, scheduler=scheduler, texts=texts, **copies)
-    c, call = resolve_adapters(c, call)
-    return Request(pipe, c, call, generation)
-
-
-def prepare(request: Request) -> PreparedRun:
-    """Returns the run of a request.
-
-    Raises:
-        ValueError: an argument of its call is not valid.
-    """
-    with in_mesh(request.c.local_mesh):
-        run: PreparedRun = request.pipe.task(request.c, request.call)
-    return run
+            self._previewers.submit(request.generation.answer_previews, make)
 
 
 def _run_alone(request: Request, run: PreparedRun) -> None:
@@ -365,8 +341,3 @@ def _run_alone(request: Request, run: PreparedRun) -> None:
         request.complete(request.decode(latents, run.decoding, run.decoder_condition))
     except Exception as error:
         request.generation.settle(error=error)
-
-
-def _unit(latents: jax.Array, level: np.ndarray) -> jax.Array:
-    """Returns latents of a noise level with about the variance of clean ones."""
-    return latents / np.float32(np.hypot(*level))

@@ -1,6 +1,9 @@
 """A running batch on the host: what is in it, at which row, and when it leaves."""
 
 import dataclasses
+import threading
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.lanes import Lanes, Seat
 from diffusax.pipelines.sample import bind
 from diffusax.runtime.mesh import batch_size, in_mesh
+from diffusax.runtime.program import Request
 
 
 @dataclasses.dataclass
@@ -43,6 +47,29 @@ def count_shares(mesh: Mesh | None) -> int:
     return 1 if mesh is None else batch_size(mesh)
 
 
+class Kind:
+    """What decides the programs of a batch besides its size; equal ones are the same object."""
+
+    def __init__(self, parts: tuple[Any, ...]):
+        self.parts = parts
+
+
+_KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
+
+
+def kind_of(c: Components, picture: Picture, rank: int = 0) -> Kind:
+    """Returns the kind of a batch that is made for an image.
+
+    rank: the least total rank of the adapters, if the image has any.
+    """
+    networks = {name: c.networks[name] for name in c.denoiser.components}
+    shapes = stack_shapes(tuple(picture.adapters), networks, rank=rank)
+    parts = picture.key, tuple(sorted(shapes.items())), room_for(len(picture.adapters))
+    with _LOCK:
+        return _KINDS.setdefault(parts, Kind(parts))
+
+
 class BatchRun:
     """A running batch of images with one key, which join and leave it at any row.
 
@@ -58,7 +85,7 @@ class BatchRun:
             size: the lanes of the network's batch, a multiple of the mesh's devices.
             rank: the least total rank of the adapters, if the image has any.
         """
-        self.key = picture.key
+        self.key, self.kind = picture.key, kind_of(c, picture, rank)
         self._c, self._params = c, bind(c, None, picture.ip_adapters).params
         self._networks = {name: c.networks[name] for name in c.denoiser.components}
         self._shapes: Shapes = stack_shapes(tuple(picture.adapters), self._networks, rank=rank)
@@ -129,23 +156,10 @@ class BatchRun:
 
         rows: at most `rows_until_change`.
         """
-        at, stop = np.zeros((2, self.size), np.int32)
-        for place, member in self._members.items():
-            at[place], stop[place] = member.at, member.picture.rows
-        state, rest = self._batch.state, self._batch._replace(state=None)
+        given = self._advance_arguments(rows)
         with in_mesh(self._c.mesh):
-            state, self.done = programs.advance_batch(
-                self._c.denoiser,
-                self._params,
-                state,
-                rest,
-                self.lanes.indices(),
-                at,
-                stop,
-                np.int32(rows),
-                self._adapter_weights(),
-            )
-        self._batch = rest._replace(state=state)
+            state, self.done = programs.advance_batch(*given)
+        self._batch = self._batch._replace(state=state)
         for place, member in self._members.items():
             member.at = min(member.at + rows, member.picture.rows)
             if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.picture.guided_until:
@@ -171,6 +185,45 @@ class BatchRun:
         self.lanes = new
         self._members = {moved[place]: member for place, member in self._members.items()}
         return moved
+
+    def requests(self, picture: Picture, others: Sequence[int] = ()) -> list[Request]:
+        """Returns the programs of this size of the batch, and those that lead to other sizes.
+
+        The small ones that are not listed, which make an empty batch and read latents, run once.
+
+        Args:
+            picture: an image like those that will join.
+            others: the sizes to change to.
+        """
+        lanes = np.full(self.lanes.branches, self.size, np.int32)
+        with in_mesh(self._c.mesh):
+            programs.latents_at(self._batch.state, np.int32(0))
+        found = [
+            programs.insert.request(self._batch, picture.entry, np.int32(0), lanes),
+            programs.advance_batch.request(*self._advance_arguments(0)),
+        ]
+        for size in others:
+            order = np.zeros(size, np.int32)
+            found.append(programs.rearrange.request(self._batch, order, order))
+        return found
+
+    def _advance_arguments(self, rows: int) -> tuple[Any, ...]:
+        """Returns the arguments of the program that runs rows of all images."""
+        at, stop = np.zeros((2, self.size), np.int32)
+        for place, member in self._members.items():
+            at[place], stop[place] = member.at, member.picture.rows
+        rest = self._batch._replace(state=None)
+        return (
+            self._c.denoiser,
+            self._params,
+            self._batch.state,
+            rest,
+            self.lanes.indices(),
+            at,
+            stop,
+            np.int32(rows),
+            self._adapter_weights(),
+        )
 
     def _live_adapters(self, picture: Picture) -> tuple[Adapter, ...]:
         """Returns the adapters of the images in the batch and of one more."""

@@ -140,12 +140,15 @@ class Request:
             flags = self.pipe.returns_flags
             self.generation.settle((images, None) if flags else (images,))
 
-    def preview(self, pictures: Sequence[tuple[Picture, Any]]) -> list[Any]:
-        """Decodes latents of unit variance, one 1 h w c for each picture, to PIL images."""
+    def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
+        """Decodes pictures as they are, each with its latents 1 h w c before a row, to PIL images.
+
+        The latents are scaled to about the variance of clean ones.
+        """
         found: list[Any] = []
-        for picture, latents in pictures:
-            shown = latents, picture.decoding, picture.decoder_condition
-            found += output(self.c, *shown, "pil")
+        for picture, latents, row in pictures:
+            unit = latents / np.float32(np.hypot(*picture.levels[row]))
+            found += output(self.c, unit, picture.decoding, picture.decoder_condition, "pil")
         return found
 
 

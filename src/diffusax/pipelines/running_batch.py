@@ -5,10 +5,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from diffusax.pipelines.batch_loop import BatchLoop, Sizes, make_request, prepare
+from diffusax.pipelines.batch_loop import BatchLoop, Sizes
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
+from diffusax.pipelines.requests import make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.samplers import Scheduler
 

@@ -17,7 +17,7 @@ from diffusax._version import __version__
 from diffusax.files import load_json, write_json, written_whole
 from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import PROGRAMS, Request, digest, key, lower
+from diffusax.runtime.program import PROGRAMS, Request, compile_request, digest, key, lower
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,8 @@ def save_executables(folder: str | Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for (name, short), (request_key, request, mesh) in found.items():
-        compiled = _serializable(request, mesh)
-        payload, in_tree, out_tree = serialize_executable.serialize(compiled)
         file = f"{name}-{short}.executable"
-        data = pickle.dumps((request_key, payload, in_tree, out_tree, _device_ids(compiled)))
-        with written_whole(folder / file) as partial:
-            partial.write_bytes(data)
+        data = _write(folder / file, request_key, _serializable(request, mesh))
         files[file] = {"program": name, "sha256": hashlib.sha256(data).hexdigest()}
     index = folder / _INDEX
     before = load_json(index) if index.is_file() else {}
@@ -95,6 +91,24 @@ def load_executables(folder: str | Path) -> int:
     return count
 
 
+def compile_to_file(request: Request, path: Path, mesh: Mesh | None = None) -> None:
+    """Compiles a program for the request, for later calls, and writes the executable to a file."""
+    if jax.default_backend() != "cpu":
+        compile_request(request, mesh)
+    compiled = _serializable(request, mesh)
+    request.program.executables[key(request)] = compiled
+    _write(path, key(request), compiled)
+
+
+def load_from_file(name: str, path: Path) -> None:
+    """Reads an executable of the program of this name, so that calls with its shapes use it.
+
+    Load only files that you trust: like pickles, they can run any code. That a file fits this
+    machine and these versions is the caller's to know, see `environment`.
+    """
+    _take(name, path.read_bytes())
+
+
 def environment() -> dict[str, Any]:
     """Returns what an executable depends on besides its program: versions and devices."""
     device = jax.local_devices()[0]
@@ -128,6 +142,14 @@ def _serializable(request: Request, mesh: Mesh | None) -> jax.stages.Compiled:
     options: dict[str, str | bool] = {"xla_embed_ir_in_executable": False}
     with without_compilation_cache(), in_mesh(mesh):
         return lower(request).compile(compiler_options=options)
+
+
+def _write(path: Path, request_key: Any, compiled: jax.stages.Compiled) -> bytes:
+    payload, in_tree, out_tree = serialize_executable.serialize(compiled)
+    data = pickle.dumps((request_key, payload, in_tree, out_tree, _device_ids(compiled)))
+    with written_whole(path) as partial:
+        partial.write_bytes(data)
+    return data
 
 
 def _take(name: str, data: bytes) -> None:

@@ -5,15 +5,16 @@ import dataclasses
 import logging
 import secrets
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from diffusax.pipelines.batch_loop import BatchLoop, Sizes
-from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import Busy, Closing, NotFound
+from diffusax.serving.errors import Busy, Closing, NotFound, Refused
 from diffusax.serving.jobs import Job
-from diffusax.serving.parts import Part, prepare_part
+from diffusax.serving.metrics import Metrics
+from diffusax.serving.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
@@ -23,17 +24,27 @@ class EngineSettings:
     """The bounds of an engine."""
 
     lanes: int = 8
-    """The most lanes of each batch, a power of two."""
+    """The most lanes of each batch, a power of two; see docs/running_batch.md."""
+    smallest: int = 1
+    """The fewest lanes of a batch, a power of two."""
     adapter_rank: int = 64
-    """The total rank of adapters that a batch has room for."""
+    """The total rank of LoRAs that a batch has room for."""
+    policy: Literal["running", "one", "whole"] = "running"
+    """Who joins a batch when: as images end soonest, one at a time, or whole batches of equals."""
     most_queued: int = 64
     """The jobs that may wait."""
+    most_per_client: int | None = None
+    """The jobs of one client that may wait or run; None for any number."""
     most_kept: int = 100
     """The jobs that have ended and can still be asked for."""
     most_kept_bytes: int = 256 * 2**20
     """The bytes of their images."""
     deadline: float | None = None
     """The seconds within which a job must be done that names no deadline of its own."""
+    memory: int | None = None
+    """The bytes of a device that the process may use; most of them by default."""
+    executables: Path | None = None
+    """The folder of compiled programs; by default one in the compilation cache."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,35 +52,59 @@ class EngineState:
     """What an engine does at the moment."""
 
     queued: int
+    """The jobs that wait."""
     running: int
+    """The jobs that have begun."""
     lanes_live: int
+    """The lanes in use, of all batches."""
     lanes: int
+    """The most lanes of one batch."""
+    batches: int
+    """The batches with images."""
+    compiling: int
+    """The sizes of batches that are being compiled, or wait for it."""
     steps_per_second: float
+    """The evaluations of single images, over ten seconds."""
+    longest_gap: float
+    """The longest seconds between steps in the last five minutes."""
+    kept: int
+    """The jobs that have ended and can still be asked for."""
+    memory_in_use: int
+    """The bytes in use: of a device, or on CPUs of the process."""
     closing: bool
+    """Whether it takes no more jobs."""
+    alive: bool
+    """Whether its thread runs."""
 
 
 class Engine:
-    """Draws what is submitted, as many drawings at once as the device has room for.
+    """Draws what is submitted, as many drawings at once as are worth it.
 
-    Drawings join a running batch at its next step, see `diffusax.RunningBatch`. All methods may be
-    called from any thread.
+    Drawings join a running batch at its next step, see `diffusax.RunningBatch`; those of another
+    model or size form a batch of their own, and the batches take turns. Any thread may call the
+    methods.
+
+        with Engine(Catalogue("emoji")) as engine:
+            job = engine.submit(Drawing(prompt="a red apple"))
+            job.wait()
+            image = job.images[0]
     """
 
-    def __init__(self, catalogue: Any, settings: EngineSettings = EngineSettings()):
-        """Starts the threads. catalogue: the models, see `diffusax.serving.catalogue.Catalogue`."""
-        self.catalogue, self.settings = catalogue, settings
-        self._texts = TextCache()
+    def __init__(self, catalogue: Any, settings: EngineSettings | None = None):
+        """Starts the threads.
+
+        Args:
+            catalogue: the models, see `diffusax.serving.catalogue.Catalogue`.
+            settings: the bounds.
+        """
+        self.catalogue, self.settings = catalogue, settings or EngineSettings()
+        self.metrics = Metrics()
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
-        self._queue: collections.deque[Part] = collections.deque()
-        self._ready: collections.deque[Part] = collections.deque()
-        self._lock, self._awake = threading.RLock(), threading.Event()
-        self._closing = self._ending = False
-        self._finishers = ThreadPoolExecutor(2, "diffusax-finish")
-        self._preparers = ThreadPoolExecutor(1, "diffusax-prepare")
-        sizes = Sizes(settings.lanes, 1, settings.adapter_rank)
-        self._loop = BatchLoop(sizes, self._finishers)
-        self._thread = threading.Thread(target=self._serve, name="diffusax-engine", daemon=True)
-        self._thread.start()
+        self._over: collections.deque[Job] = collections.deque()
+        self._kept_bytes = 0
+        self._lock = threading.RLock()
+        self._closing = False
+        self._schedule = Schedule(catalogue, self.settings, self.metrics)
 
     def submit(
         self,
@@ -83,35 +118,26 @@ class Engine:
 
         Args:
             drawing: the drawing.
-            client: who asks for it.
+            client: who asks for it; clients have equal shares of the device.
             priority: drawings with a higher one come first.
             deadline: the seconds within which it must be done.
 
         Raises:
-            Refused: the drawing cannot be made.
-            Busy: the queue is full.
+            Refused: the drawing cannot be made; says why.
+            NotFound: it names something that the catalogue lacks.
+            Busy: the queue, or the client's part of it, is full.
             Closing: the engine takes no more drawings.
         """
-        checked = self.catalogue.check(drawing)
-        if checked.seed is None:
-            checked = dataclasses.replace(checked, seed=secrets.randbits(32))
-        with self._lock:
-            if self._closing:
-                raise Closing("the server is about to end; ask again later", retry_after=10)
-            if len(self._queue) >= self.settings.most_queued:
-                raise Busy(
-                    f"the queue is full with {self.settings.most_queued} jobs; ask again later",
-                    retry_after=5,
-                )
-            job = Job(
-                checked, client=client, priority=priority, deadline=deadline, on_change=self._wake
-            )
-            self._jobs[job.id] = job
-            parts = [Part(job, i, self._wake) for i in range(checked.num_images)]
-            self._queue.extend(parts)
-        for part in parts:
-            self._preparers.submit(self._prepare, part)
-        return job
+        try:
+            checked = self.catalogue.check(drawing)
+            seconds = self.settings.deadline if deadline is None else deadline
+            until = None if seconds is None else time.time() + seconds
+            with self._lock:
+                self._check_room(client)
+                return self._add(checked, client=client, priority=priority, deadline=until)
+        except Refused:
+            self.metrics.jobs["refused"] += 1
+            raise
 
     def job(self, id: str) -> Job:
         """Returns a job by its id.
@@ -121,7 +147,7 @@ class Engine:
         """
         with self._lock:
             if id not in self._jobs:
-                raise NotFound(f"there is no job {id!r}; its images are kept for a while only")
+                raise NotFound(f"there is no job {id[:50]!r}; jobs that ended are kept for a while")
             return self._jobs[id]
 
     def jobs(self, client: str | None = None) -> list[Job]:
@@ -133,30 +159,62 @@ class Engine:
         """Returns what the engine does at the moment."""
         with self._lock:
             live = [job for job in self._jobs.values() if not job.is_over]
-        running = sum(job.state == "running" for job in live)
+            kept = len(self._over)
+        queued = sum(job.started is None for job in live)
         return EngineState(
-            queued=len(live) - running,
-            running=running,
-            lanes_live=0,
+            queued=queued,
+            running=len(live) - queued,
             lanes=self.settings.lanes,
-            steps_per_second=0.0,
+            steps_per_second=self.metrics.rows_per_second(),
+            longest_gap=self.metrics.longest_gap(),
+            kept=kept,
             closing=self._closing,
+            **self._schedule.state(),
         )
 
+    def warm(self, drawings: Iterable[Drawing]) -> None:
+        """Draws these and compiles all sizes of their batches; what comes later need not wait.
+
+        Raises:
+            Refused: one of them cannot be drawn.
+        """
+        for drawing in drawings:
+            job = self._add(self.catalogue.check(drawing), warm=True)
+            job.wait()
+            if job.error is not None:
+                raise job.error
+        while self._schedule.is_compiling:
+            time.sleep(0.05)
+
     def drain(self, timeout: float | None = None) -> bool:
-        """Takes no more drawings, waits for those under way, and returns whether all have ended."""
-        self._closing = True
-        return all([job.wait(timeout) in ("done", "failed", "cancelled") for job in self.jobs()])
+        """Takes no more drawings, and waits until those that have begun have ended.
+
+        Those that have not begun end at once.
+
+        Args:
+            timeout: the seconds after which it waits no longer.
+
+        Returns:
+            Whether all have ended.
+        """
+        with self._lock:
+            self._closing = True
+        until = None if timeout is None else time.monotonic() + timeout
+        for job in self.jobs():
+            if job.started is None:
+                closing = Closing("the server ends; send the drawing to it again later")
+                job.end("failed", closing)
+        for job in self.jobs():
+            job.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return all(job.is_over for job in self.jobs())
 
     def close(self) -> None:
-        """Cancels what is under way and stops the threads."""
-        self._closing = self._ending = True
+        """Cancels what is under way, and stops the threads."""
+        with self._lock:
+            self._closing = True
         for job in self.jobs():
             job.cancel()
-        self._wake()
-        self._thread.join()
-        self._preparers.shutdown()
-        self._finishers.shutdown()
+        self._schedule.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,29 +222,55 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _wake(self, job: Job | None = None) -> None:
-        self._awake.set()
+    def _check_room(self, client: str) -> None:
+        if self._closing:
+            raise Closing("the server is about to end; ask again later", retry_after=10.0)
+        live = [job for job in self._jobs.values() if not job.is_over]
+        soonest = min((job.eta for job in live if job.eta), default=1.0)
+        again: dict[str, Any] = {"retry_after": max(1.0, soonest)}
+        if sum(job.started is None for job in live) >= self.settings.most_queued:
+            raise Busy(
+                f"the queue is full with {self.settings.most_queued} jobs; ask again later", **again
+            )
+        own, most = sum(job.client == client for job in live), self.settings.most_per_client
+        if most is not None and own >= most:
+            raise Busy(
+                f"this client has {own} jobs under way, of at most {most}; ask again later",
+                code="client_busy",
+                **again,
+            )
 
-    def _prepare(self, part: Part) -> None:
-        if prepare_part(part, self.catalogue, self._texts):
-            self._ready.append(part)
-        else:
+    def _add(self, drawing: Drawing, *, warm: bool = False, **given: Any) -> Job:
+        if drawing.seed is None:
+            drawing = dataclasses.replace(drawing, seed=secrets.randbits(32))
+        job = Job(drawing, on_change=self._changed, **given)
+        self._jobs[job.id] = job
+        self._schedule.add(job, warm=warm)
+        return job
+
+    def _changed(self, job: Job) -> None:
+        """Takes note of a job that has ended, or that somebody wants to see."""
+        if job.is_over:
             with self._lock:
-                self._queue.remove(part)
-        self._wake()
+                self.metrics.jobs[job.state] += 1
+                if job.state == "done" and job.ended:
+                    self.metrics.to_image.add(job.ended - job.created)
+                self._over.append(job)
+                self._kept_bytes += count_bytes(job)
+                self._forget_oldest()
+        self._schedule.changed(job)
 
-    def _serve(self) -> None:
-        while True:
-            if not self._loop.has_work() and not self._ready:
-                if self._ending:
-                    return
-                self._awake.wait(1.0)
-            self._awake.clear()
-            while self._ready:
-                part = self._ready.popleft()
-                with self._lock:
-                    self._queue.remove(part)
-                if not part.job.is_over:
-                    part.job.set_state("running")
-                    self._loop.add_prepared(part.request, part.pictures)
-            self._loop.turn()
+    def _forget_oldest(self) -> None:
+        most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes
+        while self._over and (len(self._over) > most or self._kept_bytes > most_bytes):
+            job = self._over.popleft()
+            self._kept_bytes -= count_bytes(job)
+            self._jobs.pop(job.id, None)
+
+
+def count_bytes(job: Job) -> int:
+    """Returns the bytes of the images of a job, drawn and given."""
+    drawing = job.drawing
+    given = (drawing.image, drawing.mask_image, *(control.image for control in drawing.controls))
+    images = [image for image in (*job.images, job.preview, *given) if image is not None]
+    return sum(image.width * image.height * len(image.getbands()) for image in images)

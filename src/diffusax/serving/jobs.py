@@ -66,6 +66,8 @@ class Job:
         """When it was submitted (time.time)."""
         self.started: float | None = None
         """When its first image took a seat in a batch."""
+        self.first_step: float | None = None
+        """When its first step was computed."""
         self.ended: float | None = None
         self.state: State = "queued"
         self.position = 0

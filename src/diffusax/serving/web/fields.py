@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from diffusax.serving.errors import Refused
-from diffusax.typed.convert import Mismatch, Words, convert, field_types, in_words
+from diffusax.typed.convert import Mismatch, Words, by_type, convert, field_types, in_words
 
 T = TypeVar("T")
 
@@ -81,9 +81,12 @@ _NAMES: dict[Any, str] = {
     dict[str, Any]: "a JSON object",
     list[Any]: "a list",
     list[str]: "a list of texts",
+}
+_CONTROLS = {
     tuple[ControlFields, ...]: "a list of objects with model, image, scale, start and end",
 }
-_WORDS = Words("{name} must be {must} (got {value})", (in_words(_NAMES),), _BRIEFLY.repr)
+_RULES = by_type(_CONTROLS), in_words(_NAMES)
+_WORDS = Words("{name} must be {must} (got {value})", _RULES, _BRIEFLY.repr)
 
 
 def read_fields(

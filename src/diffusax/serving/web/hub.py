@@ -61,7 +61,8 @@ async def generate(request: Request) -> Response:
     """Generates one image."""
     service = service_of(request)
     name = service.catalogue.entry(request.path_params["id"]).name
-    if content_type(request) in _PICTURES:
+    # Hugging Face's client names no type where it sends bytes that it has not read from a file.
+    if content_type(request) in (*_PICTURES, "", "application/octet-stream"):
         data, values = await read_bytes(request), {}
     else:
         fields = read_fields(HubFields, await read_json(request))

@@ -61,18 +61,14 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > most_pixels:
-                    raise Refused(
-                        f"{param} must have at most {most_pixels} pixels "
-                        f"(got {image.width}x{image.height}); make it smaller",
-                        param=param,
-                        status=413,
-                        code="picture_too_large",
-                    )
+                    raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
                 upright = ImageOps.exif_transpose(image)
                 upright.load()
                 # exif_transpose returns another image, without the texts of a PNG.
                 upright.text = getattr(image, "text", {})  # type: ignore[attr-defined]
                 return upright
+    except Image.DecompressionBombError:
+        raise _too_large(param, most_pixels, "many times as many") from None
     except Image.UnidentifiedImageError:
         reason = f"the bytes are none of {', '.join(FORMATS)}"
     except Refused:
@@ -81,6 +77,15 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
     raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
+def _too_large(param: str, most: int, got: str) -> Refused:
+    return Refused(
+        f"{param} must have at most {most} pixels (got {got}); make it smaller",
+        param=param,
+        status=413,
+        code="picture_too_large",
+    )
 
 
 def png(image: Image.Image, text: str = "") -> bytes:

@@ -72,9 +72,7 @@ def image_to_image(
     return found
 
 
-def second_pass(
-    fields: TextToImage, first: Drawing, images: list[Image.Image], most_pixels: int
-) -> list[Drawing]:
+def second_pass(fields: TextToImage, first: Drawing, images: list[Image.Image]) -> list[Drawing]:
     """Returns the drawings of hires fix's second pass, one for each image of the first."""
     upscaler = fields.hr_upscaler or "Latent"
     if upscaler not in _UPSCALERS:

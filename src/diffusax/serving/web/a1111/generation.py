@@ -63,7 +63,7 @@ async def txt2img(request: Request) -> Response:
             again = []
             for job in jobs:
                 found = [image for image in job.images if image is not None]
-                again += await in_thread(second_pass, fields, job.drawing, found, most)
+                again += await in_thread(second_pass, fields, job.drawing, found)
             if again:
                 jobs = await _run(request, work, again)
     finally:

@@ -1,0 +1,52 @@
+"""The queue: who comes first, by priority and by what each client has had."""
+
+import heapq
+import itertools
+from typing import Any
+
+from diffusax.serving.parts import Part
+
+
+class FairQueue:
+    """The parts of jobs in the order in which they may begin.
+
+    Higher priorities come first. Among equal ones each client has a share of the device, however
+    many jobs it sends: a part's tag is the work of the client's parts up to it, counted from where
+    the queue stands when the first of them comes (self-clocked fair queueing, Golestani 1994), and
+    the smallest tag begins first. So a small job overtakes a large one that came at the same time,
+    and no job waits for more of others' later work than its own. Jobs without a client count as
+    clients of their own. Not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, int, Part]] = []
+        self._numbers = itertools.count()
+        self._clock: dict[int, float] = {}
+        self._last: dict[tuple[int, Any], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, part: Part, work: float) -> None:
+        """Adds a part. work: about what it costs, in any unit that all parts share."""
+        job = part.job
+        flow = job.priority, job.client or job.id
+        begin = max(self._clock.get(job.priority, 0.0), self._last.get(flow, 0.0))
+        self._last[flow] = begin + work
+        heapq.heappush(self._heap, (-job.priority, begin + work, next(self._numbers), part))
+
+    def ordered(self) -> list[Part]:
+        """Returns the parts, the next one first."""
+        return [entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
+
+    def remove(self, part: Part, *, served: bool) -> None:
+        """Removes a part. served: whether it begins, which moves the clock on."""
+        entry = next(entry for entry in self._heap if entry[-1] is part)
+        self._heap.remove(entry)
+        heapq.heapify(self._heap)
+        priority, tag = -entry[0], entry[1]
+        if served:
+            self._clock[priority] = max(self._clock.get(priority, 0.0), tag)
+        if not self._heap:
+            # Nobody waits: all start from the same again.
+            self._last.clear()

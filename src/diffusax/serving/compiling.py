@@ -1,0 +1,186 @@
+"""A thread that makes the programs of batches ready, while others run."""
+
+import dataclasses
+import gc
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from diffusax.pipelines import programs
+from diffusax.pipelines.batch import insert
+from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.entries import Picture
+from diffusax.runtime.bounded import memory_maps
+from diffusax.runtime.program import Request, key
+from diffusax.runtime.topology import cost_of
+from diffusax.serving.executables import Executables
+from diffusax.serving.metrics import Metrics
+from diffusax.serving.sizes import KindSizes
+
+log = logging.getLogger(__name__)
+
+_MOST_MAPS = 24_000
+"""The memory maps of this process beyond which programs are let go; Linux allows 65,530."""
+_MOST_KINDS = 64
+"""The kinds whose programs stay loaded."""
+_IDLE = 60.0
+"""The seconds after which the other process ends that has nothing to compile."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class _Wish:
+    """A size of a kind of batch that is to be ready."""
+
+    urgency: int
+    """Lower comes first."""
+    number: int
+    size: int
+    kind: Any = dataclasses.field(compare=False)
+    c: Components = dataclasses.field(compare=False)
+    picture: Picture = dataclasses.field(compare=False)
+
+
+class Compiler:
+    """Makes sizes of batches ready in a thread, the urgent ones first."""
+
+    def __init__(
+        self,
+        sizes: KindSizes,
+        metrics: Metrics,
+        *,
+        is_busy: Callable[[], bool],
+        on_ready: Callable[[], None],
+        on_error: Callable[[Any, int, Exception], None],
+        folder: Path | None = None,
+    ):
+        """Starts the thread.
+
+        Args:
+            sizes: what is told of sizes that are ready.
+            metrics: what counts programs.
+            is_busy: returns whether something runs, so that another process should compile.
+            on_ready: called when a size is ready.
+            on_error: called with the kind, the size and the error of what cannot be compiled.
+            folder: the folder of executables, see `Executables`.
+        """
+        self._sizes, self._metrics = sizes, metrics
+        self._executables = Executables(folder)
+        self._is_busy, self._on_ready, self._on_error = is_busy, on_ready, on_error
+        self._wishes: queue.PriorityQueue[_Wish] = queue.PriorityQueue()
+        self._asked: set[tuple[Any, int]] = set()
+        self._keys: dict[Any, set[tuple[Any, Any]]] = {}
+        """The programs of each kind, the kinds that were used last at the end."""
+        self._numbers, self._closing = itertools.count(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="diffusax-compile", daemon=True)
+        self._thread.start()
+
+    def ask(
+        self, kind: Any, size: int, c: Components, picture: Picture, *, urgency: int = 1
+    ) -> None:
+        """Asks for a size of a kind, once. urgency: lower comes first."""
+        if (kind, size) not in self._asked and size not in self._sizes.ready(kind):
+            self._asked.add((kind, size))
+            wish = _Wish(urgency, next(self._numbers), size, kind, c, picture)
+            self._wishes.put(wish)
+
+    def use(self, kind: Any) -> None:
+        """Tells that a kind is in use, so that its programs stay."""
+        if kind in self._keys:
+            self._keys[kind] = self._keys.pop(kind)
+
+    @property
+    def waiting(self) -> int:
+        """The sizes that are asked for and not ready."""
+        return len(self._asked)
+
+    def close(self) -> None:
+        """Ends the thread, which finishes the program that it compiles here."""
+        self._closing.set()
+        self._executables.stop()
+        self._thread.join()
+
+    def _work(self) -> None:
+        executables, idle = self._executables, 0.0
+        while not self._closing.is_set():
+            try:
+                wish = self._wishes.get(timeout=0.2)
+            except queue.Empty:
+                idle += 0.2
+                if idle > _IDLE:
+                    executables.rest()
+                continue
+            idle = 0.0
+            try:
+                self._grant(wish, executables)
+            except Exception as error:
+                if self._closing.is_set():
+                    break
+                self._on_error(wish.kind, wish.size, error)
+            self._asked.discard((wish.kind, wish.size))
+            self._on_ready()
+        executables.close()
+
+    def _grant(self, wish: _Wish, executables: Executables) -> None:
+        """Makes the programs of a size ready, and those between it and its neighbours."""
+        self._make_room(wish.kind)
+        found = self._programs(wish)
+        for request in found:
+            if self._closing.is_set():
+                return
+            elsewhere = self._is_busy()
+            where = executables.make_ready(request, mesh=wish.c.mesh, elsewhere=elsewhere)
+            self._metrics.compiled[where] += 1
+        keys = {(request.program, key(request)) for request in found}
+        self._keys.setdefault(wish.kind, set()).update(keys)
+        self._sizes.set_ready(wish.kind, wish.size, *_bytes_of(found))
+
+    def _programs(self, wish: _Wish) -> list[Request]:
+        """Returns the programs of a size that no other size of the kind has made ready."""
+        ready, size = self._sizes.ready(wish.kind), wish.size
+        around = [other for other in (size // 2, 2 * size) if other in ready]
+        found = self._batch(wish, size).requests(wish.picture, around)
+        for other in around:
+            found += self._batch(wish, other).requests(wish.picture, [size])[2:]
+        if wish.c.mesh is None and not ready:
+            found.append(_decode_request(wish.c, wish.picture))
+        return found
+
+    def _batch(self, wish: _Wish, size: int) -> BatchRun:
+        return BatchRun(wish.c, wish.picture, size, rank=self._sizes.rank)
+
+    def _make_room(self, kind: Any) -> None:
+        """Lets go of the programs of the kinds that were not used for longest."""
+        self._keys[kind] = self._keys.pop(kind, set())
+        while len(self._keys) > 1 and (len(self._keys) > _MOST_KINDS or memory_maps() > _MOST_MAPS):
+            oldest = next(iter(self._keys))
+            self._sizes.forget(oldest)
+            gone = self._keys.pop(oldest)
+            for program, request_key in gone.difference(*self._keys.values()):
+                program.executables.pop(request_key, None)
+            gc.collect()
+
+
+def _decode_request(c: Components, picture: Picture) -> Request:
+    return programs.decode.request(
+        c.autoencoder,
+        c.autoencoder_params,
+        picture.entry.latents[None],
+        picture.decoder_condition,
+        **dataclasses.asdict(picture.decoding),
+    )
+
+
+def _bytes_of(found: list[Request]) -> tuple[float, float]:
+    """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
+    batch = next(request.dynamic[0] for request in found if request.program is insert)
+    arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    compiled = [request.program.executables.get(key(request)) for request in found]
+    temporaries = max((cost_of(one).temporaries for one in compiled if one), default=0.0)
+    return arrays, 1e9 * temporaries

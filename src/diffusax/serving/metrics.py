@@ -1,0 +1,124 @@
+"""What an engine counts, as plain numbers for whoever exports them."""
+
+import bisect
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""The buckets of histograms of seconds."""
+_RECENT = 300.0
+"""The seconds over which the longest gap is looked for."""
+
+
+@dataclasses.dataclass
+class Histogram:
+    """How many values are at most as large as each of some bounds."""
+
+    bounds: tuple[float, ...] = SECONDS
+    counts: list[int] = dataclasses.field(default_factory=list)
+    """The values of each bucket alone; one more than there are bounds."""
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Returns (bound, the number of values up to it), the last with an infinite bound."""
+        total, found = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts):
+            total += count
+            found.append((bound, total))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One figure."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    value: float | Histogram
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Metrics:
+    """The figures of an engine. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self.to_image, self.to_first_step = Histogram(), Histogram()
+        self.jobs: collections.Counter[str] = collections.Counter()
+        """The jobs that have ended, by their state, and those that were refused."""
+        self.rows = 0
+        """The network's evaluations of single images."""
+        self.compiled: collections.Counter[str] = collections.Counter()
+        """The programs by where they came from."""
+        self._gaps: collections.deque[tuple[float, float]] = collections.deque(maxlen=4096)
+        self._rows: collections.deque[tuple[float, int]] = collections.deque(maxlen=4096)
+        self._last: float | None = None
+        self._lock = threading.Lock()
+
+    def count_rows(self, rows: int) -> None:
+        """Counts rows of an image that were computed just now."""
+        now = time.perf_counter()
+        with self._lock:
+            self.rows += rows
+            self._rows.append((now, rows))
+            if self._last is not None and now - self._last > 1e-3:
+                self._gaps.append((now, now - self._last))
+            self._last = now
+
+    def pause(self) -> None:
+        """Tells that nothing is left to compute, so that the time until the next row is no gap."""
+        self._last = None
+
+    def longest_gap(self, seconds: float = _RECENT) -> float:
+        """Returns the most seconds between rows of these last seconds, while there was work."""
+        since = time.perf_counter() - seconds
+        with self._lock:
+            return max((gap for at, gap in self._gaps if at >= since), default=0.0)
+
+    def rows_per_second(self, seconds: float = 10.0) -> float:
+        """Returns the rows a second in these last seconds."""
+        since = time.perf_counter() - seconds
+        with self._lock:
+            return sum(rows for at, rows in self._rows if at >= since) / seconds
+
+    def samples(self) -> Sequence[Sample]:
+        """Returns all figures."""
+        found = [
+            Sample("to_image_seconds", "histogram", "Seconds until a job is done.", self.to_image),
+            Sample(
+                "to_first_step_seconds",
+                "histogram",
+                "Seconds until the first step of a job is computed.",
+                self.to_first_step,
+            ),
+            Sample("steps_total", "counter", "Evaluations of single images.", self.rows),
+            Sample("steps_per_second", "gauge", "The same now.", self.rows_per_second()),
+            Sample(
+                "longest_gap_seconds",
+                "gauge",
+                "The longest time between steps in the last five minutes, while there was work.",
+                self.longest_gap(),
+            ),
+        ]
+        for state in ("done", "failed", "cancelled", "refused"):
+            label = (("state", state),)
+            count = self.jobs[state]
+            found.append(Sample("jobs_total", "counter", "Jobs that have ended.", count, label))
+        for where in ("file", "process", "here"):
+            label = (("from", where),)
+            about = "Programs that were made ready, by where they came from."
+            count = self.compiled[where]
+            found.append(Sample("compilations_total", "counter", about, count, label))
+        return found

@@ -1,0 +1,138 @@
+"""Which of the waiting images join a batch now: rules that an engine may follow."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diffusax.serving.parts import Part
+
+_LOOK = 12
+"""The waiting images that are looked at."""
+_MORE = (0, 1, 2, 3, 4, 6, 8, 12)
+"""How many more images may be together, of the numbers that are tried."""
+
+Seconds = Callable[[Any, int], float]
+"""A function (kind, lanes) -> the seconds of a row of such a batch."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """An image that runs, or could."""
+
+    part: Part
+    kind: Any
+    """The kind of batch that it joins."""
+    lanes: int
+    """The lanes that it takes."""
+    rows: int
+    """The rows that it has left."""
+    settings: Any = None
+    """What images that make a whole batch have in common."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a policy knows of the device."""
+
+    seconds: Seconds
+    lanes: Callable[[Any], int]
+    """The most lanes of a batch by its kind."""
+    arrivals: float = 0.0
+    """The images that come each second."""
+
+
+Policy = Callable[[Sequence[Drawn], Sequence[Drawn], Device], list[Drawn]]
+"""A function (images that run, images that wait in order, device) -> those that join now."""
+
+
+def running(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+    """Lets as many images share the device as end soonest on average.
+
+    Sharing is worth it as far as a step of more lanes costs less than its share. For each number of
+    images that may be together, the times at which all known images would end are computed from the
+    measured seconds of rows, and the number with the least sum of them is taken. Those who are yet
+    to come count as well: they wait while the present work lasts.
+    """
+    waiting = waiting[:_LOOK]
+    if not waiting:
+        return []
+    numbers = {max(len(present) + more, 1) for more in _MORE if more <= len(waiting)}
+    best = min(sorted(numbers), key=lambda n: _cost(present, waiting, n, device))
+    return _fitting(present, waiting, best - len(present), device)
+
+
+def one(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+    """Lets one image run at a time."""
+    return [] if present else list(waiting[:1])
+
+
+def whole(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+    """Lets images with equal settings run together, which wait until all of the last have ended."""
+    if present or not waiting:
+        return []
+    equals = [drawn for drawn in waiting if drawn.settings == waiting[0].settings]
+    return _fitting((), equals, len(equals), device)
+
+
+POLICIES: dict[str, Policy] = {"running": running, "one": one, "whole": whole}
+"""The policies by name."""
+
+
+def finish_times(
+    present: Sequence[Drawn], waiting: Sequence[Drawn], together: int, device: Device
+) -> list[tuple[Drawn, float]]:
+    """Returns when each image ends, in seconds from now, if at most `together` share the device."""
+    active = [[drawn.rows, drawn] for drawn in present]
+    left, now, found = list(waiting), 0.0, []
+    while active or left:
+        more = _fitting([drawn for _, drawn in active], left, together - len(active), device)
+        if not active and not more:
+            # It fits nowhere at the moment; whatever comes, it is the next.
+            more = left[:1]
+        active += [[drawn.rows, drawn] for drawn in more]
+        left = [drawn for drawn in left if drawn not in more]
+        rows = min(rows for rows, _ in active)
+        now += max(rows, 0) * _cycle([drawn for _, drawn in active], device)
+        for entry in active:
+            entry[0] -= rows
+        found += [(drawn, now) for rows_left, drawn in active if rows_left <= 0]
+        active = [entry for entry in active if entry[0] > 0]
+    return found
+
+
+def batch_size(lanes: int) -> int:
+    """Returns the size of the batch that holds so many lanes."""
+    return 1 << (lanes - 1).bit_length() if lanes > 1 else 1
+
+
+def _cost(
+    present: Sequence[Drawn], waiting: Sequence[Drawn], together: int, device: Device
+) -> float:
+    ends = [end for _, end in finish_times(present, waiting, together, device)]
+    return sum(ends) + device.arrivals * max(ends) ** 2 / 2
+
+
+def _cycle(active: Sequence[Drawn], device: Device) -> float:
+    """Returns the seconds of a row of all batches, which take turns."""
+    lanes: dict[Any, int] = {}
+    for drawn in active:
+        lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
+    return sum(device.seconds(kind, batch_size(count)) for kind, count in lanes.items())
+
+
+def _fitting(
+    present: Sequence[Drawn], waiting: Sequence[Drawn], most: int, device: Device
+) -> list[Drawn]:
+    """Returns the first images, `most` at most, whose lanes are free."""
+    lanes: dict[Any, int] = {}
+    for drawn in present:
+        lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
+    found: list[Drawn] = []
+    for drawn in waiting:
+        if len(found) >= most:
+            break
+        taken = lanes.get(drawn.kind, 0) + drawn.lanes
+        if taken <= device.lanes(drawn.kind):
+            lanes[drawn.kind] = taken
+            found.append(drawn)
+    return found

@@ -1,0 +1,341 @@
+"""The thread that owns the device: it prepares the parts of jobs, admits them and runs batches."""
+
+import collections
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from diffusax.pipelines.batch_loop import BatchLoop
+from diffusax.pipelines.batch_run import count_shares
+from diffusax.pipelines.text_cache import TextCache
+from diffusax.serving.adapters import Adapters
+from diffusax.serving.admission import FairQueue
+from diffusax.serving.compiling import Compiler
+from diffusax.serving.errors import TooLate
+from diffusax.serving.jobs import Job
+from diffusax.serving.metrics import Metrics
+from diffusax.serving.parts import Part, prepare_part, refusal
+from diffusax.serving.policies import POLICIES, Device, Drawn, batch_size, finish_times
+from diffusax.serving.previews import Previews
+from diffusax.serving.sizes import KindSizes, memory_in_use
+
+log = logging.getLogger(__name__)
+
+_AHEAD = 16
+"""The parts that are prepared and wait."""
+_ARRIVALS = 32
+"""The arrivals over which their rate is measured."""
+_BETWEEN_ESTIMATES = 0.25
+"""The least seconds between estimates of when jobs end."""
+_GROWTH = 0.85
+"""The exponent with which the seconds of a row grow with the lanes, until they are measured."""
+
+
+class Schedule:
+    """Runs the parts of jobs in the batches of one device, or of the devices of a mesh."""
+
+    def __init__(self, catalogue: Any, settings: Any, metrics: Metrics):
+        """Starts the threads.
+
+        Args:
+            catalogue: the models.
+            settings: an `EngineSettings`.
+            metrics: what counts.
+        """
+        self._catalogue, self._settings, self._metrics = catalogue, settings, metrics
+        self._sizes = KindSizes(
+            settings.lanes, settings.smallest, settings.adapter_rank, settings.memory
+        )
+        self._policy = POLICIES[settings.policy]
+        self._given = {
+            "texts": TextCache(),
+            "adapters": Adapters(),
+            "previews": Previews(),
+            "rank": settings.adapter_rank,
+        }
+        self._queue = FairQueue()
+        self._parts: dict[str, list[Part]] = {}
+        self._preparing: set[Part] = set()
+        self._prepared: set[Part] = set()
+        self._seated: set[Part] = set()
+        self._arrived: collections.deque[float] = collections.deque(maxlen=_ARRIVALS)
+        self._estimated = 0.0
+        # What other threads have to tell; only the engine's thread changes the rest.
+        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
+        self._awake, self._ending = threading.Event(), False
+        self._loaders = ThreadPoolExecutor(1, "diffusax-load")
+        self._preparers = ThreadPoolExecutor(1, "diffusax-prepare")
+        self._finishers = ThreadPoolExecutor(1, "diffusax-finish")
+        self._previewers = ThreadPoolExecutor(1, "diffusax-preview")
+        self._loop = BatchLoop(self._sizes, self._finishers, previewers=self._previewers)
+        self._compiler = Compiler(
+            self._sizes,
+            metrics,
+            is_busy=lambda: bool(self._seated),
+            on_ready=self._awake.set,
+            on_error=lambda *given: self._tell(self._not_compiled, *given),
+            folder=settings.executables,
+        )
+        self._thread = threading.Thread(target=self._serve, name="diffusax-engine", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Job, *, warm: bool = False) -> None:
+        """Adds a job to the queue. Any thread may call this.
+
+        warm: whether to compile all sizes of its batches.
+        """
+        self._tell(self._enter, job, warm)
+
+    def changed(self, job: Job) -> None:
+        """Looks at a job that was cancelled, or that somebody wants to see. Any thread may."""
+        if job.is_over:
+            for part in tuple(self._parts.get(job.id, ())):
+                part.cancel()
+        self._awake.set()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether sizes of batches are yet to be compiled."""
+        return self._compiler.waiting > 0
+
+    def state(self) -> dict[str, Any]:
+        """Returns the fields of `EngineState` that concern the device."""
+        live = self._loop.live
+        return {
+            "lanes_live": sum(taken for _, _, taken in live),
+            "batches": len(live),
+            "compiling": self._compiler.waiting,
+            "memory_in_use": memory_in_use(),
+            "alive": self._thread.is_alive(),
+        }
+
+    def close(self) -> None:
+        """Stops the threads, once all jobs have ended."""
+        self._ending = True
+        self._awake.set()
+        self._thread.join()
+        for pool in (self._loaders, self._preparers, self._previewers, self._finishers):
+            pool.shutdown(cancel_futures=True)
+        self._compiler.close()
+
+    def _serve(self) -> None:
+        while not self._ending or self._loop.has_work():
+            if not self._loop.has_work():
+                self._metrics.pause()
+                self._awake.wait(0.5)
+            self._awake.clear()
+            try:
+                self._turn()
+            except Exception as error:
+                # An error of ours: no job may wait for ever.
+                log.exception("the engine failed")
+                self._loop.fail(error)
+        self._let_go()
+
+    def _turn(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        self._end_late_jobs()
+        self._let_go()
+        self._prepare_next()
+        present, waiting = self._drawn()
+        for drawn in self._policy(present, waiting, self._device()):
+            self._seat(drawn.part)
+        self._estimate()
+        self._loop.turn()
+
+    def _tell(self, function: Callable[..., None], *given: Any) -> None:
+        """Has the engine's thread call a function."""
+        self._inbox.append(functools.partial(function, *given))
+        self._awake.set()
+
+    def _enter(self, job: Job, warm: bool) -> None:
+        options: Any = {"on_change": self._awake.set, "on_rows": self._computed, "warm": warm}
+        self._parts[job.id] = [Part(job, index, **options) for index in range(len(job.images))]
+        for part in self._parts[job.id]:
+            self._queue.add(part, _work(job))
+            self._arrived.append(time.monotonic())
+
+    def _end_late_jobs(self) -> None:
+        now = time.time()
+        for parts in list(self._parts.values()):
+            job = parts[0].job
+            if job.deadline is not None and now > job.deadline and not job.is_over:
+                seconds = job.deadline - job.created
+                job.end(
+                    "failed", TooLate(f"the drawing was not ready within {seconds:.1f} seconds")
+                )
+
+    def _let_go(self) -> None:
+        """Forgets the parts of jobs that have ended, and parts that are done."""
+        for id, parts in list(self._parts.items()):
+            for part in [part for part in parts if part.job.is_over or part.done()]:
+                if part in self._preparing:
+                    continue
+                part.cancel()
+                if part in self._seated:
+                    self._seated.discard(part)
+                else:
+                    self._queue.remove(part, served=False)
+                    self._prepared.discard(part)
+                if part.pipe is not None:
+                    self._catalogue.release(part.pipe)
+                parts.remove(part)
+            if not parts:
+                del self._parts[id]
+
+    def _prepare_next(self) -> None:
+        """Has the next parts of the queue prepared, as many as could join soon."""
+        room = _AHEAD - len(self._prepared) - len(self._preparing)
+        if room <= 0 or len(self._queue) == len(self._prepared) + len(self._preparing):
+            return
+        for part in self._queue.ordered()[:_AHEAD]:
+            if room > 0 and part not in self._prepared and part not in self._preparing:
+                self._preparing.add(part)
+                loaded = self._catalogue.entry(part.job.drawing.model).loaded
+                if not loaded:
+                    part.job.set_state("loading")
+                (self._preparers if loaded else self._loaders).submit(self._prepare, part)
+                room -= 1
+
+    def _prepare(self, part: Part) -> None:
+        """Prepares a part, in a thread of its own."""
+        try:
+            if not part.job.is_over:
+                prepare_part(part, self._catalogue, **self._given)
+                self._tell(self._prepared.add, part)
+        except Exception as error:
+            part.job.end("failed", refusal(error))
+        self._tell(self._preparing.discard, part)
+
+    def _drawn(self) -> tuple[list[Drawn], list[Drawn]]:
+        """Returns the parts that run, and in their order those that wait and could join."""
+        present = [_drawn(part) for part in self._seated]
+        ready = []
+        for part in self._queue.ordered() if self._prepared else ():
+            if part in self._prepared and not part.done():
+                self._ask_for_programs(part)
+                if self._can_join(part):
+                    ready.append(_drawn(part))
+        return present, ready
+
+    def _can_join(self, part: Part) -> bool:
+        """Returns whether a batch for a part is compiled, and the memory holds it."""
+        kind, sizes, least = part.kind, self._sizes, self._least(part)
+        if not sizes.ready(kind) or sizes.largest_of(kind) < least:
+            return False
+        if not self._seated or any(other.kind is kind for other in self._seated):
+            return True
+        return sizes.has_room(kind, max(least, sizes.smallest_of(kind)))
+
+    def _least(self, part: Part) -> int:
+        """Returns the size of the smallest batch that a part fits."""
+        devices = count_shares(part.request.c.mesh)
+        return max(self._settings.smallest, devices * batch_size(part.picture.branches))
+
+    def _ask_for_programs(self, part: Part) -> None:
+        """Has programs compiled: those that a part needs, and sizes that the load asks for."""
+        kind, ready, given = part.kind, self._sizes.ready(part.kind), (part.request.c, part.picture)
+        self._compiler.use(kind)
+        if not ready:
+            least = self._least(part)
+            self._compiler.ask(kind, least, *given, urgency=0)
+            while part.warm and (least := 2 * least) <= self._sizes.cap(kind):
+                self._compiler.ask(kind, least, *given)
+            return
+        every = (*self._seated, *self._prepared)
+        wanted = sum(other.picture.branches for other in every if other.kind is kind)
+        larger, smaller = 2 * max(ready), min(ready) // 2
+        if wanted > max(ready) and larger <= self._sizes.cap(kind):
+            self._compiler.ask(kind, larger, *given)
+        # Where a step of few lanes takes less time, which is so on CPUs.
+        if wanted <= smaller and jax.default_backend() == "cpu" and smaller >= self._least(part):
+            self._compiler.ask(kind, smaller, *given, urgency=2)
+
+    def _seat(self, part: Part) -> None:
+        self._queue.remove(part, served=True)
+        self._prepared.discard(part)
+        self._seated.add(part)
+        self._loop.add_prepared(part.request, [part.picture])
+        part.job.set_state("running")
+
+    def _device(self) -> Device:
+        """Returns what is known of the device at the moment."""
+        times = self._arrived
+        rate = 0.0
+        if len(times) > 2:
+            rate = (len(times) - 1) / max(time.monotonic() - times[0], 1e-3)
+        cached = functools.cache(self._seconds)
+        return Device(cached, functools.cache(self._sizes.largest_of), rate)
+
+    def _seconds(self, kind: Any, lanes: int) -> float:
+        """Returns the seconds of a row, measured or estimated from other sizes."""
+        size = max(lanes, self._sizes.smallest_of(kind))
+        measured = self._loop.seconds(kind, size)
+        if measured is not None:
+            return measured
+        known = [1 << i for i in range(12) if self._loop.seconds(kind, 1 << i) is not None]
+        if not known:
+            return 0.05 * size**_GROWTH
+        nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
+        seconds = self._loop.seconds(kind, nearest)
+        assert seconds is not None
+        return seconds * (size / nearest) ** _GROWTH
+
+    def _estimate(self) -> None:
+        """Tells jobs their positions, and how long they will take."""
+        now = time.monotonic()
+        if now - self._estimated < _BETWEEN_ESTIMATES:
+            return
+        self._estimated = now
+        positions = {part.job.id: part.job for part in self._queue.ordered()}
+        queued = [job for job in positions.values() if job.started is None]
+        for position, job in enumerate(queued):
+            job.set_position(position)
+        present, waiting = self._drawn()
+        together = max(len(present), 1)
+        ends: dict[str, float] = {}
+        for drawn, end in finish_times(present, waiting[:_AHEAD], together, self._device()):
+            ends[drawn.part.job.id] = max(end, ends.get(drawn.part.job.id, 0.0))
+        for id, parts in self._parts.items():
+            parts[0].job.eta = ends.get(id)
+
+    def _computed(self, part: Part, rows: int) -> None:
+        self._metrics.count_rows(rows)
+        job = part.job
+        if job.first_step is None:
+            job.first_step = time.time()
+            self._metrics.to_first_step.add(job.first_step - job.created)
+
+    def _not_compiled(self, kind: Any, size: int, error: Exception) -> None:
+        """Ends the jobs whose programs cannot be compiled, or does without a larger size."""
+        if self._sizes.ready(kind):
+            log.warning("batches of %d lanes cannot be compiled: %s", size, error)
+            self._sizes.bound(kind, size // 2)
+            return
+        for part in self._prepared:
+            if part.kind is kind:
+                part.job.end("failed", refusal(error))
+
+
+def _drawn(part: Part) -> Drawn:
+    settings = part.kind, part.job.drawing.sampler, part.picture.rows, part.picture.branches
+    return Drawn(part, part.kind, part.picture.branches, part.rows_left, settings)
+
+
+def _work(job: Job) -> float:
+    """Returns about what an image of a job costs: rows times lanes times megapixels."""
+    drawing = job.drawing
+    guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
+    lanes = 1 + guided + (drawing.image_guidance_scale is not None)
+    steps = (drawing.num_inference_steps or 1) * (
+        1.0 if drawing.strength is None else drawing.strength
+    )
+    pixels = (drawing.width or 512) * (drawing.height or 512)
+    return max(steps, 1.0) * lanes * pixels / 2**20

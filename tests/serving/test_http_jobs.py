@@ -1,0 +1,182 @@
+"""Jobs over HTTP: submitted, watched, fetched, cancelled."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from serving.running import mask, picture, running, sent
+
+import diffusax
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(most_steps=50, most_images=4) as found:
+        yield found
+
+
+def test_a_job_is_drawn_as_the_pipeline_draws_it(server):
+    fields = {"prompt": "a red apple", "num_inference_steps": 3, "seed": 7, "num_images": 2}
+    answer = server.post("/jobs", {**fields, "sampler": "euler"})
+    assert answer.status == 202
+    job = answer.json
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    assert job["state"] in ("queued", "loading", "running")
+    assert job["seeds"] == [7, 8]
+    done = server.finish(job["id"])
+    assert (done["state"], done["progress"], done["steps_done"]) == ("done", 1.0, 6)
+    assert done["settings"]["sampler"] == "euler"
+    assert done["settings"]["guidance_scale"] == 2.0
+    pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
+    pipe.scheduler = diffusax.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    for path, seed in zip(done["images"], done["seeds"]):
+        image = server.get(path).image
+        text = image.text["parameters"]
+        assert text.startswith("a red apple\nSteps: 3, Sampler: Euler, ")
+        assert f"Seed: {seed}, Size: 64x64, Model: emoji" in text
+        expected = pipe("a red apple", num_inference_steps=3, guidance_scale=2.0, seed=seed)
+        # A batch of other size rounds its sums otherwise.
+        difference = np.asarray(image).astype(int) - np.asarray(expected.images[0])
+        assert abs(difference).max() <= 2
+
+
+def test_events_tell_of_a_job_from_its_state_to_its_end(server):
+    id = server.post("/jobs", {"prompt": "a cat", "num_inference_steps": 4}).json["id"]
+    events = list(server.events(f"/jobs/{id}/events?previews=0"))
+    names = [name for name, _ in events]
+    assert (names[0], names[-1]) == ("state", "end")
+    assert "image" in names
+    assert "preview" not in names
+    assert "settings" not in events[0][1]
+    steps = [data["steps_done"] for _, data in events]
+    assert steps == sorted(steps)
+    # Who comes back later hears how it ended.
+    again = list(server.events(f"/jobs/{id}/events"))
+    assert [name for name, _ in again] == ["state", "end"]
+    assert again[-1][1]["images"] == [f"/jobs/{id}/images/0"]
+
+
+def test_a_job_ends_when_it_is_cancelled(server):
+    id = server.post("/jobs", {"prompt": "a cat", "num_inference_steps": 50, "num_images": 4}).json[
+        "id"
+    ]
+    assert server.ask("DELETE", f"/jobs/{id}").json["state"] == "cancelled"
+    assert server.finish(id)["state"] == "cancelled"
+    assert server.get(f"/jobs/{id}/images/3").status == 404
+    assert id in [job["id"] for job in server.get("/jobs").json["jobs"]]
+
+
+def test_a_reader_that_leaves_cancels_nothing(server):
+    id = server.post("/jobs", {"prompt": "a cat", "num_inference_steps": 6}).json["id"]
+    assert len(list(server.events(f"/jobs/{id}/events", count=1))) == 1
+    assert server.finish(id)["state"] == "done"
+
+
+def test_pictures_come_as_base64_and_keep_what_the_mask_keeps(server):
+    image = picture()
+    fields = {"prompt": "a lion", "num_inference_steps": 4, "seed": 1, "strength": 0.9}
+    job = server.post("/jobs", {**fields, "image": sent(image), "mask_image": sent(mask())})
+    assert job.status == 202, job.body
+    done = server.finish(job.json["id"])
+    assert done["state"] == "done", done
+    assert (done["settings"]["width"], done["settings"]["height"]) == (64, 64)
+    assert "image" not in done["settings"]
+
+
+def test_settings_are_read_back_from_a_png(server):
+    fields = {"prompt": "a, b: c", "negative_prompt": "d", "num_inference_steps": 2, "seed": 5}
+    fields |= {"guidance_scale": 3.5, "sampler": "dpm++2m_karras", "width": 64, "height": 64}
+    id = server.post("/jobs", fields).json["id"]
+    server.finish(id)
+    png = server.get(f"/jobs/{id}/images/0")
+    assert png.headers["content-type"] == "image/png"
+    read = server.post("/png-info", {"image": sent_bytes(png.body)}).json
+    assert fields.items() <= read["settings"].items()
+    body, kind = form("image", png.body)
+    assert server.ask("POST", "/png-info", body=body, Content_Type=kind).json == read
+    plain = server.post("/png-info", {"image": sent(picture())})
+    assert plain.status == 422
+    assert "has none" in plain.json["error"]["message"]
+
+
+def sent_bytes(data):
+    import base64
+
+    return base64.b64encode(data).decode()
+
+
+def form(name, data):
+    """A multipart form with one file."""
+    head = f'--X\r\nContent-Disposition: form-data; name="{name}"; filename="a.png"\r\n\r\n'
+    return head.encode() + data + b"\r\n--X--\r\n", "multipart/form-data; boundary=X"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"prompt": 3}, 422, "prompt must be a text"),
+        ({"steps": 3}, 422, "'steps' is no field here"),
+        ({"num_inference_steps": 51}, 422, "num_inference_steps must be at most 50 steps (got 51)"),
+        ({"num_images": 5}, 422, "num_images must be at most 4 images (got 5)"),
+        ({"width": 4096, "height": 4096}, 422, "width times height must be at most"),
+        ({"width": 63}, 422, "width must be divisible by 8 (got 63)"),
+        ({"seed": -1}, 422, "seed must be a whole number from 0"),
+        ({"model": "../../etc/passwd"}, 404, "'../../etc/passwd', which is not listed"),
+        ({"adapters": {"../a": 1.0}}, 404, "which is not listed"),
+        ({"sampler": "nix"}, 422, "sampler must be one that suits"),
+        ({"image": "https://example.org/a.png"}, 422, "not an address"),
+        ({"image": "aGVsbG8="}, 422, "none of PNG, JPEG, WEBP"),
+        ({"mask_image": None, "strength": 0.5}, 422, "strength needs image"),
+        ({"controls": [{"model": "a"}]}, 422, "controls"),
+        ({"prompt": "x" * 10_001}, 422, "prompt must be at most 10000 characters"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(server, fields, status, said):
+    answer = server.post("/jobs", fields)
+    assert answer.status == status, answer.body
+    error = answer.json["error"]
+    assert said in error["message"]
+    assert "\n" not in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_bomb_is_refused_by_its_header(server):
+    for side, said in ((5000, "got 5000x5000"), (20_000, "got many times as many")):
+        file = io.BytesIO()
+        Image.new("1", (side, side)).save(file, "PNG", compress_level=1)
+        answer = server.post("/jobs", {"prompt": "a", "image": sent_bytes(file.getvalue())})
+        assert answer.status == 413
+        assert said in answer.json["error"]["message"]
+
+
+def test_other_formats_than_png_jpeg_and_webp_are_not_opened(server):
+    file = io.BytesIO()
+    picture().save(file, "GIF")
+    answer = server.post("/jobs", {"prompt": "a", "image": sent_bytes(file.getvalue())})
+    assert answer.status == 422
+    for kind in ("JPEG", "WEBP"):
+        file = io.BytesIO()
+        picture().save(file, kind)
+        fields = {"prompt": "a", "num_inference_steps": 2, "image": sent_bytes(file.getvalue())}
+        job = server.post("/jobs", fields)
+        assert job.status == 202, job.body
+        server.ask("DELETE", f"/jobs/{job.json['id']}")
+
+
+def test_capabilities_list_what_requests_can_name(server):
+    found = server.get("/capabilities").json
+    model = found["models"][0]
+    assert (model["name"], model["width"], model["multiple"]) == ("emoji", 64, 8)
+    assert "path" not in model
+    assert set(model["samplers"]) <= set(found["samplers"])
+    assert found["limits"]["steps"] == 50
+    assert not found["api_key_needed"]
+
+
+def test_health_readiness_and_metrics(server):
+    assert server.get("/health").json == {"status": "ok"}
+    assert server.get("/ready").json == {"status": "ready"}
+    text = server.get("/metrics").body.decode()
+    assert "diffusax_queued " in text
+    assert 'diffusax_requests_total{route="/health",status="200"}' in text
