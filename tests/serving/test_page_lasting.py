@@ -39,6 +39,7 @@ def waiting(condition, seconds=15):
 
 
 def test_pictures_settings_and_mask_survive_a_reload(visitor, server):
+    kept = "(await m.get('drafts', 'pictures')).source.strokes.length === 1"
     page = visitor.page
     visitor.draw("a frog", seed=5, guidance_scale=3.3)
     visitor.pictures(1)
@@ -46,6 +47,7 @@ def test_pictures_settings_and_mask_survive_a_reload(visitor, server):
     page.wait_for_selector("#brush[open]")
     visitor.paint((0.3, 0.3), (0.6, 0.6))
     page.get_by_role("button", name="Done").click()
+    waiting(lambda: visitor.call("store.js", kept))
     page.reload()
     visitor.connected()
     visitor.pictures(1)

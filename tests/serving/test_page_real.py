@@ -179,9 +179,9 @@ def test_a_long_drawing_shows_a_preview_and_is_cancelled(visitor):
 
 
 def test_a_server_with_a_key_asks_for_it(browser):
-    with served("--api-key", "secret") as url, visiting(browser, url, wait=False) as visitor:
+    with served("--api-key", "a-long-secret") as url, visiting(browser, url, wait=False) as visitor:
         visitor.connected("key")
-        visitor.page.fill("#key-value", "secret")
+        visitor.page.fill("#key-value", "a-long-secret")
         visitor.page.keyboard.press("Enter")
         visitor.connected()
         visitor.page.set_default_timeout(60_000)

@@ -4,6 +4,7 @@ import { Loras } from "./adapters.js";
 import * as api from "./api.js";
 import { Controls } from "./controls.js";
 import { $, button, newSeed, notice, say } from "./dom.js";
+import { Drafts } from "./drafts.js";
 import { kindOf } from "./drawing.js";
 import { Gallery } from "./gallery.js";
 import { Grid } from "./grid.js";
@@ -20,6 +21,7 @@ const source = new Source();
 const loras = new Loras();
 const controls = new Controls();
 const grid = new Grid();
+const drafts = new Drafts({ settings, source, loras, controls, grid });
 const work = new Work();
 const viewer = new Viewer({ settings: use, seed: useSeed, source: begin, inpaint, control }, possible);
 const gallery = new Gallery(work, { open: (picture, list) => viewer.show(picture, list) });
@@ -27,6 +29,7 @@ let can = null;
 let lastSeed = null;
 
 const offers = (task) => settings.model?.tasks?.includes(task) ?? false;
+const narrow = () => matchMedia("(max-width: 56rem)").matches;
 const edits = () => settings.model?.kind === "edit";
 
 // Drawing
@@ -54,7 +57,7 @@ async function draw() {
     } else await work.add([{ drawing, then, grid: null }]);
     say("Handed in.");
     navigator.storage?.persist?.();
-    if (matchMedia("(max-width: 56rem)").matches) $("#pictures-title").scrollIntoView({ behavior: "smooth" });
+    if (narrow()) $("#pictures-title").scrollIntoView({ behavior: "smooth" });
   } catch (error) {
     notice(error.message, { error: true });
   }
@@ -94,7 +97,7 @@ function changed() {
   $("#size-summary").textContent = [`${values.width} × ${values.height}`, values.seed !== null && `seed ${values.seed}`, values.num_images > 1 && `${values.num_images} pictures`].filter(Boolean).join(", ");
   $("#larger-summary").textContent = values.larger_on ? `${values.larger_scale} times` : "off";
   $("#plan").textContent = plan(values, mask);
-  save();
+  drafts.changed();
 }
 
 function plan(values, mask) {
@@ -107,13 +110,9 @@ function plan(values, mask) {
 }
 
 for (const part of [settings, source, loras, controls, grid]) part.addEventListener("change", changed);
-source.addEventListener("change", () => {
-  const { picture } = source;
-  if (picture && picture.blob !== source.fitted) {
-    source.fitted = picture.blob;
-    $("#group-source").open = true;
-    settings.fit(picture);
-  }
+source.addEventListener("picture", () => {
+  $("#group-source").open = true;
+  settings.fit(source.picture);
 });
 $("#model").addEventListener("change", () => can && grid.capabilities(can, settings.model));
 $("#seed-last").addEventListener("click", () => {
@@ -164,43 +163,6 @@ function possible() {
   return found;
 }
 
-// What the browser keeps
-
-let saving = null;
-/** Before the draft of the last visit is written into the form, there is nothing to keep. */
-let drafted = false;
-
-function save() {
-  if (!drafted) return;
-  clearTimeout(saving);
-  saving = setTimeout(keep, 300);
-}
-
-async function keep() {
-  clearTimeout(saving);
-  const open = [...document.querySelectorAll("details[id]")].filter((group) => group.open).map(({ id }) => id);
-  const parts = { settings: settings.read(), source: source.draft, loras: loras.weights, controls: controls.entries, grid: grid.draft, open };
-  await store.put("drafts", { id: "form", ...parts }).catch((error) => console.warn(error));
-}
-
-async function draft() {
-  const kept = await store.get("drafts", "form");
-  if (kept) {
-    settings.write(kept.settings);
-    loras.write(kept.loras);
-    controls.write(kept.controls);
-    grid.write(kept.grid);
-    if (kept.source) {
-      source.fitted = kept.source.blob;
-      await source.set(kept.source.blob, kept.source.name, kept.source.strokes).catch(() => {});
-    }
-    for (const group of document.querySelectorAll("details[id]")) group.open = kept.open.includes(group.id);
-  } else if (matchMedia("(max-width: 56rem)").matches) for (const group of document.querySelectorAll("details[id]")) group.open = false;
-  drafted = true;
-}
-
-addEventListener("pagehide", () => drafted && keep());
-
 // The server
 
 const EXAMPLES = ["a red apple on a blue background", "a cat face, 3d style", "a rocket on a black background", "a frog, flat style"];
@@ -216,7 +178,7 @@ async function learn() {
   settings.capabilities(can);
   loras.capabilities(can);
   controls.capabilities(can);
-  if (!drafted) await draft();
+  await drafts.restore(narrow());
   grid.capabilities(can, settings.model);
   $("#ask-key").hidden = !can.api_key_needed;
   if (can.api_key_needed && !api.key.get()) askKey();

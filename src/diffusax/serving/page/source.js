@@ -6,7 +6,7 @@ import { Mask } from "./mask.js";
 import { canvasOf, cover, fitted, open, toBlob } from "./pictures.js";
 import { picker } from "./picker.js";
 
-/** Says "change" when there is another picture or mask. */
+/** Says "change" when there is another picture or mask, and "picture" when the user brought a picture. */
 export class Source extends EventTarget {
   picture = null;
   mask = null;
@@ -29,6 +29,12 @@ export class Source extends EventTarget {
       this.mask = same && !strokes ? this.mask : new Mask(image.width, image.height, strokes ?? []);
     }
     this.#changed();
+    if (blob && !strokes) this.dispatchEvent(new Event("picture"));
+  }
+
+  /** Takes back what `draft` gave. */
+  restore({ blob, name, strokes }) {
+    return this.set(blob, name, strokes);
   }
 
   #changed() {
@@ -98,10 +104,10 @@ export class Source extends EventTarget {
   }
 
   #remove() {
-    const { blob, name, strokes } = this.draft;
+    const { draft } = this;
     this.set(null);
     $("input", this.root).focus();
-    notice("The picture is taken away.", { actions: { Undo: () => this.set(blob, name, strokes) } });
+    notice("The picture is taken away.", { actions: { Undo: () => this.restore(draft) } });
   }
 }
 
