@@ -123,8 +123,8 @@ class TestOpenAI:
         with pytest.raises(openai.UnprocessableEntityError) as error:
             openai_client.images.generate(prompt="a", size="big")
         assert error.value.param == "size"
+        files = [("a.png", file_of(picture()))] * 2
         with pytest.raises(openai.UnprocessableEntityError, match="image must be given once"):
-            files = [("a.png", file_of(picture()))] * 2
             openai_client.images.edit(image=files, prompt="a")
         with pytest.raises(openai.UnprocessableEntityError, match="'steps' is no field here"):
             openai_client.images.generate(prompt="a", extra_body={"steps": 3})

@@ -19,10 +19,8 @@ KEY, OTHER = "first-key-1234", "user:second-key-5678"
 @pytest.fixture(scope="module")
 def guarded():
     """A server with keys and narrow limits."""
-    bounds = EngineSettings(most_queued=4)
-    with running(
-        keys=(KEY, OTHER), bounds=bounds, most_jobs_per_client=2, most_body=100_000
-    ) as found:
+    bounds = EngineSettings(most_queued=4, most_per_client=2)
+    with running(keys=(KEY, OTHER), bounds=bounds, most_body=100_000) as found:
         yield found
 
 
@@ -85,7 +83,7 @@ def test_each_key_sees_its_own_jobs_and_has_its_own_limit(guarded):
     busy = guarded.post("/jobs", fields, Authorization=first)
     assert busy.status == 429
     assert int(busy.headers["retry-after"]) >= 1
-    assert busy.json["error"]["code"] == "too_many_jobs"
+    assert busy.json["error"]["code"] == "client_busy"
     path = f"/jobs/{jobs[0].json['id']}"
     assert guarded.get(path, Authorization=first).status == 200
     assert guarded.get(path, Authorization=second).status == 404

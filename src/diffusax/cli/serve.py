@@ -25,8 +25,8 @@ Gigabytes = Annotated[float, Meta(gt=0, le=1e6)]
 class Serve(Options):
     """Serve images over HTTP: a page, jobs, and APIs that clients speak.
 
-    The APIs are those of OpenAI, A1111 and Hugging Face. Requests join a running batch at its next step, whatever their samplers, steps, guidance, seeds
-    and LoRAs.
+    The APIs are those of OpenAI, A1111 and Hugging Face. Requests join a running batch at its next
+    step, whatever their samplers, steps, guidance, seeds and LoRAs.
     """
 
     essentials: ClassVar[tuple[str, ...]] = (
@@ -63,9 +63,9 @@ class Serve(Options):
     memory: Annotated[Gigabytes | None, OWN] = None
     """The gigabytes that parameters may take; models that were not used for longest leave first."""
     lanes: Count = 8
-    """The most images that one batch computes at once, times two with guidance; a power of two."""
+    """The most entries of a batch, a power of two; an image takes two with guidance, or one."""
     queue: Count = 64
-    """The most images that may wait; further requests are told to come again."""
+    """The most requests that may wait; others are told to come again later."""
     warm: UseAppendAction[tuple[str, ...]] = ()
     """Compile at the start for images of this height and width, such as 512x768; can be given
     several times."""
@@ -79,7 +79,7 @@ class Serve(Options):
     """The most pixels of an image."""
     most_body: Annotated[float, Meta(gt=0, le=4096)] = 64.0
     """The most megabytes of a request."""
-    keep_seconds: Annotated[Seconds | None, OWN] = None
+    deadline: Annotated[Seconds | None, OWN] = None
     """The seconds within which a request must be done, or fails; any by default."""
     drain_seconds: Seconds = 60.0
     """The most seconds to finish what has begun when SIGTERM asks the server to stop."""
@@ -108,7 +108,10 @@ class Serve(Options):
             memory=None if self.memory is None else int(self.memory * 1e9),
         )
         bounds = EngineSettings(
-            lanes=self.lanes, most_queued=self.queue, deadline=self.keep_seconds
+            lanes=self.lanes,
+            most_queued=self.queue,
+            most_per_client=self.most_jobs,
+            deadline=self.deadline,
         )
         with Engine(catalogue, bounds) as engine:
             app = create_app(engine, catalogue, settings)
@@ -143,7 +146,6 @@ class Serve(Options):
             keys=self.keys(),
             hosts=self.host_name,
             origins=self.allow_origin,
-            most_jobs_per_client=self.most_jobs,
             most_steps=self.most_steps,
             most_images=self.most_images,
             most_image_pixels=self.most_pixels,

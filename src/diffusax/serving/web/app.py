@@ -15,6 +15,7 @@ from diffusax.serving.engine import Engine
 from diffusax.serving.errors import NotFound, Refused
 from diffusax.serving.web import capabilities, health, hub, jobs, metrics, openai
 from diffusax.serving.web.a1111 import generation, lists
+from diffusax.serving.web.a1111.state import A1111
 from diffusax.serving.web.openapi import document_operations
 from diffusax.serving.web.operations import Operation
 from diffusax.serving.web.page import page_operations
@@ -50,7 +51,7 @@ def create_app(
         exception_handlers={HTTPException: _http_error, Refused: _refusal},
     )
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service, app.state.a1111 = service, A1111()
     app.state.metrics = metrics.Metrics(service)
     return app
 

@@ -51,7 +51,7 @@ class LimitsAnswer:
     prompt: int
     body: int
     queue: int
-    jobs: int
+    jobs: int | None
     controls: int
 
 
@@ -92,7 +92,7 @@ async def capabilities(request: Request) -> Response:
         "prompt": settings.most_prompt,
         "body": settings.most_body,
         "queue": service.engine.settings.most_queued,
-        "jobs": settings.most_jobs_per_client,
+        "jobs": service.engine.settings.most_per_client,
         "controls": settings.most_controls,
     }
     return Json(

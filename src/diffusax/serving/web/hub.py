@@ -63,7 +63,8 @@ async def generate(request: Request) -> Response:
     name = service.catalogue.entry(request.path_params["id"]).name
     # Hugging Face's client names no type where it sends bytes that it has not read from a file.
     if content_type(request) in (*_PICTURES, "", "application/octet-stream"):
-        data, values = await read_bytes(request), {}
+        data: bytes | None = await read_bytes(request)
+        values: dict[str, Any] = {}
     else:
         fields = read_fields(HubFields, await read_json(request))
         values = dict(fields.parameters)

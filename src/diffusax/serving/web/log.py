@@ -9,6 +9,9 @@ import msgspec
 
 from diffusax.serving.jobs import Event, Job
 
+_POLLED = ("/health", "/ready", "/metrics")
+"""What watchers ask for again and again."""
+
 LOG = logging.getLogger("diffusax.serving")
 
 
@@ -36,6 +39,8 @@ def log_to_stderr() -> None:
 
 def log_request(scope: Any, status: int, begun: float) -> None:
     """Logs a request that was answered. begun: when it came, by `time.monotonic`."""
+    if status == 200 and scope["path"] in _POLLED:
+        return
     fields = {
         "method": scope["method"],
         "path": scope["path"][:200],

@@ -1,25 +1,35 @@
 """Prometheus' metrics."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Metric, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
 
-from diffusax.serving.web.memory import resident_memory
+from diffusax.serving.metrics import Histogram, Sample
 from diffusax.serving.web.operations import operation
-from diffusax.serving.web.service import Service, in_thread, service_of
+from diffusax.serving.web.service import Service, in_thread
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GAUGES = {
     "queued": "Jobs that wait.",
-    "running": "Jobs that run.",
-    "lanes_live": "Lanes of the running batches that compute an image.",
-    "lanes": "Lanes of the running batches.",
-    "steps_per_second": "Steps a second, summed over images.",
+    "running": "Jobs that have begun.",
+    "lanes_live": "Lanes in use, of all batches.",
+    "lanes": "The most lanes of one batch.",
+    "batches": "Batches with images.",
+    "compiling": "Sizes of batches that are being compiled, or wait for it.",
+    "kept": "Jobs that have ended and can still be asked for.",
+    "memory_in_use": "Bytes in use, of a device, or on CPUs of the process.",
 }
+"""What is exported of the engine's state."""
 
 
 class EngineCollector:
@@ -29,13 +39,35 @@ class EngineCollector:
         """Collects from a service's engine."""
         self._service = service
 
-    def collect(self) -> Iterable[Any]:
+    def collect(self) -> Iterable[Metric]:
         """Yields the metrics."""
         state = self._service.engine.state()
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily(f"diffusax_{name}", text, getattr(state, name))
-        text = "Bytes of memory that the process uses."
-        yield GaugeMetricFamily("diffusax_resident_bytes", text, resident_memory())
+        yield GaugeMetricFamily("diffusax_up", "Whether the engine runs.", float(state.alive))
+        samples = self._service.engine.metrics.samples()
+        for name, found in itertools.groupby(samples, key=lambda sample: sample.name):
+            yield _family(f"diffusax_{name}", list(found))
+
+
+def _family(name: str, samples: list[Sample]) -> Metric:
+    """Returns a metric with its samples, which differ in their labels."""
+    kind, about = samples[0].kind, samples[0].help
+    labels = [label for label, _ in samples[0].labels]
+    if kind == "histogram":
+        family: Any = HistogramMetricFamily(name, about, labels=labels)
+    else:
+        family = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}[kind](
+            name, about, labels=labels
+        )
+    for sample in samples:
+        values = [value for _, value in sample.labels]
+        if isinstance(sample.value, Histogram):
+            buckets = [(floatToGoString(to), n) for to, n in sample.value.cumulative()]
+            family.add_metric(values, buckets, sample.value.sum)
+        else:
+            family.add_metric(values, sample.value)
+    return family
 
 
 class Metrics:
@@ -44,7 +76,7 @@ class Metrics:
     def __init__(self, service: Service):
         """Makes the registry of a service."""
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(service))  # type: ignore[arg-type]
+        self.registry.register(EngineCollector(service))
         self.requests = Counter(
             "diffusax_requests",
             "Requests that were answered, by route and status.",
@@ -57,7 +89,6 @@ class Metrics:
 async def metrics(request: Request) -> Response:
     """Writes the metrics as text."""
     found = request.app.state.metrics
-    service_of(request)
     return Response(await in_thread(generate_latest, found.registry), media_type=TYPE)
 
 

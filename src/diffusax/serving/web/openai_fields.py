@@ -20,9 +20,8 @@ from diffusax.serving.web.fields import (
     Text,
 )
 
-IGNORED = ("user", "quality", "style", "moderation", "background", "input_fidelity")
-IGNORED += ("safety_identifier", "complexity")
-"""Fields of OpenAI's that change nothing here."""
+IGNORED = ("input_fidelity", "safety_identifier", "complexity")
+"""Fields of OpenAI's newest models, which change nothing here."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -85,8 +85,8 @@ class Guard:
         except Exception:
             LOG.exception("an endpoint failed")
             if status == 0:
-                error = Refused("the server failed; its log says why", status=500, code="failed")
-                await error_reply(path, error)(scope, receive, answer)
+                failed = Refused("the server failed; its log says why", status=500, code="failed")
+                await error_reply(path, failed)(scope, receive, answer)
             else:
                 raise
         finally:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -14,10 +14,8 @@ from starlette.requests import Request
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
 from diffusax.serving.engine import Engine
-from diffusax.serving.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.errors import Closing, NotFound, Refused
 from diffusax.serving.jobs import Job
-from diffusax.serving.web.a1111.options import OptionsOfClients
-from diffusax.serving.web.a1111.work import Works
 from diffusax.serving.web.fields import DrawingFields
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
@@ -36,11 +34,6 @@ class Service:
     failure: str = ""
     """Why the first model could not be loaded."""
     draining: bool = False
-    works: Works = dataclasses.field(default_factory=Works)
-    """The calls of A1111's clients."""
-    options: OptionsOfClients = dataclasses.field(default_factory=OptionsOfClients)
-    """What A1111's clients have set."""
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Loads the default model, and compiles for images of these heights and widths."""
@@ -95,25 +88,16 @@ class Service:
             self.check(drawing)
             self.check_filled(drawing)
         jobs: list[Job] = []
-        with self.lock:
-            self._check_client(client, len(drawings))
-            try:
-                for drawing in drawings:
-                    jobs.append(self.engine.submit(drawing, client=client))
-            except BaseException:
-                for job in jobs:
-                    job.cancel()
-                raise
+        try:
+            for drawing in drawings:
+                jobs.append(self.engine.submit(drawing, client=client))
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
         for job in jobs:
             log_job(job, self.settings.log_prompts)
         return jobs
-
-    def _check_client(self, client: str, more: int) -> None:
-        most = self.settings.most_jobs_per_client
-        found = sum(not job.is_over for job in self.engine.jobs(client))
-        if found + more > most:
-            text = f"a client has at most {most} jobs at a time; wait until one has ended"
-            raise Busy(text, code="too_many_jobs", retry_after=5.0)
 
     def job(self, request: Request) -> Job:
         """Returns the job that a request's path names, if it is the client's.
@@ -200,7 +184,7 @@ def images_of(job: Job) -> list[Image.Image]:
     return [image for image in job.images if image is not None]
 
 
-async def events_of(job: Job, *, previews: bool = False) -> AsyncIterator[Any]:
+async def events_of(job: Job, *, previews: bool = False) -> AsyncGenerator[Any, None]:
     """Yields a job's events as they come, up to its end; a slow reader misses older progress."""
     loop = asyncio.get_running_loop()
     waiting: dict[Any, Any] = {}

@@ -17,8 +17,6 @@ class WebSettings:
     localhost and the machine's own name; "*" stands for all."""
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the server, such as https://example.org."""
-    most_jobs_per_client: int = 32
-    """The most jobs of one key, or of one address where there are no keys, that wait or run."""
     most_body: int = 64 * 2**20
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096

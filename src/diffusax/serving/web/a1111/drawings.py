@@ -81,7 +81,7 @@ def second_pass(fields: TextToImage, first: Drawing, images: list[Image.Image]) 
             f"hr_upscaler must be one of {known} (got {upscaler[:60]!r})", param="hr_upscaler"
         )
     width, height = hires_size(fields, first)
-    prompts = {
+    prompts: dict[str, Any] = {
         "prompt": fields.hr_prompt or first.prompt,
         "negative_prompt": fields.hr_negative_prompt or first.negative_prompt,
     }

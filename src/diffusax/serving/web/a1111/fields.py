@@ -13,7 +13,7 @@ Size = Annotated[int, Meta(ge=8, le=16_384)]
 Whole = Annotated[int, Meta(ge=0, le=16_384)]
 AnySeed = Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 takes one at random.")]
 
-_WITHOUT = {
+_WITHOUT: dict[str, tuple[tuple[Any, ...], str]] = {
     "subseed_strength": ((0,), "variation seeds"),
     "tiling": ((False,), "images that tile"),
     "restore_faces": ((False,), "restorers of faces"),

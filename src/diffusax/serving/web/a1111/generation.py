@@ -23,6 +23,7 @@ from diffusax.serving.web.a1111.fields import (
     refuse_what_is_missing,
 )
 from diffusax.serving.web.a1111.options import Options
+from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.a1111.work import Work, describe_progress
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import read_fields
@@ -56,7 +57,7 @@ async def txt2img(request: Request) -> Response:
     if fields.enable_hr:
         await in_thread(_check_second_pass, service, fields, drawings[0])
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
-    end = service.works.begin(work)
+    end = state_of(request).works.begin(work)
     try:
         jobs = await _run(request, work, drawings)
         if fields.enable_hr and not work.interrupted:
@@ -90,7 +91,7 @@ async def img2img(request: Request) -> Response:
     most = service.settings.most_pixels
     drawings = await in_thread(image_to_image, fields, options, entry, most)
     work = Work(client_of(request), 1)
-    end = service.works.begin(work)
+    end = state_of(request).works.begin(work)
     try:
         jobs = await _run(request, work, drawings)
     finally:
@@ -107,7 +108,7 @@ async def img2img(request: Request) -> Response:
 )
 async def progress(request: Request) -> Response:
     """Tells the progress, with a preview unless the client wants none."""
-    works = service_of(request).works.of(client_of(request))
+    works = state_of(request).works.of(client_of(request))
     found = describe_progress(works)
     found["current_image"] = None
     live = [job for work in works for job in work.jobs if not job.is_over]
@@ -122,7 +123,7 @@ async def progress(request: Request) -> Response:
 @operation("POST", "/sdapi/v1/interrupt", "End the client's calls.", group="A1111")
 async def interrupt(request: Request) -> Response:
     """Ends the client's calls, which answer with the images that are done; later ones go on."""
-    for work in service_of(request).works.of(client_of(request)):
+    for work in state_of(request).works.of(client_of(request)):
         work.interrupt()
     return Json({})
 
@@ -130,17 +131,17 @@ async def interrupt(request: Request) -> Response:
 @operation("POST", "/sdapi/v1/skip", "End one iteration of the client's call.", group="A1111")
 async def skip(request: Request) -> Response:
     """Ends the first iteration that has not ended of the client's oldest call."""
-    for work in service_of(request).works.of(client_of(request))[:1]:
+    for work in state_of(request).works.of(client_of(request))[:1]:
         work.skip()
     return Json({})
 
 
 def _options(request: Request, fields: Shared) -> tuple[Options, ModelEntry]:
     """Returns the options for a call, with what it sets itself, and its model."""
-    service, client = service_of(request), client_of(request)
-    options = service.options.get(client).changed(fields.override_settings, service.catalogue)
+    service, client, kept = service_of(request), client_of(request), state_of(request).options
+    options = kept.get(client).changed(fields.override_settings, service.catalogue)
     if not fields.override_settings_restore_afterwards:
-        service.options.set(client, options)
+        kept.set(client, options)
     return options, service.catalogue.entry(options.model)
 
 

@@ -11,6 +11,7 @@ from diffusax.serving.infotext import read_infotext
 from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.options import shown
+from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import Picture, read_fields
 from diffusax.serving.web.memory import device_memory, host_memory
@@ -30,8 +31,8 @@ class PictureFields:
 @operation("GET", "/sdapi/v1/options", "The client's options.", group="A1111")
 async def get_options(request: Request) -> Response:
     """Shows the client's options."""
-    service = service_of(request)
-    return Json(shown(service.options.get(client_of(request)), service.catalogue))
+    own = state_of(request).options.get(client_of(request))
+    return Json(shown(own, service_of(request).catalogue))
 
 
 @operation(
@@ -45,9 +46,9 @@ async def get_options(request: Request) -> Response:
 )
 async def set_options(request: Request) -> Response:
     """Sets the client's options."""
-    service, client = service_of(request), client_of(request)
+    kept, client = state_of(request).options, client_of(request)
     values = await read_json(request)
-    service.options.set(client, service.options.get(client).changed(values, service.catalogue))
+    kept.set(client, kept.get(client).changed(values, service_of(request).catalogue))
     return Json(None)
 
 
