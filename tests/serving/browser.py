@@ -12,7 +12,10 @@ MISSING = (
     "needs playwright (pip install playwright axe-playwright-python) and Chromium "
     "(apt-get install chromium, or DIFFUSAX_CHROMIUM with the path of one)"
 )
-CHROMIUM = os.environ.get("DIFFUSAX_CHROMIUM") or shutil.which("chromium")
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("DIFFUSAX_CHROMIUM") or next(
+    filter(None, map(shutil.which, _NAMES)), None
+)
 # Chromium looks for hosts of its own, which a closed network refuses many at a time.
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 _FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -59,7 +62,7 @@ class Visitor:
 
     def open(self, group: str) -> None:
         """Opens a group of settings."""
-        if not self.page.locator(f"#group-{group}").get_attribute("open") == "":
+        if self.page.locator(f"#group-{group}").get_attribute("open") is None:
             self.page.click(f"#group-{group} > summary")
 
     def pictures(self, count: int) -> Any:
@@ -87,7 +90,9 @@ class Visitor:
 
     def call(self, module: str, expression: str, *values: Any) -> Any:
         """Evaluates an expression with a module `m` of the page and values `v`."""
-        script = f"async (v) => {{ const m = await import('/page/{module}'); return {expression}; }}"
+        script = (
+            f"async (v) => {{ const m = await import('/page/{module}'); return {expression}; }}"
+        )
         return self.page.evaluate(script, list(values))
 
 
@@ -109,5 +114,7 @@ def violations(page: Any) -> list[str]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=MISSING)
     found = axe.Axe().run(page).response["violations"]
     return [
-        f"{one['id']}: {one['help']}: {node['html'][:160]}" for one in found for node in one["nodes"]
+        f"{one['id']}: {one['help']}: {node['html'][:160]}"
+        for one in found
+        for node in one["nodes"]
     ]

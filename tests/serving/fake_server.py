@@ -1,4 +1,4 @@
-"""A server that speaks the page's part of the HTTP contract and draws at a pace that tests choose."""
+"""A server that speaks the page's part of the HTTP contract, at a pace that tests choose."""
 
 import asyncio
 import base64

@@ -11,7 +11,7 @@ from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
-from serving.browser import Visitor, chromium, violations, visiting
+from serving.browser import chromium, violations, visiting
 from serving.fake_server import serving
 
 
@@ -300,7 +300,13 @@ def test_a_grid_is_one_set_of_jobs_with_one_seed(visitor, server):
     cells = {(asked["num_inference_steps"], asked["sampler"]) for asked in server.asked}
     assert cells == {(steps, name) for steps in (4, 6, 8) for name in ("euler", "heun")}
     assert len({asked["seed"] for asked in server.asked}) == 1
-    assert page.locator("th").all_inner_texts() == ["Steps 4", "Steps 6", "Steps 8", "euler", "heun"]
+    assert page.locator("th").all_inner_texts() == [
+        "Steps 4",
+        "Steps 6",
+        "Steps 8",
+        "euler",
+        "heun",
+    ]
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as one picture").click()
     assert Image.open(download.value.path()).width > 3 * 64
@@ -308,6 +314,26 @@ def test_a_grid_is_one_set_of_jobs_with_one_seed(visitor, server):
     visitor.pictures(6)
     page.get_by_role("button", name="Delete the grid").click()
     page.wait_for_selector("#empty")
+
+
+@pytest.mark.slow
+def test_a_grid_goes_through_the_weights_of_a_lora(visitor, server):
+    page = visitor.page
+    visitor.open("grid")
+    page.check("#grid")
+    page.select_option("#grid-x", "lora")
+    page.select_option("#grid-x-lora", "sketch")
+    page.fill("#grid-x-values", "0-1 [3]")
+    page.select_option("#grid-y", "seed")
+    page.fill("#grid-y-values", "1, 2")
+    visitor.draw("a frog")
+    visitor.pictures(6)
+    cells = {(asked["adapters"]["sketch"], asked["seed"]) for asked in server.asked}
+    assert cells == {(weight, seed) for weight in (0, 0.5, 1) for seed in (1, 2)}
+    page.select_option("#grid-x", "strength")
+    page.fill("#grid-x-values", "0.5")
+    page.click("#draw")
+    page.get_by_text("Strength counts only where a drawing begins with a picture").wait_for()
 
 
 @pytest.mark.slow

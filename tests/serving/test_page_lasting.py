@@ -1,4 +1,4 @@
-"""What the page keeps: through reloads, in two tabs, and while the server is away, full or locked."""
+"""What the page keeps: through reloads, in two tabs, while the server is away, full or locked."""
 
 import time
 
@@ -139,6 +139,18 @@ def test_a_page_that_is_opened_before_its_server_waits_for_it(browser, server):
         visitor.pictures(1)
 
 
+def test_a_drawing_is_cancelled_when_the_server_is_back(visitor, server):
+    server.pace = None
+    visitor.draw("a frog")
+    waiting(lambda: server.jobs)
+    server.stop()
+    visitor.connected("away")
+    visitor.page.get_by_role("button", name="Cancel a frog").click()
+    server.start()
+    visitor.page.wait_for_selector("#empty")
+    assert [job["state"] for job in server.jobs.values()] == ["cancelled"]
+
+
 def test_a_full_server_is_asked_again(visitor, server):
     server.full = 2
     visitor.draw("a frog")
@@ -256,4 +268,7 @@ def test_values_that_are_none_are_refused_in_one_sentence(visitor, text):
     ],
 )
 def test_words_are_weighed(visitor, text, chosen, by, found):
-    assert visitor.call("weighing.js", "m.weigh(v[0], v[1], v[2], v[3])[0]", text, *chosen, by) == found
+    assert (
+        visitor.call("weighing.js", "m.weigh(v[0], v[1], v[2], v[3])[0]", text, *chosen, by)
+        == found
+    )

@@ -1,6 +1,6 @@
 /** LoRAs with their weights, and embeddings, whose names are words of the prompt. */
 
-import { $, button, h } from "./dom.js";
+import { $, button, h, labelled, options } from "./dom.js";
 import { addSlider } from "./settings.js";
 
 /** Says "change" when a LoRA is added, weighed or taken away. */
@@ -23,7 +23,8 @@ export class Loras extends EventTarget {
   /** Takes {name: weight}; names that the server does not have are left out. */
   write(weights) {
     const known = this.names;
-    this.weights = Object.fromEntries(Object.entries(weights ?? {}).filter(([name]) => !known.length || known.includes(name)));
+    const usable = Object.entries(weights ?? {}).filter(([name]) => !known.length || known.includes(name));
+    this.weights = Object.fromEntries(usable);
     this.#show();
     this.#changed();
   }
@@ -41,9 +42,9 @@ export class Loras extends EventTarget {
       "select",
       { id: "lora-add", onchange: () => this.#add(select.value) },
       h("option", { value: "" }, "choose one …"),
-      ...others.map(({ name, title }) => h("option", { value: name }, title || name)),
+      ...options(others),
     );
-    $("#loras").replaceChildren(...rows, h("div", { className: "field", hidden: !others.length }, h("label", { for: "lora-add" }, "Add a LoRA"), select));
+    $("#loras").replaceChildren(...rows, labelled("Add a LoRA", select, { hidden: !others.length }));
   }
 
   #row(name) {

@@ -105,11 +105,29 @@ export function pngInfo(file) {
   return json("png-info", { method: "POST", body });
 }
 
+/** Milliseconds without a sign of life, which the server gives every 15 seconds, after which a stream is dead. */
+const SILENCE = 45_000;
+
 /**
- * Follows a job: calls `onEvent(kind, data)` for each event until the server closes the stream.
- * EventSource would be shorter, but it cannot send a key.
+ * Follows a job: calls `onEvent(kind, data)` for each event until the server closes the stream, or `stream` (an
+ * AbortController) is aborted. EventSource would be shorter, but it cannot send a key.
  */
-export async function events(id, onEvent, signal) {
+export async function events(id, onEvent, stream) {
+  const { signal } = stream;
+  let silence = null;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => stream.abort(), SILENCE);
+  };
+  heard();
+  try {
+    await read(id, onEvent, signal, heard);
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+async function read(id, onEvent, signal, heard) {
   const answer = await request(`jobs/${encodeURIComponent(id)}/events`, {
     signal,
     headers: { Accept: "text/event-stream" },
@@ -125,6 +143,7 @@ export async function events(id, onEvent, signal) {
       throw error;
     }
     if (part.done) return;
+    heard();
     const blocks = (rest + part.value).split(/\r?\n\r?\n/);
     rest = blocks.pop();
     for (const block of blocks) emit(block, onEvent);

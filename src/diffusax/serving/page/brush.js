@@ -4,6 +4,7 @@ import { $, button, h, say } from "./dom.js";
 import { canvasOf } from "./pictures.js";
 
 const dialog = $("#brush");
+const HELP = "The picture to paint on. Arrows move the brush, Enter paints, Shift and arrows paint on the way.";
 /** The brush's width in pixels of the picture as a share of its longer side, kept between pictures. */
 let share = 0.12;
 
@@ -49,7 +50,7 @@ class Editor {
     this.ring = h("div", { className: "ring", hidden: true });
     this.stage = h(
       "div",
-      { className: "stage", tabIndex: 0, role: "application", "aria-label": "The picture to paint on. Arrows move the brush, Enter paints, Shift and arrows paint on the way." },
+      { className: "stage", tabIndex: 0, role: "application", "aria-label": HELP },
       this.sheet,
       this.ring,
     );
@@ -62,7 +63,9 @@ class Editor {
 
   #tools() {
     const tool = (text, kind) => button(text, () => this.#choose(kind), { data: { kind } });
-    this.slider = h("input", { id: "brush-size", type: "range", min: 1, max: Math.round(Math.max(this.image.width, this.image.height) / 2), value: this.size, oninput: () => this.#sized(Number(this.slider.value)) });
+    const max = Math.round(Math.max(this.image.width, this.image.height) / 2);
+    const oninput = () => this.#sized(Number(this.slider.value));
+    this.slider = h("input", { id: "brush-size", type: "range", min: 1, max, value: this.size, oninput });
     this.undo = button("Undo", () => this.#undo(), { "aria-keyshortcuts": "Control+Z" });
     this.redo = button("Redo", () => this.#redo(), { "aria-keyshortcuts": "Control+Shift+Z" });
     this.scale = h("output", { className: "scale", "aria-label": "Zoom" });
@@ -168,7 +171,8 @@ class Editor {
     const side = this.size * this.zoom;
     const [x, y] = this.cursor;
     Object.assign(this.ring.style, { width: `${side}px`, height: `${side}px` });
-    this.ring.style.transform = `translate(${x * this.zoom + this.x - side / 2}px, ${y * this.zoom + this.y - side / 2}px)`;
+    const [left, top] = [x * this.zoom + this.x - side / 2, y * this.zoom + this.y - side / 2];
+    this.ring.style.transform = `translate(${left}px, ${top}px)`;
   }
 
   // Pointers
@@ -279,7 +283,8 @@ class Editor {
   #onStage(event) {
     if (event.key === " ") return this.#held(true), true;
     const step = Math.max(1, Math.round(this.size / 4));
-    const [dx, dy] = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step] }[event.key] ?? [];
+    const ways = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step] };
+    const [dx, dy] = ways[event.key] ?? [];
     if (event.key !== "Enter" && dx === undefined) return false;
     const from = this.cursor;
     const clamp = (value, most) => Math.min(Math.max(value, 0), most);

@@ -1,6 +1,6 @@
 /** ControlNets: each with its picture, its weight and the part of the steps in which it counts. */
 
-import { $, button, h } from "./dom.js";
+import { $, button, h, labelled, options } from "./dom.js";
 import { canvasOf, fitted, open, toBlob, urlOf } from "./pictures.js";
 import { picker } from "./picker.js";
 import { addSlider } from "./settings.js";
@@ -52,13 +52,14 @@ export class Controls extends EventTarget {
   }
 
   #show() {
-    const label = this.entries.length ? "One more: choose or drop a picture that steers" : "Choose or drop a picture that steers, such as edges";
-    $("#controls").replaceChildren(...this.entries.map((entry) => this.#entry(entry)), picker(label, (blob) => this.add(blob)));
+    const label = `Choose or drop ${this.entries.length ? "another" : "a"} picture that steers, such as edges`;
+    const place = picker(label, (blob) => this.add(blob));
+    $("#controls").replaceChildren(...this.entries.map((entry) => this.#entry(entry)), place);
   }
 
   #entry(entry) {
     const id = (name) => `control-${entry.id}-${name}`;
-    const select = h("select", { id: id("model") }, ...this.#known.map(({ name, title }) => h("option", { value: name }, title || name)));
+    const select = h("select", { id: id("model") }, ...options(this.#known));
     select.value = entry.model;
     select.addEventListener("change", () => (entry.model = select.value));
     return h(
@@ -66,7 +67,7 @@ export class Controls extends EventTarget {
       { className: "control" },
       h("legend", { className: "unseen" }, "ControlNet"),
       h("img", { src: urlOf(entry.blob), alt: "The picture that steers" }),
-      h("div", { className: "field" }, h("label", { for: id("model") }, "ControlNet"), select),
+      labelled("ControlNet", select),
       this.#number(entry, "scale", "Weight", 2, id),
       this.#number(entry, "start", "From", 1, id),
       this.#number(entry, "end", "Until", 1, id),
@@ -85,7 +86,7 @@ export class Controls extends EventTarget {
       entry[name] = Number(number.value);
       this.#changed();
     });
-    const row = h("div", { className: "field slide" }, h("label", { for: id(name) }, label), number);
+    const row = labelled(label, number, { className: "field slide" });
     addSlider(number);
     return row;
   }
@@ -120,8 +121,8 @@ async function edges(blob) {
     for (let x = 0; x < width; x++) {
       let change = 0;
       if (x && y && x < width - 1 && y < height - 1) {
-        for (const [dx, dy] of [[-1, -1], [0, -1], [1, -1], [-1, 0], [1, 0], [-1, 1], [0, 1], [1, 1]]) change -= grey(x + dx, y + dy);
-        change += 8 * grey(x, y);
+        for (const dy of [-1, 0, 1]) for (const dx of [-1, 0, 1]) change -= grey(x + dx, y + dy);
+        change += 9 * grey(x, y);
       }
       to.data.set([0, 0, 0, 255].map((value) => (change > 40 ? 255 : value)), 4 * (y * width + x));
     }

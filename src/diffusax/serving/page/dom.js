@@ -23,6 +23,14 @@ export function h(tag, properties = {}, ...children) {
 /** Makes a button that is no submit button. */
 export const button = (text, onclick, properties = {}) => h("button", { type: "button", onclick, ...properties }, text);
 
+/** Makes the options of a select from [{name, title}] or names. */
+export const options = (entries) =>
+  entries.map((one) => h("option", { value: one.name ?? one }, one.title || (one.name ?? one)));
+
+/** Puts a label before a control, which has an id. */
+export const labelled = (label, control, properties = {}) =>
+  h("div", { className: "field", ...properties }, h("label", { for: control.id }, label), control);
+
 /** Tells screen readers something, without a change on the screen. */
 export function say(text) {
   const place = $("#say");

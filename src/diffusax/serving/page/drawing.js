@@ -39,7 +39,8 @@ export async function largerRecords(record, seeds, images) {
     const drawing = { ...rest, controls, image, width: w, height: h, strength, seed, num_images: 1 };
     // A cell of a grid keeps its name, by which the grid finds its picture.
     const id = record.grid ? `${record.id}+` : newId();
-    records.push({ id, created: record.created + index / 100, drawing, then: null, grid: record.grid ?? null });
+    const created = record.created - index / 1000;
+    records.push({ id, created, drawing, then: null, grid: record.grid ?? null, begun: true });
   }
   return records;
 }

@@ -7,6 +7,7 @@ import * as store from "./store.js";
 import { Tile } from "./tile.js";
 
 const PAGE = 60;
+const newestFirst = (entries) => [...entries].sort((a, b) => b.created - a.created);
 
 export class Gallery {
   #pictures = new Map();
@@ -32,7 +33,7 @@ export class Gallery {
 
   /** The pictures shown one by one, newest first. */
   get list() {
-    return [...this.#pictures.values()].sort((a, b) => b.created - a.created);
+    return newestFirst(this.#pictures.values());
   }
 
   async start() {
@@ -113,11 +114,13 @@ export class Gallery {
       const count = record.state === "failed" ? 1 : record.drawing.num_images ?? 1;
       for (let index = 0; index < count; index++) {
         const key = `${record.id}/${index}`;
-        if (!this.#pictures.has(key)) entries.push({ key, created: record.created - index / 1000, record, status, index });
+        const created = record.created - index / 1000;
+        if (!this.#pictures.has(key)) entries.push({ key, created, record, status, index });
       }
     }
-    for (const { grid, pictures } of this.#grids.values()) entries.push({ key: grid.id, created: grid.created, grid, pictures });
-    return entries.sort((a, b) => b.created - a.created);
+    for (const { grid, pictures } of this.#grids.values())
+      entries.push({ key: grid.id, created: grid.created, grid, pictures });
+    return newestFirst(entries);
   }
 
   #place(entry, at) {
@@ -137,7 +140,7 @@ export class Gallery {
   #gridView(grid) {
     return new GridView(grid, this.work, {
       ...this.tileActions,
-      open: (picture) => this.actions.open(picture, [...this.#grids.get(grid.id).pictures.values()].sort((a, b) => b.created - a.created)),
+      open: (picture) => this.actions.open(picture, newestFirst(this.#grids.get(grid.id).pictures.values())),
       remove: () => this.#removeGrid(grid.id),
     });
   }
@@ -161,7 +164,11 @@ export class Gallery {
     const running = statuses.filter(({ state }) => ["running", "done"].includes(state));
     const waiting = records.length - running.length;
     const left = Math.max(0, ...statuses.map(({ eta }) => eta ?? 0));
-    const parts = [running.length && `${running.length} drawing`, waiting && `${waiting} waiting`, left > 1 && `about ${duration(left)} left`];
+    const parts = [
+      running.length && `${running.length} drawing`,
+      waiting && `${waiting} waiting`,
+      left > 1 && `about ${duration(left)} left`,
+    ];
     $("#queue").textContent = parts.filter(Boolean).join(" · ");
     $("#cancel-all").hidden = records.length < 2;
     document.title = records.length ? `(${records.length}) diffusax` : "diffusax";

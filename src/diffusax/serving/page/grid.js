@@ -1,6 +1,6 @@
 /** X/Y grids: two settings with several values each, drawn as one set of jobs with the same seed. */
 
-import { $, h, newId } from "./dom.js";
+import { $, h, labelled, newId, options } from "./dom.js";
 
 export const MOST = 100;
 
@@ -14,7 +14,11 @@ const AXES = {
   image_guidance_scale: "Guidance by the picture",
   strength: "Strength",
 };
+const words = (text) => text.split(",").map((word) => word.trim());
 const WHOLE = ["num_inference_steps", "seed"];
+
+const NUMBER = "(-?\\d*\\.?\\d+)";
+const RANGE = new RegExp(`^\\s*${NUMBER}\\s*-\\s*${NUMBER}\\s*(?:\\(\\+?${NUMBER}\\)|\\[(\\d+)\\])?\\s*$`);
 
 /**
  * Returns the numbers in "10, 20, 30", "1-5", "10-30 (+10)" or "0-1 [5]" (five numbers from 0 to 1), which A1111's
@@ -22,8 +26,7 @@ const WHOLE = ["num_inference_steps", "seed"];
  */
 export function numbers(text, whole = false) {
   const found = text.split(",").flatMap((part) => {
-    const number = "(-?\\d*\\.?\\d+)";
-    const range = new RegExp(`^\\s*${number}\\s*-\\s*${number}\\s*(?:\\(\\+?${number}\\)|\\[(\\d+)\\])?\\s*$`).exec(part);
+    const range = RANGE.exec(part);
     if (!range) return part.trim() ? [Number(part)] : [];
     const [from, to] = [Number(range[1]), Number(range[2])];
     const count = range[4] ? Number(range[4]) : Math.floor((to - from) / (Number(range[3]) || 1) + 1e-9) + 1;
@@ -31,7 +34,8 @@ export function numbers(text, whole = false) {
     const step = range[4] ? (to - from) / Math.max(count - 1, 1) : Number(range[3]) || 1;
     return Array.from({ length: count }, (_, at) => Number((from + at * step).toPrecision(12)));
   });
-  if (!found.length || !found.every(Number.isFinite)) throw new Error(`"${text}" are no numbers; write them like 10, 20, 30.`);
+  if (!found.length || !found.every(Number.isFinite))
+    throw new Error(`"${text}" are no numbers; write them like 10, 20, 30.`);
   return [...new Set(whole ? found.map(Math.round) : found)];
 }
 
@@ -43,11 +47,18 @@ function changed(drawing, { axis, lora }, value) {
 }
 
 /** How a value of an axis is called at the grid's edge. */
-export const label = ({ axis, lora }, value) => (axis === "lora" ? `${lora} ${value}` : axis === "sampler" ? value : `${AXES[axis] ?? ""} ${value}`.trim());
+export function label({ axis, lora }, value) {
+  if (axis === "sampler") return value;
+  return `${axis === "lora" ? lora : AXES[axis]} ${value}`;
+}
 
 /** The two axes in the form. Says "change". */
 export class Grid extends EventTarget {
-  #state = { on: false, x: { axis: "num_inference_steps", text: "4, 8, 16" }, y: { axis: "guidance_scale", text: "1, 2, 4" } };
+  #state = {
+    on: false,
+    x: { axis: "num_inference_steps", text: "4, 8, 16" },
+    y: { axis: "guidance_scale", text: "1, 2, 4" },
+  };
   #samplers = [];
   #loras = [];
 
@@ -91,46 +102,50 @@ export class Grid extends EventTarget {
   #axis(side, title) {
     const state = this.#state[side];
     const set = (change) => this.#set({ [side]: Object.assign(state, change) });
-    const options = Object.entries(AXES).filter(([axis]) => axis !== "lora" || this.#loras.length);
-    const axis = h("select", { id: `grid-${side}` }, h("option", { value: "" }, "nothing"), ...options.map(([value, name]) => h("option", { value }, name)));
+    const axes = Object.entries(AXES).filter(([axis]) => axis !== "lora" || this.#loras.length);
+    const entries = axes.map(([name, title]) => ({ name, title }));
+    const axis = h("select", { id: `grid-${side}` }, ...options([{ name: "", title: "nothing" }, ...entries]));
     axis.value = state.axis ?? "";
     axis.addEventListener("change", () => {
       set({ axis: axis.value, text: "", lora: this.#loras[0] });
       this.#show();
       $(`#grid-${side}`).focus();
     });
-    const part = [h("div", { className: "field" }, h("label", { for: axis.id }, title), axis)];
-    if (state.axis === "lora") part.push(this.#choice(`grid-${side}-lora`, "LoRA", this.#loras, state.lora, (lora) => set({ lora })));
+    const part = [labelled(title, axis)];
+    if (state.axis === "lora") {
+      const onchange = () => set({ lora: lora.value });
+      const lora = h("select", { id: `grid-${side}-lora`, onchange }, ...options(this.#loras));
+      lora.value = state.lora ?? this.#loras[0];
+      part.push(labelled("LoRA", lora));
+    }
     if (state.axis === "sampler") part.push(this.#samplerList(side, state, set));
     else if (state.axis) {
-      const text = h("input", { id: `grid-${side}-values`, value: state.text, placeholder: "10, 20 or 10-30 (+10)", spellcheck: false });
+      const id = `grid-${side}-values`;
+      const text = h("input", { id, value: state.text, placeholder: "10, 20 or 10-30 (+10)", spellcheck: false });
       text.addEventListener("input", () => set({ text: text.value }));
-      part.push(h("div", { className: "field" }, h("label", { for: text.id }, `Values of the ${title.toLowerCase()}`), text));
+      part.push(labelled(`Values of the ${title.toLowerCase()}`, text));
     }
     return h("fieldset", { className: "axis" }, h("legend", { className: "unseen" }, title), ...part);
   }
 
-  #choice(id, title, names, value, choose) {
-    const select = h("select", { id, onchange: () => choose(select.value) }, ...names.map((name) => h("option", { value: name }, name)));
-    select.value = value ?? names[0];
-    return h("div", { className: "field" }, h("label", { for: id }, title), select);
-  }
-
   #samplerList(side, state, set) {
-    const chosen = state.text.split(",").map((name) => name.trim());
-    const boxes = this.#samplers.map((name) => {
-      const box = h("input", { type: "checkbox", value: name, checked: chosen.includes(name) });
-      box.addEventListener("change", () => set({ text: boxes.map((one) => $("input", one)).filter((one) => one.checked).map((one) => one.value).join(", ") }));
-      return h("label", { className: "check" }, box, name);
-    });
-    return h("div", { className: "list", role: "group", "aria-label": `Samplers of the ${side === "x" ? "columns" : "rows"}` }, ...boxes);
+    const chosen = words(state.text);
+    const boxes = this.#samplers.map((value) => h("input", { type: "checkbox", value, checked: chosen.includes(value) }));
+    const read = () => set({ text: boxes.filter((box) => box.checked).map((box) => box.value).join(", ") });
+    const label = `Samplers of the ${side === "x" ? "columns" : "rows"}`;
+    return h(
+      "div",
+      { className: "list", role: "group", "aria-label": label, onchange: read },
+      ...boxes.map((box) => h("label", { className: "check" }, box, box.value)),
+    );
   }
 
   /** The axes with their values; raises an Error with one sentence. */
   axes() {
     const read = ({ axis, lora, text }, title) => {
       if (!axis) return { axis: "", values: [null] };
-      const values = axis === "sampler" ? text.split(",").map((name) => name.trim()).filter((name) => this.#samplers.includes(name)) : numbers(text, WHOLE.includes(axis));
+      const samplers = () => words(text).filter((name) => this.#samplers.includes(name));
+      const values = axis === "sampler" ? samplers() : numbers(text, WHOLE.includes(axis));
       if (!values.length) throw new Error(`The grid's ${title} have no values; choose some.`);
       return { axis, lora, values };
     };
@@ -153,6 +168,11 @@ export class Grid extends EventTarget {
   /** Returns the grid's record and those of its cells' jobs. */
   drawings(drawing, then) {
     const { x, y } = this.axes();
+    const axes = [x.axis, y.axis];
+    if (axes.includes("strength") && !drawing.image)
+      throw new Error("Strength counts only where a drawing begins with a picture; choose one.");
+    if (axes.includes("image_guidance_scale") && !("image_guidance_scale" in drawing))
+      throw new Error("Guidance by the picture is for models that edit pictures; choose one.");
     const grid = { id: newId(), created: Date.now(), x, y, prompt: drawing.prompt };
     const cells = y.values.flatMap((row, j) =>
       x.values.map((column, i) => ({

@@ -18,6 +18,7 @@ export class GridView {
         return cell;
       });
     const head = (axis, value, scope) => h("th", { scope }, axis.axis ? label(axis, value) : "");
+    const name = short(grid.prompt, 40);
     this.save = button("Save as one picture", () => this.#save());
     this.element = h(
       "li",
@@ -27,11 +28,11 @@ export class GridView {
         { className: "bar" },
         h("h3", {}, short(grid.prompt) || "Grid"),
         this.save,
-        button("Delete", actions.remove, { className: "quiet", "aria-label": `Delete the grid ${short(grid.prompt, 40)}` }),
+        button("Delete", actions.remove, { className: "quiet", "aria-label": `Delete the grid ${name}` }),
       ),
       h(
         "div",
-        { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Grid: ${short(grid.prompt, 40)}` },
+        { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Grid: ${name}` },
         h(
           "table",
           {},
@@ -64,12 +65,13 @@ export class GridView {
     context.fillStyle = "#fff";
     context.fillRect(0, 0, canvas.width, canvas.height);
     Object.assign(context, { fillStyle: "#222", font: `${size}px system-ui, sans-serif`, textBaseline: "middle" });
-    if (y.axis) y.values.forEach((value, j) => context.fillText(label(y, value), 4, top + j * (h + 4) + h / 2, left - 8));
+    const [column, row] = [(i) => left + i * (w + 4), (j) => top + j * (h + 4)];
+    if (y.axis) y.values.forEach((value, j) => context.fillText(label(y, value), 4, row(j) + h / 2, left - 8));
     context.textAlign = "center";
-    if (x.axis) x.values.forEach((value, i) => context.fillText(label(x, value), left + i * (w + 4) + w / 2, top / 2, w));
+    if (x.axis) x.values.forEach((value, i) => context.fillText(label(x, value), column(i) + w / 2, top / 2, w));
     images.forEach((image, at) => {
-      const [i, j] = [at % x.values.length, Math.floor(at / x.values.length)];
-      if (image) context.drawImage(image, left + i * (w + 4), top + j * (h + 4));
+      const count = x.values.length;
+      if (image) context.drawImage(image, column(at % count), row(Math.floor(at / count)));
     });
     try {
       download(await toBlob(canvas), `grid ${short(prompt, 40)}.png`);

@@ -52,7 +52,8 @@ function pairs(line) {
 /** "DPM++ 2M" with schedule "Karras" is "dpm++2m_karras", "Euler a" is "euler_a". */
 function samplerNamed(name, schedule, samplers) {
   if (!name) return undefined;
-  const plain = (text) => text.toLowerCase().replace(/[^a-z0-9+]/g, "").replace("dpm2", "kdpm2").replace("kkdpm2", "kdpm2");
+  // A1111's DPM2 is k-diffusion's name for what diffusers calls KDPM2.
+  const plain = (text) => text.toLowerCase().replace(/[^a-z0-9+]/g, "").replace(/^dpm2/, "kdpm2");
   const wanted = plain(name);
   const karras = /karras/i.test(schedule ?? "") ? "karras" : "";
   return samplers.find((one) => plain(one) === wanted + karras) ?? samplers.find((one) => plain(one) === wanted);

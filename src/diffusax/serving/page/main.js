@@ -29,6 +29,7 @@ let can = null;
 let lastSeed = null;
 
 const offers = (task) => settings.model?.tasks?.includes(task) ?? false;
+const some = (parts) => parts.filter(Boolean).join(", ");
 const narrow = () => matchMedia("(max-width: 56rem)").matches;
 const edits = () => settings.model?.kind === "edit";
 
@@ -44,12 +45,13 @@ async function draw() {
   if (edits() && !source.picture) {
     $("#group-source").open = true;
     $("#source input").focus();
-    return notice(`${settings.model.title || settings.model.name} changes pictures; choose one first.`, { error: true });
+    return notice(`${settings.title} changes pictures; choose one first.`, { error: true });
   }
   lastSeed = values.seed ?? newSeed();
   try {
     const drawing = await compose({ ...values, seed: lastSeed });
-    const then = larger_on ? { scale: larger_scale, strength: larger_strength, multiple: settings.model.multiple ?? 8 } : null;
+    const { multiple = 8 } = settings.model;
+    const then = larger_on && offers("image-to-image") ? { scale: larger_scale, strength: larger_strength, multiple } : null;
     if (grid.on) {
       const made = grid.drawings(drawing, then);
       await store.put("grids", made.grid);
@@ -91,10 +93,13 @@ function changed() {
   $("#field-image-guidance").hidden = !edits();
   $("#source-summary").textContent = !picture ? (edits() ? "needed" : "none") : mask ? "with a mask" : "on";
   $("#group-controls").hidden = !can?.controlnets?.length || edits();
+  $("#group-larger").hidden = !offers("image-to-image");
   const paint = $("#paint");
   if (paint) paint.hidden = !offers("inpainting");
-  $("#model-summary").textContent = [settings.model?.title || settings.model?.name, values.sampler].filter(Boolean).join(", ");
-  $("#size-summary").textContent = [`${values.width} × ${values.height}`, values.seed !== null && `seed ${values.seed}`, values.num_images > 1 && `${values.num_images} pictures`].filter(Boolean).join(", ");
+  $("#model-summary").textContent = some([settings.title, values.sampler]);
+  const { width, height, seed, num_images: count } = values;
+  const size = `${width} × ${height}`;
+  $("#size-summary").textContent = some([size, seed !== null && `seed ${seed}`, count > 1 && `${count} pictures`]);
   $("#larger-summary").textContent = values.larger_on ? `${values.larger_scale} times` : "off";
   $("#plan").textContent = plan(values, mask);
   drafts.changed();
@@ -104,7 +109,8 @@ function plan(values, mask) {
   if (!settings.model) return "";
   const kind = kindOf({ image: source.picture, mask_image: mask }, settings.model);
   const count = grid.on ? grid.count : values.num_images;
-  const parts = [kind, `${count > 1 ? `${count} of ` : ""}${values.width} × ${values.height}`, `${values.num_inference_steps} steps`];
+  const size = `${values.width} × ${values.height}`;
+  const parts = [kind, count > 1 ? `${count} of ${size}` : size, `${values.num_inference_steps} steps`];
   if (source.cuts(values.width, values.height)) parts.push("the picture is cut");
   return parts.join(" · ");
 }
@@ -165,7 +171,18 @@ function possible() {
 
 // The server
 
-const EXAMPLES = ["a red apple on a blue background", "a cat face, 3d style", "a rocket on a black background", "a frog, flat style"];
+const EXAMPLES = [
+  "a red apple on a blue background",
+  "a cat face, 3d style",
+  "a rocket on a black background",
+  "a frog, flat style",
+];
+const STATES = {
+  wait: "Looking for the server …",
+  here: "Connected",
+  away: "The server does not answer; trying again …",
+  key: "The server asks for a key",
+};
 
 async function learn() {
   try {
@@ -187,17 +204,18 @@ async function learn() {
 
 function connected() {
   const { state } = api.connection;
-  const words = { wait: "Looking for the server …", here: "Connected", away: "The server does not answer; trying again …", key: "The server asks for a key" };
   const place = $("#connection");
   place.dataset.state = state;
-  place.textContent = words[state];
-  say(words[state]);
+  place.textContent = STATES[state];
+  say(STATES[state]);
   if (state === "key") askKey();
   if (state === "here" && place.dataset.before === "away") learn();
   place.dataset.before = state;
 }
 
 api.connection.addEventListener("change", connected);
+// Models and LoRAs may have come while nobody looked.
+document.addEventListener("visibilitychange", () => document.hidden || learn());
 
 function askKey() {
   const dialog = $("#key");

@@ -61,7 +61,7 @@ export class Mask {
     context.restore();
   }
 
-  /** Returns a canvas with white where the picture is drawn anew and black elsewhere, or null where nothing is painted. */
+  /** Returns a canvas with white where the picture is drawn anew, black elsewhere; or null if nothing is painted. */
   canvas() {
     const painted = canvasOf(this.width, this.height);
     const context = painted.getContext("2d", { willReadFrequently: true });

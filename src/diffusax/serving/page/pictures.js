@@ -17,9 +17,10 @@ export function canvasOf(width, height) {
 }
 
 export const toBlob = (canvas, type = "image/png", quality) =>
-  new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The picture is too large for this browser."))), type, quality),
-  );
+  new Promise((resolve, reject) => {
+    const made = (blob) => (blob ? resolve(blob) : reject(new Error("The picture is too large for this browser.")));
+    canvas.toBlob(made, type, quality);
+  });
 
 /** The part (x, y, width, height) of a picture that has the shape of `width` to `height`, from its middle. */
 export function cover(sourceWidth, sourceHeight, width, height) {

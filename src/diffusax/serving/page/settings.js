@@ -1,18 +1,23 @@
 /** The form: its numbers and choices follow the chosen model, are read as a drawing and written from one. */
 
-import { $, h } from "./dom.js";
+import { $, h, options } from "./dom.js";
 import { sizeLike } from "./pictures.js";
 
 const form = $("#settings");
 const field = (name) => form.elements.namedItem(name);
 
-const NUMBERS = ["width", "height", "num_inference_steps", "guidance_scale", "image_guidance_scale", "guidance_rescale"];
+const SIZES = ["width", "height"];
+const NUMBERS = [...SIZES, "num_inference_steps", "guidance_scale", "image_guidance_scale", "guidance_rescale"];
 const MORE = ["seed", "num_images", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
 const LARGER = ["larger_scale", "larger_strength"];
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler"];
 /** What a model does not set. */
-const PLAIN = { guidance_rescale: 0, seed: "", num_images: 1, strength: 0.7, mask_blur: 4, padding_mask_crop: "", clip_skip: "", larger_scale: 2, larger_strength: 0.5, larger_on: false };
-const SHAPES = { Square: [1, 1], "3:2": [3, 2], "2:3": [2, 3], "4:3": [4, 3], "3:4": [3, 4], "16:9": [16, 9], "9:16": [9, 16] };
+const PLAIN = {
+  ...{ guidance_rescale: 0, seed: "", num_images: 1, clip_skip: "" },
+  ...{ strength: 0.7, mask_blur: 4, padding_mask_crop: "" },
+  ...{ larger_scale: 2, larger_strength: 0.5, larger_on: false },
+};
+const SHAPES = ["1:1", "3:2", "2:3", "4:3", "3:4", "16:9", "9:16"];
 
 /** Says "change" whenever a setting changed. */
 export class Settings extends EventTarget {
@@ -22,9 +27,9 @@ export class Settings extends EventTarget {
     super();
     for (const slide of document.querySelectorAll(".slide")) addSlider($("input", slide));
     for (const [name, value] of Object.entries(PLAIN)) set(name, value);
-    $("#shape").append(h("option", { value: "" }, "free"), ...Object.keys(SHAPES).map((name) => h("option", { value: name }, name)));
+    $("#shape").append(...options([{ name: "", title: "free" }, ...SHAPES]));
     $("#shape").addEventListener("change", () => this.#shape());
-    $("#swap").addEventListener("click", () => this.write({ width: field("height").value, height: field("width").value }));
+    $("#swap").addEventListener("click", () => this.#swap());
     $("#seed-random").addEventListener("click", () => this.write({ seed: "" }));
     $("#reset").addEventListener("click", () => this.write({ ...PLAIN, ...this.#defaults(this.model) }));
     field("model").addEventListener("change", () => this.#chosen());
@@ -36,7 +41,7 @@ export class Settings extends EventTarget {
     const before = this.model;
     this.models = models;
     const chosen = field("model").value || models[0]?.name;
-    field("model").replaceChildren(...models.map(({ name, title }) => h("option", { value: name }, title || name)));
+    field("model").replaceChildren(...options(models));
     set("model", models.some((one) => one.name === chosen) ? chosen : models[0]?.name);
     limit("num_inference_steps", limits.steps);
     limit("num_images", limits.images);
@@ -48,10 +53,16 @@ export class Settings extends EventTarget {
     return this.models.find((one) => one.name === field("model").value);
   }
 
+  /** What people call the model. */
+  get title() {
+    return this.model?.title || this.model?.name;
+  }
+
   #defaults(model) {
     if (!model) return {};
     const { width, height, steps, guidance_scale, image_guidance_scale } = model;
-    return { width, height, num_inference_steps: steps, guidance_scale, image_guidance_scale: image_guidance_scale ?? 1.5, sampler: "" };
+    const guidance = { guidance_scale, image_guidance_scale: image_guidance_scale ?? 1.5 };
+    return { width, height, num_inference_steps: steps, ...guidance, sampler: "" };
   }
 
   /** Another model: what was as the old model has it becomes as the new one has it. */
@@ -63,27 +74,29 @@ export class Settings extends EventTarget {
     const sampler = field("sampler").value;
     field("sampler").replaceChildren(
       h("option", { value: "" }, model.sampler ? `${model.sampler} (the model's own)` : "the model's own"),
-      ...(model.samplers ?? []).map((name) => h("option", { value: name }, name)),
+      ...options(model.samplers ?? []),
     );
     set("sampler", (model.samplers ?? []).includes(sampler) ? sampler : "");
     for (const name of NUMBERS) {
       const { value } = field(name);
       if (name in next && (value === "" || Number(value) === old[name])) set(name, next[name]);
     }
-    for (const name of ["width", "height"]) field(name).step = field(name).min = model.multiple ?? 8;
+    for (const name of SIZES) field(name).step = field(name).min = model.multiple ?? 8;
     this.before = model;
     this.#changed();
   }
 
-  #shape() {
-    const shape = SHAPES[$("#shape").value];
-    if (!shape || !this.model) return;
-    const { width, height, multiple } = this.model;
-    const [w, h] = sizeLike(...shape, width * height, multiple ?? 8);
-    this.write({ width: w, height: h });
+  #swap() {
+    const { width, height } = this.read();
+    this.write({ width: height, height: width });
   }
 
-  /** Gives the drawing the shape of a picture, in about as many pixels as the model draws by itself. */
+  #shape() {
+    const [width, height] = $("#shape").value.split(":").map(Number);
+    if (height) this.fit({ width, height });
+  }
+
+  /** Gives the drawing the shape of `width` to `height`, in about as many pixels as the model draws by itself. */
   fit({ width, height }) {
     if (!this.model) return;
     const [w, h] = sizeLike(width, height, this.model.width * this.model.height, this.model.multiple ?? 8);
@@ -94,7 +107,10 @@ export class Settings extends EventTarget {
   read() {
     const values = {};
     for (const name of TEXTS) values[name] = field(name).value;
-    for (const name of [...NUMBERS, ...MORE, ...LARGER]) values[name] = field(name).value === "" ? null : Number(field(name).value);
+    for (const name of [...NUMBERS, ...MORE, ...LARGER]) {
+      const { value } = field(name);
+      values[name] = value === "" ? null : Number(value);
+    }
     values.sampler ||= null;
     values.larger_on = field("larger_on").checked;
     return values;
@@ -138,7 +154,10 @@ function set(name, value) {
 }
 
 /** The steps of fractions are for the arrows; other values between are as good. */
-const fine = ({ validity, step }) => validity.valid || (validity.stepMismatch && Number(step) < 1 && !validity.rangeOverflow && !validity.rangeUnderflow);
+function fine({ validity, step }) {
+  const between = validity.stepMismatch && !validity.rangeOverflow && !validity.rangeUnderflow;
+  return validity.valid || (between && Number(step) < 1);
+}
 
 function limit(name, most) {
   if (!most) return;

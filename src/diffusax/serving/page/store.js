@@ -20,7 +20,8 @@ const opened = new Promise((resolve, reject) => {
   const opening = indexedDB.open("diffusax", 1);
   opening.onupgradeneeded = () => {
     const db = opening.result;
-    for (const name of ["jobs", "pictures", "grids"]) db.createObjectStore(name, { keyPath: "id" }).createIndex("created", "created");
+    for (const name of ["jobs", "pictures", "grids"])
+      db.createObjectStore(name, { keyPath: "id" }).createIndex("created", "created");
     db.createObjectStore("drafts", { keyPath: "id" });
   };
   opening.onsuccess = () => resolve(opening.result);
@@ -66,7 +67,7 @@ export async function remove(name, id) {
   return was;
 }
 
-/** Changes a record by `change(record)`, unless it is gone or `change` returns false; returns the new record or null. */
+/** Changes a record by `change(record)` and returns it; null where it is gone or `change` returns false. */
 export async function update(name, id, change) {
   const record = await transaction([name], "readwrite", async (store) => {
     const found = await asked(store.get(id));
@@ -111,9 +112,10 @@ export const newest = (name, count, before = Infinity) =>
 /** Keeps a picture of a job, unless another tab has ended the job already. */
 export async function keepPicture(job, picture) {
   const kept = await transaction(["jobs", "pictures"], "readwrite", async (jobs, pictures) => {
-    const there = (await asked(jobs.getKey(job))) !== undefined && (await asked(pictures.getKey(picture.id))) === undefined;
-    if (there) pictures.put(picture);
-    return there;
+    const wanted = (await asked(jobs.getKey(job))) !== undefined;
+    if (!wanted || (await asked(pictures.getKey(picture.id))) !== undefined) return false;
+    pictures.put(picture);
+    return true;
   });
   if (kept) changed("pictures", picture.id);
 }

@@ -31,11 +31,11 @@ export class Tile {
 
   picture({ picture }) {
     const { prompt, seed } = picture.settings;
-    const image = h("img", { src: urlOf(picture.thumb ?? picture.blob), alt: short(prompt) || "A picture", loading: "lazy", decoding: "async" });
+    const image = h("img", { alt: short(prompt) || "A picture", loading: "lazy", decoding: "async" });
+    image.src = urlOf(picture.thumb ?? picture.blob);
     if (picture.width <= 128) image.classList.add("pixels");
-    const open = button(null, () => this.actions.open(picture), { className: "open", title: `${prompt}\nseed ${seed}` });
-    open.replaceChildren(image);
-    return [open];
+    const open = () => this.actions.open(picture);
+    return [button(image, open, { className: "open", title: `${prompt}\nseed ${seed}` })];
   }
 
   failed({ record }) {
@@ -55,14 +55,20 @@ export class Tile {
     this.preview = h("img", { alt: "", hidden: true });
     this.words = h("span", { className: "words" });
     this.bar = h("progress", { max: 1, "aria-label": `Progress of ${short(prompt, 40)}` });
-    const cancel = button("×", () => this.actions.cancel(record.id), { className: "icon cancel", "aria-label": `Cancel ${short(prompt, 40)}`, title: "Cancel" });
-    const box = h("div", { className: "drawing" }, this.preview, h("div", { className: "state" }, this.words, this.bar), cancel);
+    this.beginning = record.begun ? urlOf(record.drawing.image) : null;
+    const cancel = button("×", () => this.actions.cancel(record.id), {
+      className: "icon cancel",
+      "aria-label": `Cancel ${short(prompt, 40)}`,
+      title: "Cancel",
+    });
+    const state = h("div", { className: "state" }, this.words, this.bar);
+    const box = h("div", { className: "drawing" }, this.preview, state, cancel);
     box.style.aspectRatio = `${width} / ${height}`;
     return [box];
   }
 
   #progress(record, status, index) {
-    const preview = status.previews?.[index] ?? (record.drawing.image && record.created % 1 ? urlOf(record.drawing.image) : null);
+    const preview = status.previews?.[index] ?? this.beginning;
     this.preview.hidden = !preview;
     if (preview && this.preview.src !== preview) this.preview.src = preview;
     this.words.textContent = words(record, status);
@@ -79,6 +85,6 @@ export function words(record, { state, position, steps_done: done, steps, eta })
   if (state === "queued") return position > 0 ? `${position} before it` : "Next";
   if (state === "loading") return "The model loads …";
   if (state === "cancelling") return "Cancelling …";
-  if (state === "running") return [steps ? `${done} of ${steps}` : "Drawing", eta > 0.5 && `${duration(eta)} left`].filter(Boolean).join(" · ");
+  if (state === "running") return `${done} of ${steps}${eta > 0.5 ? ` · ${duration(eta)} left` : ""}`;
   return state === "done" ? "Fetching it …" : "Waiting …";
 }

@@ -18,6 +18,14 @@ const NAMES = {
   clip_skip: "CLIP skip",
 };
 
+const ACTIONS = {
+  settings: "Use these settings",
+  seed: "Use its seed",
+  source: "Begin with this picture",
+  inpaint: "Draw a part anew",
+  control: "Steer by this picture",
+};
+
 /**
  * `actions`: {settings, seed, source, inpaint, control}, each called with the picture; an action that
  * is not possible now is left out of `possible()`.
@@ -48,7 +56,11 @@ export class Viewer {
 
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = { ArrowLeft: () => this.#step(-1), ArrowRight: () => this.#step(1), Delete: () => this.#remove() }[event.key];
+    const act = {
+      ArrowLeft: () => this.#step(-1),
+      ArrowRight: () => this.#step(1),
+      Delete: () => this.#remove(),
+    }[event.key];
     if (!act) return;
     event.preventDefault();
     act();
@@ -57,11 +69,17 @@ export class Viewer {
   #render() {
     const { blob, width, height, settings } = this.picture;
     const focused = document.activeElement?.dataset?.step;
-    const image = h("img", { src: urlOf(blob), alt: short(settings.prompt, 200) || "A picture", className: Math.max(width, height) <= 256 ? "pixels" : "" });
+    const image = h("img", { src: urlOf(blob), alt: short(settings.prompt, 200) || "A picture" });
+    image.classList.toggle("pixels", Math.max(width, height) <= 256);
     image.style.aspectRatio = `${width} / ${height}`;
-    const step = (text, by, name) => button(text, () => this.#step(by), { className: "icon", "aria-label": name, disabled: !this.list[this.#at + by], data: { step: by } });
     dialog.replaceChildren(
-      h("div", { className: "large" }, step("‹", -1, "The newer picture"), h("div", { className: "frame" }, image), step("›", 1, "The older picture")),
+      h(
+        "div",
+        { className: "large" },
+        this.#stepper("‹", -1, "The newer picture"),
+        h("div", { className: "frame" }, image),
+        this.#stepper("›", 1, "The older picture"),
+      ),
       h(
         "div",
         { className: "about" },
@@ -78,10 +96,16 @@ export class Viewer {
     else if (focused) $(".close", dialog).focus();
   }
 
+  #stepper(text, by, name) {
+    const disabled = !this.list[this.#at + by];
+    return button(text, () => this.#step(by), { className: "icon", "aria-label": name, disabled, data: { step: by } });
+  }
+
   #facts() {
     const { settings, width, height, seconds, created } = this.picture;
     const facts = [["Size", `${width} × ${height}`]];
-    for (const [field, name] of Object.entries(NAMES)) if (settings[field] || field === "seed") facts.push([name, `${settings[field]}`]);
+    for (const [field, name] of Object.entries(NAMES))
+      if (settings[field] || field === "seed") facts.push([name, `${settings[field]}`]);
     for (const [name, weight] of Object.entries(settings.adapters ?? {})) facts.push(["LoRA", `${name} ${weight}`]);
     if (seconds) facts.push(["Took", duration(seconds)]);
     facts.push(["Drawn", new Date(created).toLocaleString()]);
@@ -94,9 +118,8 @@ export class Viewer {
       dialog.close();
       this.actions[name](picture);
     };
-    const names = { settings: "Use these settings", seed: "Use its seed", source: "Begin with this picture", inpaint: "Draw a part anew", control: "Steer by this picture" };
     const possible = this.possible();
-    const shown = Object.entries(names).filter(([name]) => possible.includes(name));
+    const shown = Object.entries(ACTIONS).filter(([name]) => possible.includes(name));
     return h(
       "p",
       { className: "actions" },

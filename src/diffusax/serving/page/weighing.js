@@ -12,10 +12,11 @@ export function weigh(text, start, end, by) {
   const after = text.slice(end);
   const open = /\($/.test(before);
   const close = /^:(\d*\.?\d+)\)/.exec(after);
-  if (open && close) return join(before.slice(0, -1), text.slice(start, end), Number(close[1]) + by, after.slice(close[0].length));
-  const inside = WEIGHED.exec(text.slice(start, end));
+  const words = text.slice(start, end);
+  if (open && close) return join(before.slice(0, -1), words, Number(close[1]) + by, after.slice(close[0].length));
+  const inside = WEIGHED.exec(words);
   if (inside) return join(before, inside[1], Number(inside[2]) + by, after);
-  return join(before, text.slice(start, end), 1 + by, after);
+  return join(before, words, 1 + by, after);
 }
 
 function join(before, words, weight, after) {

@@ -64,10 +64,22 @@ export class Work extends EventTarget {
     this.status.set(id, { ...this.status.get(id), state: "cancelling" });
     this.#changed();
     try {
-      await api.cancel(record.remote);
+      await this.#cancelSent(record.remote);
     } catch (error) {
       if (error.status === 404) await store.remove("jobs", id);
-      else if (!(error instanceof api.Away)) notice(error.message, { error: true });
+      else notice(error.message, { error: true });
+    }
+  }
+
+  /** Cancels a job, as soon as the server answers. */
+  async #cancelSent(remote) {
+    for (;;) {
+      await api.here();
+      try {
+        return await api.cancel(remote);
+      } catch (error) {
+        if (!(error instanceof api.Away)) throw error;
+      }
     }
   }
 
@@ -90,7 +102,8 @@ export class Work extends EventTarget {
     if (error instanceof api.Away || error.name === "AbortError") return;
     if (error instanceof api.Refused && (error.passing || error.status === 401)) return;
     console.warn(error);
-    notice(error.name === "QuotaExceededError" ? "The browser's store is full; delete pictures." : error.message, { error: true });
+    const full = error.name === "QuotaExceededError";
+    notice(full ? "The browser's store is full; delete pictures." : error.message, { error: true });
   }
 
   async #read() {
@@ -210,7 +223,7 @@ export class Work extends EventTarget {
       await api.events(
         record.remote,
         (kind, data) => this.#apply(record, data).catch((error) => this.#complain(error)),
-        stream.signal,
+        stream,
       );
     } catch (error) {
       if (error.status === 404) await this.#lost(record);
@@ -271,7 +284,8 @@ export class Work extends EventTarget {
 
 const took = (job) => (job.started && job.ended ? ` in ${duration(job.ended - job.started)}` : "");
 
-const previews = (before, { preview, index = 0 }) => (preview ? { ...before?.previews, [index]: preview } : before?.previews);
+const previews = (before, { preview, index = 0 }) =>
+  preview ? { ...before?.previews, [index]: preview } : before?.previews;
 
 async function keep(id, record, job, index, blob) {
   const image = await open(blob);
