@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,9 @@ DATA = Path(diffusax.__file__).parent / "data"
 
 
 @contextlib.contextmanager
-def served(*options):
+def served(*options, port=0):
     """Runs `diffusax serve` and gives its address, which is the first line that it prints."""
-    command = [sys.executable, "-m", "diffusax", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "diffusax", "serve", "--port", str(port), *options]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -187,3 +188,19 @@ def test_a_server_with_a_key_asks_for_it(browser):
         visitor.page.set_default_timeout(60_000)
         visitor.draw("a frog", num_inference_steps=2)
         visitor.pictures(1)
+
+
+def test_a_server_that_is_killed_draws_what_it_lost_when_it_is_back(browser):
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with contextlib.ExitStack() as tab:
+        with served(port=port) as url:
+            visitor = tab.enter_context(visiting(browser, url))
+            visitor.draw("a frog", num_inference_steps=200)
+            visitor.page.get_by_text("of 200").wait_for(timeout=60_000)
+        visitor.connected("away")
+        with served(port=port):
+            visitor.page.set_default_timeout(60_000)
+            visitor.connected()
+            visitor.pictures(1)
