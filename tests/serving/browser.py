@@ -80,7 +80,7 @@ class Visitor:
 
     def paint(self, *points: tuple[float, float]) -> None:
         """Draws one stroke through points, which are shares of the picture's width and height."""
-        box = self.page.locator(".sheet .mask").bounding_box()
+        box = self.page.locator(".sheet .picture").bounding_box()
         places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
         self.page.mouse.move(*places[0])
         self.page.mouse.down()

@@ -51,7 +51,7 @@ def test_pictures_settings_and_mask_survive_a_reload(visitor, server):
     page.reload()
     visitor.connected()
     visitor.pictures(1)
-    page.get_by_role("button", name="Paint on the mask").wait_for()
+    page.get_by_role("button", name="Edit the mask").wait_for()
     found = [page.input_value(f"#{name}") for name in ("prompt", "seed", "guidance_scale")]
     assert found == ["a frog", "5", "3.3"]
     page.press("#prompt", "Control+Enter")

@@ -41,12 +41,12 @@ class Editor {
 
   #build() {
     const { image } = this;
-    const picture = canvasOf(image.width, image.height);
+    const layer = (className) => Object.assign(canvasOf(image.width, image.height), { className });
+    const [picture, shade, stripes] = ["picture", "shade", "stripes"].map(layer);
     picture.getContext("2d").drawImage(image, 0, 0);
-    this.canvas = canvasOf(image.width, image.height);
-    this.canvas.className = "mask";
-    this.context = this.canvas.getContext("2d");
-    this.sheet = h("div", { className: "sheet" }, picture, this.canvas);
+    // The mask lies on the picture twice, dark and in white stripes, which together show on every colour.
+    this.contexts = [shade, stripes].map((canvas) => canvas.getContext("2d"));
+    this.sheet = h("div", { className: "sheet" }, picture, shade, stripes);
     this.ring = h("div", { className: "ring", hidden: true });
     this.stage = h(
       "div",
@@ -94,7 +94,7 @@ class Editor {
   }
 
   #render() {
-    this.mask.render(this.context);
+    for (const context of this.contexts) this.mask.render(context);
     this.#choose(this.kind);
   }
 
@@ -139,6 +139,7 @@ class Editor {
 
   #view() {
     this.sheet.style.transform = `translate(${this.x}px, ${this.y}px) scale(${this.zoom})`;
+    this.sheet.style.setProperty("--stripe", `${4 / this.zoom}px`);
     this.sheet.classList.toggle("pixels", this.zoom > 3);
     this.scale.textContent = `${Math.round(this.zoom * 100)} %`;
     this.#ring();
@@ -237,7 +238,7 @@ class Editor {
   #go(point) {
     const { points } = this.stroke;
     points.push(point.map((value) => Math.round(value * 10) / 10));
-    this.mask.stroke(this.context, this.stroke, points.length - 1);
+    for (const context of this.contexts) this.mask.stroke(context, this.stroke, points.length - 1);
   }
 
   #end() {

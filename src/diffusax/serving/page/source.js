@@ -76,21 +76,22 @@ export class Source extends EventTarget {
       return;
     }
     const { name, width, height } = this.picture;
-    const scale = Math.min(1, 640 / Math.max(width, height));
+    const scale = 480 / Math.max(width, height);
     const canvas = canvasOf(Math.round(width * scale), Math.round(height * scale));
     canvas.className = "source";
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `The picture to begin with${this.painted ? ", with its mask" : ""}`);
     const context = canvas.getContext("2d");
+    context.imageSmoothingEnabled = scale < 2;
     context.drawImage(this.#image, 0, 0, canvas.width, canvas.height);
-    if (this.painted) context.drawImage(tinted(this.mask), 0, 0, canvas.width, canvas.height);
+    if (this.painted) context.drawImage(hatched(this.mask, canvas.width, canvas.height), 0, 0);
     this.root.replaceChildren(
       canvas,
       h("p", { className: "hint" }, `${name ? `${name}, ` : ""}${width} × ${height}`),
       h(
         "p",
         { className: "actions" },
-        button(this.painted ? "Paint on the mask" : "Paint what to draw anew", () => this.paint(), { id: "paint" }),
+        button(this.painted ? "Edit the mask" : "Paint what to draw anew", () => this.paint(), { id: "paint" }),
         this.painted && button("No mask", () => this.#unpaint(), { className: "quiet" }),
         button("No picture", () => this.#remove(), { className: "quiet", id: "no-picture" }),
       ),
@@ -111,12 +112,23 @@ export class Source extends EventTarget {
   }
 }
 
-function tinted(mask) {
-  const canvas = canvasOf(mask.width, mask.height);
+/** Returns a canvas of this size with the mask dark and striped, so that it shows on every colour. */
+function hatched(mask, width, height) {
+  const painted = canvasOf(mask.width, mask.height);
+  mask.render(painted.getContext("2d"));
+  const canvas = canvasOf(width, height);
   const context = canvas.getContext("2d");
-  mask.render(context);
+  context.drawImage(painted, 0, 0, width, height);
   context.globalCompositeOperation = "source-in";
-  context.fillStyle = "rgb(224 82 40 / 62%)";
-  context.fillRect(0, 0, mask.width, mask.height);
+  context.fillStyle = "rgb(0 0 0 / 50%)";
+  context.fillRect(0, 0, width, height);
+  context.globalCompositeOperation = "source-atop";
+  Object.assign(context, { strokeStyle: "rgb(255 255 255 / 85%)", lineWidth: 4 });
+  for (let x = -height; x < width; x += 16) {
+    context.beginPath();
+    context.moveTo(x, height);
+    context.lineTo(x + height, 0);
+    context.stroke();
+  }
   return canvas;
 }
