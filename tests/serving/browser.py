@@ -38,7 +38,7 @@ class Visitor:
 
     def __init__(self, context: Any, url: str, wait: bool = True):
         self.page = context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(20_000)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", self._heard)

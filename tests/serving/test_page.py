@@ -354,3 +354,37 @@ def test_a_dropped_png_brings_its_settings_back(visitor, server):
     page.get_by_text("The settings of other.png are back").wait_for()
     assert page.input_value("#prompt") == "told by the server"
     assert server.requests == ["/png-info"]
+
+
+@pytest.mark.slow
+def test_settings_come_back_from_every_kind_of_text_in_a_chosen_png(visitor):
+    page = visitor.page
+    visitor.open("more")
+    for seed, kind in enumerate(("itxt", "packed itxt", "packed"), start=20):
+        info = PngInfo()
+        text = f"füchse – 狐\nSteps: 12, Sampler: Euler a, Seed: {seed}"
+        if "itxt" in kind:
+            info.add_itxt("parameters", text, zip="packed" in kind)
+        else:
+            info.add_text("parameters", text.replace("狐", "").replace("–", "-"), zip=True)
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(buffer, "PNG", pnginfo=info)
+        file = {"name": f"{kind}.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+        page.locator("#restore input").set_input_files(file)
+        page.get_by_text(f"The settings of {kind}.png are back").wait_for()
+        assert page.input_value("#prompt").startswith("füchse")
+        assert page.input_value("#seed") == str(seed)
+        assert page.input_value("#sampler") == "euler_a"
+
+
+@pytest.mark.slow
+def test_a_png_without_settings_is_offered_as_the_picture_to_begin_with(visitor):
+    page = visitor.page
+    page.route("**/png-info", lambda route: route.fulfill(status=422, json={"error": {}}))
+    drop(visitor, png())
+    page.get_by_role("button", name="Begin with it").click()
+    page.wait_for_selector("canvas.source")
+    drop(visitor, b"no picture", name="broken.png", on="#restore .picker")
+    page.get_by_text("broken.png has no settings in it").wait_for()
+    drop(visitor, b"no picture", name="broken.png", on="#controls .picker")
+    page.get_by_text("broken.png is not a picture that this browser reads").wait_for()

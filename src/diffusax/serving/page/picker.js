@@ -8,12 +8,17 @@ export const pictureOf = (transfer) => [...(transfer?.files ?? [])].find((file) 
 
 /** Makes a place that calls `take(blob, name, image)` with the pictures that it gets. */
 export function picker(label, take) {
+  return filePicker(label, async (file) => take(file, file.name, await open(file)));
+}
+
+/** Makes a place that calls `take(file)` with the picture files that it gets. */
+export function filePicker(label, take) {
   const input = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", className: "unseen" });
   const place = h("label", { className: "picker" }, input, h("span", {}, label));
   const got = async (file) => {
     if (!file) return;
     try {
-      take(file, file.name, await open(file));
+      await take(file);
     } catch (error) {
       notice(error.message, { error: true });
     }

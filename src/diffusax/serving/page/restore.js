@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { $, notice } from "./dom.js";
 import { parse } from "./infotext.js";
-import { pictureOf } from "./picker.js";
+import { filePicker, pictureOf } from "./picker.js";
 import { texts } from "./png.js";
 
 /** Returns the settings in a picture, or null: read here, or by the server where that is not enough. */
@@ -21,7 +21,7 @@ export async function settingsOf(file, samplers) {
   return found;
 }
 
-/** Takes what is dropped on the page or pasted: `use(settings)`, or `begin(file)` where it has none. */
+/** Takes what is dropped on the page, pasted or chosen: `use(settings)`, or `begin(file)` where it has none. */
 export function listen(samplers, use, begin) {
   const veil = $("#drop");
   let depth = 0;
@@ -43,6 +43,8 @@ export function listen(samplers, use, begin) {
     const file = pictureOf(event.clipboardData);
     if (file) event.preventDefault(), begin(file);
   });
+
+  $("#restore").append(filePicker("Settings from a PNG", restore));
 
   async function restore(file) {
     const settings = await settingsOf(file, samplers());

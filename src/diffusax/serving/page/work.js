@@ -33,6 +33,8 @@ export class Work extends EventTarget {
   #busy = new Set();
   #missed = new Map();
   #sending = false;
+  #reading = false;
+  #stale = false;
   #wait = 0;
 
   async start() {
@@ -106,7 +108,22 @@ export class Work extends EventTarget {
     notice(full ? "The browser's store is full; delete pictures." : error.message, { error: true });
   }
 
+  /** Reads the records anew: once more where something changed meanwhile. */
   async #read() {
+    this.#stale = true;
+    if (this.#reading) return;
+    this.#reading = true;
+    try {
+      while (this.#stale) {
+        this.#stale = false;
+        await this.#readOnce();
+      }
+    } finally {
+      this.#reading = false;
+    }
+  }
+
+  async #readOnce() {
     const records = await store.all("jobs");
     this.records = new Map(records.map((record) => [record.id, record]));
     for (const id of this.status.keys()) if (!this.records.has(id)) this.status.delete(id);
