@@ -92,7 +92,10 @@ def test_larger_drawings_follow_once_though_two_tabs_look(visitor, server):
     other = Visitor(visitor.context, server.url)
     visitor.open("larger")
     visitor.page.check("#larger")
+    server.pace = None
     visitor.draw("a frog")
+    other.page.get_by_text("Next").wait_for()
+    server.pace = 0.01
     for tab in (visitor, other):
         tab.pictures(1)
     assert len(server.asked) == 2
