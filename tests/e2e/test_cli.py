@@ -439,7 +439,17 @@ def test_help_lists_all_commands(capsys):
 
 
 HELPS = [
-    *("generate", "edit", "info", "compile", "export", "convert", "download", "cache-latents"),
+    *(
+        "generate",
+        "edit",
+        "serve",
+        "info",
+        "compile",
+        "export",
+        "convert",
+        "download",
+        "cache-latents",
+    ),
     *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
     "train unconditional",
     *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),

@@ -99,7 +99,7 @@ def running(
 ):
     """Starts a server on a free port, and stops it in the end."""
     catalogue = Catalogue(model, models)
-    with Engine(catalogue, bounds or EngineSettings()) as engine:
+    with Engine(catalogue, bounds or EngineSettings(lanes=4, smallest=4)) as engine:
         app = create_app(engine, catalogue, WebSettings(**settings))
         server = Server(app, engine, 10.0)
         listener = listen("127.0.0.1", 0)

@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-from effort import first
 from PIL import Image
 from safetensors.numpy import save_file
 from single_files import hollow, model_shapes, original_shapes
@@ -190,7 +189,8 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("name", first(TASKS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
 def test_pipelines_draw_each_task(folder, name):
     catalogue, drawing = Catalogue("emoji", folder), TASKS[name]
     pipe, arguments = catalogue.acquire(drawing)

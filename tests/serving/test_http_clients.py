@@ -66,6 +66,7 @@ class TestOpenAI:
         same = np.asarray(opened(again.data[0].b64_json)).astype(int) - np.asarray(images[1])
         assert abs(same).max() <= 2
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["jpeg", "webp"])
     def test_writes_other_formats(self, openai_client, kind):
         answer = openai_client.images.generate(
@@ -74,12 +75,14 @@ class TestOpenAI:
         assert opened(answer.data[0].b64_json).format == kind.upper()
         assert answer.output_format == kind
 
+    @pytest.mark.slow
     def test_answers_with_addresses(self, server, openai_client):
         answer = openai_client.images.generate(prompt="a", response_format="url", extra_body=FEW)
         url = answer.data[0].url
         assert url.startswith(server.url)
         assert server.get(url.removeprefix(server.url)).image.size == (64, 64)
 
+    @pytest.mark.slow
     def test_streams(self, openai_client):
         events = list(
             openai_client.images.generate(
@@ -95,6 +98,7 @@ class TestOpenAI:
         assert len(partial) == len(events) - 1 <= 2
         assert [event.partial_image_index for event in partial] == list(range(len(partial)))
 
+    @pytest.mark.slow
     def test_edits_with_a_mask_whose_transparent_part_is_drawn_anew(self, openai_client):
         image, hole = picture(), Image.new("RGBA", (64, 64), (0, 0, 0, 255))
         hole.paste((0, 0, 0, 0), (0, 0, 32, 64))
@@ -108,6 +112,7 @@ class TestOpenAI:
         change = abs(drawn - np.asarray(image)).mean(axis=(0, 2))
         assert change[:28].mean() > 3 * change[36:].mean()
 
+    @pytest.mark.slow
     def test_edits_streams_and_lists_of_one(self, openai_client):
         events = list(
             openai_client.images.edit(
@@ -142,17 +147,20 @@ class TestWebui:
         assert "Negative prompt: b\nSteps: 3, Sampler: Euler a, " in answer.info["infotexts"][0]
         assert answer.parameters["steps"] == 3
 
+    @pytest.mark.slow
     def test_makes_the_image_larger_in_a_second_pass(self, webui):
         answer = webui.txt2img(prompt="a", width=64, height=64, enable_hr=True, hr_scale=1.5)
         assert answer.image.size == (96, 96)
         assert "Denoising strength: 0.7" in answer.info["infotexts"][0]
 
+    @pytest.mark.slow
     def test_changes_an_image(self, webui):
         answer = webui.img2img(
             images=[picture(80, 64)], prompt="a", width=64, height=64, resize_mode=1, seed=1
         )
         assert answer.image.size == (64, 64)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("whole", [True, False])
     def test_inpaints(self, webui, whole):
         image = picture(96, 64)
@@ -175,6 +183,7 @@ class TestWebui:
         kept = np.asarray(answer.image.resize((96, 64))).astype(int)[:, 60:]
         assert abs(kept - np.asarray(image)[:, 60:]).mean() < 25
 
+    @pytest.mark.slow
     def test_reads_settings_from_a_png(self, webui):
         drawn = webui.txt2img(prompt="a red apple", width=64, height=64, seed=5).image
         assert webui.png_info(drawn).info.startswith("a red apple\nSteps: 3, ")
@@ -201,6 +210,7 @@ class TestWebui:
         assert webui.controlnet_version() == 3
         webui.util_wait_for_ready(check_interval=0.05)
 
+    @pytest.mark.slow
     def test_shows_progress_and_ends_on_request(self, server, webui):
         found = {}
 
@@ -256,6 +266,7 @@ class TestHub:
         assert image.size == (64, 64)
         assert "Seed: 1, " in image.text["parameters"]
 
+    @pytest.mark.slow
     def test_changes_an_image(self, client):
         image = client.image_to_image(file_of(picture()), prompt="a", num_inference_steps=3)
         assert image.size == (64, 64)
@@ -296,3 +307,50 @@ def test_control_units_need_a_known_model(server):
     scripts["controlnet"]["args"] = [{**unit, "module": "canny"}]
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "alwayson_scripts": scripts})
     assert "module must be \"none\" (got 'canny')" in answer.json["detail"]
+
+
+@pytest.fixture(scope="module")
+def with_models(tmp_path_factory):
+    """A server over a folder with a model that edits, and a ControlNet."""
+    from diffusax.checkpoints import resolve
+
+    folder = tmp_path_factory.mktemp("models")
+    for name, place in (("emoji-edit", "diffusers"), ("emoji-control", "ControlNet")):
+        (folder / place).mkdir()
+        (folder / place / name).symlink_to(resolve(name), target_is_directory=True)
+    with running("emoji", folder) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_a_controlnet_steers_as_in_a1111(with_models):
+    webuiapi = pytest.importorskip("webuiapi")
+    host, port = with_models.url.removeprefix("http://").split(":")
+    client = webuiapi.WebUIApi(host=host, port=int(port), steps=4)
+    assert client.controlnet_model_list() == ["emoji-control"]
+    unit = webuiapi.ControlNetUnit(image=picture(), model="emoji-control", weight=1.0)
+    fields = {"prompt": "a red apple", "width": 64, "height": 64, "seed": 1}
+    # The client writes into its default for these scripts, and sends them again.
+    steered = client.txt2img(**fields, controlnet_units=[unit], alwayson_scripts={})
+    plain = client.txt2img(**fields, alwayson_scripts={})
+    assert "ControlNet 0: " in steered.info["infotexts"][0]
+    change = np.asarray(steered.image).astype(int) - np.asarray(plain.image)
+    assert abs(change).mean() > 1
+    client.session.close()
+
+
+@pytest.mark.slow
+def test_a_model_that_edits_takes_both_scales(with_models):
+    fields = {"init_images": [sent(picture())], "prompt": "make it blue", "steps": 3, "seed": 1}
+    fields |= {"override_settings": {"sd_model_checkpoint": "emoji-edit"}, "cfg_scale": 5}
+    images = []
+    for scale in (1.0, 2.0):
+        answer = with_models.post("/sdapi/v1/img2img", {**fields, "image_cfg_scale": scale})
+        assert answer.status == 200, answer.body
+        info = json.loads(answer.json["info"])
+        assert f"Image CFG scale: {scale:g}" in info["infotexts"][0]
+        images.append(np.asarray(opened(answer.json["images"][0])).astype(int))
+    assert abs(images[0] - images[1]).mean() > 0.5
+    answer = with_models.post("/models/emoji-edit", {"inputs": "a prompt alone"})
+    assert answer.status == 422
+    assert "give it an image" in answer.json["error"]["message"]

@@ -19,7 +19,7 @@ KEY, OTHER = "first-key-1234", "user:second-key-5678"
 @pytest.fixture(scope="module")
 def guarded():
     """A server with keys and narrow limits."""
-    bounds = EngineSettings(most_queued=4, most_per_client=2)
+    bounds = EngineSettings(lanes=4, smallest=4, most_queued=4, most_per_client=2)
     with running(keys=(KEY, OTHER), bounds=bounds, most_body=100_000) as found:
         yield found
 
@@ -221,13 +221,14 @@ def test_prompts_are_not_logged_unless_asked(public, caplog):
     assert "a secret" not in str(fields)
 
 
-def test_a_server_that_drains_finishes_and_takes_nothing_more():
-    with running() as server:
-        id = server.post("/jobs", {"prompt": "a", "num_inference_steps": 30}).json["id"]
-        server.service.draining = True
-        answer = server.post("/jobs", {"prompt": "b"})
-        assert (answer.status, answer.json["error"]["code"]) == (503, "closing")
-        assert server.get("/ready").status == 503
-        assert server.get("/health").status == 200
-        assert server.finish(id)["state"] == "done"
-        assert server.get(f"/jobs/{id}/images/0").status == 200
+def test_a_server_that_drains_finishes_and_takes_nothing_more(public):
+    server = public
+    id = server.post("/jobs", {"prompt": "a", "num_inference_steps": 30}).json["id"]
+    server.service.draining = True
+    answer = server.post("/jobs", {"prompt": "b"})
+    assert (answer.status, answer.json["error"]["code"]) == (503, "closing")
+    assert server.get("/ready").status == 503
+    assert server.get("/health").status == 200
+    assert server.finish(id)["state"] == "done"
+    assert server.get(f"/jobs/{id}/images/0").status == 200
+    server.service.draining = False

@@ -1,7 +1,7 @@
 """`diffusax generate`."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 
 import diffusax
-from diffusax.cli import drawing, grid, loras, torch_backend
+from diffusax.cli import drawing, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, parse
 from diffusax.text.lora_tags import read_tags
 from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
@@ -27,14 +27,15 @@ class Generate(drawing.ToFile):
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "output", "steps", "guidance", "sampler", "seed", "negative_prompt"),
         *("num_images", "height", "width", "image", "strength", "mask", "control", "controlnet"),
-        *("grid", "lora_dir", "dtype", "backend"),
+        *("grid", "lora_dir", "dtype", "backend", "server"),
     )
 
     prompt: Positional[str]
     """The text to generate images of; with - each line of standard input is a prompt."""
-    model: str = "emoji"
+    model: Annotated[str, OWN] = ""
     """A checkpoint: a folder in diffusers' layout, a .safetensors file, or a Hub repository id; by
-    default the small model inside the package, which generates emoji."""
+    default the small model inside the package, which generates emoji. With --server, the name of a
+    model there."""
     backend: Literal["jax", "torch"] = "jax"
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""
@@ -70,15 +71,26 @@ class Generate(drawing.ToFile):
     """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
+    server: Annotated[str | None, OWN] = None
+    """Let the server at this address, `diffusax serve`, generate the images; image i of a seed is
+    then that of seed + i. Models, ControlNets and LoRAs are the server's, by their names there."""
+    api_key: Annotated[str | None, OWN] = None
+    """The key of a server that asks for one; by default the one in DIFFUSAX_API_KEY, which other
+    users of this machine cannot see."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.server is not None:
+            remote.check(self)
+        elif not self.model:
+            object.__setattr__(self, "model", "emoji")
         for name, needs in (
             ("strength", "image"),
             ("mask", "image"),
             ("mask_blur", "mask"),
             ("mask_crop", "mask"),
             ("control_scale", "control"),
+            ("api_key", "server"),
         ):
             given = getattr(self, name)
             if given != getattr(type(self), name) and not getattr(self, needs):
@@ -106,19 +118,16 @@ class Generate(drawing.ToFile):
         output = drawing.output_file(self.output)
         prompts = drawing.lines_of_input() if self.prompt == "-" else [self.prompt]
         seed = drawing.seed_or_random(self.seed)
-        pictures = _pictures(self)
         axes = grid.read_axes(self.grid, self)
         runs = [dataclasses.replace(self, prompt=prompt) for prompt in prompts]
         runs = list(grid.cells(self, axes)) if axes else runs
-        open_with = torch_backend.opened if self.backend == "torch" else _opened
-        draw = open_with(self, pictures, {run.sampler for run in runs})
+        draw = _generated if self.server is None else remote.generate
         images: list[Any] = []
         texts: list[str] = []
         with self.profiled():
-            for run in runs:
-                drawn, text = draw(run, seed if run.seed is None else run.seed)
+            for drawn, own in draw(self, runs, seed):
                 images += drawn
-                texts += [text] * len(drawn)
+                texts += own
         sheet = grid.draw_sheet(images, axes) if axes else None
         return drawing.save(output, images, texts, seed, sheet=sheet)
 
@@ -130,6 +139,18 @@ def command(args: list[str]) -> Any:
 
         return generate_many.command(args)
     return parse(Generate, args, prog="diffusax generate")
+
+
+def _generated(
+    options: Generate, runs: Sequence[Generate], seed: int
+) -> Iterator[tuple[list[Any], list[str]]]:
+    """Yields the images of each run and their settings, generated here."""
+    pictures = _pictures(options)
+    open_with = torch_backend.opened if options.backend == "torch" else _opened
+    draw = open_with(options, pictures, {run.sampler for run in runs})
+    for run in runs:
+        images, text = draw(run, seed if run.seed is None else run.seed)
+        yield images, [text] * len(images)
 
 
 def _opened(

@@ -86,6 +86,11 @@ class Serve(Options):
     log_prompts: bool = False
     """Write prompts into the log, which is on stderr, a JSON object a line."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lanes < 4 or self.lanes.bit_count() != 1:
+            raise ValueError(f"--lanes must be a power of two, at least 4 (got {self.lanes})")
+
     def run(self) -> None:
         """Serves until a signal asks to stop."""
         from diffusax.cli.compile import parse_size
@@ -99,7 +104,6 @@ class Serve(Options):
         sizes = [parse_size("--warm", text) for text in self.warm]
         listener = listen(self.host, self.port)
         log_to_stderr()
-        print(f"{escaped(address_of(listener))}", flush=True)
         catalogue = Catalogue(
             "emoji" if self.model is None and self.models is None else self.model,
             self.models,
@@ -107,6 +111,7 @@ class Serve(Options):
             mesh=self.mesh,
             memory=None if self.memory is None else int(self.memory * 1e9),
         )
+        print(f"{escaped(address_of(listener))}", flush=True)
         bounds = EngineSettings(
             lanes=self.lanes,
             most_queued=self.queue,

@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import jax
 
-from diffusax.pipelines.batch_run import BatchRun, count_shares, kind_of
+from diffusax.pipelines.batch_run import BatchRun, Kind, count_shares, kind_of
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Request
@@ -46,13 +47,13 @@ class _Dispatch:
 
     done: Any
     """An array that is ready when they are computed."""
-    shape: Any
-    """What the time of a row depends on."""
+    run: BatchRun
+    size: int
+    """The lanes of the batch then."""
     rows: int
     began: float
     progress: list[tuple[_Waiting, int]]
     """The next row of each image after these."""
-    run: BatchRun
 
 
 @dataclasses.dataclass
@@ -66,15 +67,15 @@ class Sizes:
     rank: int
     """The least total rank of adapters, where images have some."""
 
-    def smallest_of(self, kind: Any) -> int:
+    def smallest_of(self, kind: Kind) -> int:
         """Returns the lanes of a batch of a kind while little is to do."""
         return self.smallest
 
-    def largest_of(self, kind: Any) -> int:
+    def largest_of(self, kind: Kind) -> int:
         """Returns the most lanes of a batch of a kind."""
         return self.largest
 
-    def begins_again(self, kind: Any, size: int, error: Exception) -> bool:
+    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
         """Returns whether images begin again whose batch of this size failed with an error.
 
         Otherwise their requests end with it.
@@ -106,7 +107,9 @@ class BatchLoop:
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
-        self._seconds: dict[Any, float] = {}
+        self._seconds: weakref.WeakKeyDictionary[Kind, dict[int, float]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
@@ -142,12 +145,12 @@ class BatchLoop:
         for group in (self._new, self._waiting, self._runs, self._flying):
             group.clear()
 
-    def seconds(self, kind: Any, size: int) -> float | None:
+    def seconds(self, kind: Kind, size: int) -> float | None:
         """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
-        return self._seconds.get((kind, size))
+        return self._seconds.get(kind, {}).get(size)
 
     @property
-    def live(self) -> list[tuple[Any, int, int]]:
+    def live(self) -> list[tuple[Kind, int, int]]:
         """The kind, the size and the lanes in use of each batch with images."""
         return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
@@ -287,16 +290,15 @@ class BatchLoop:
 
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
-        shape = run.kind, run.size
         full = run.size >= self._sizes.largest_of(run.kind) and run.lanes.find(1) is None
-        seconds = self._seconds.get(shape, _SECONDS)
+        seconds = self.seconds(run.kind, run.size) or _SECONDS
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
         # Some backends compute small programs before the call returns.
         began = time.perf_counter()
         ended = run.advance(rows)
         progress = [(member.owner, member.at) for member in run.members.values()]
-        self._flying.append(_Dispatch(run.done, shape, rows, began, progress, run))
+        self._flying.append(_Dispatch(run.done, run, run.size, rows, began, progress))
         for place in ended:
             waiting, latents = run.members[place].owner, run.latents(place)
             run.leave(place)
@@ -314,8 +316,9 @@ class BatchLoop:
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
         seconds = (now - began) / dispatch.rows
-        before = self._seconds.get(dispatch.shape, seconds)
-        self._seconds[dispatch.shape] = before + _CHANGE * (seconds - before)
+        known = self._seconds.setdefault(dispatch.run.kind, {})
+        before = known.get(dispatch.size, seconds)
+        known[dispatch.size] = before + _CHANGE * (seconds - before)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 

@@ -1,4 +1,4 @@
-"""Holds the private and undocumented names of JAX and tyro, each in a function.
+"""Holds the private and undocumented names of JAX, tyro and Ray, each in a function.
 
 Each says why no public name does, and with which versions it was tried; "read in" are versions
 whose sources have the name, but that were not run. tests/runtime/test_compat.py tries them all, so
@@ -7,7 +7,8 @@ that a new version that lacks one fails there. Those of PyTorch are in `interop.
 
 import functools
 import importlib
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -86,6 +87,18 @@ def command_groups(parser: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]
         parser: what `tyro.extras.get_parser` makes of a command.
     """
     yield from _groups(parser._parser_specification)
+
+
+def ray_scope(argument: Any) -> Mapping[str, Any]:
+    """Returns the ASGI scope of an HTTP request that a router of Ray Serve sees; else nothing.
+
+    Ray's proxy, which this trusts as Ray's replicas do, gives it as a pickle of a class that is
+    not public; ray 2.60.
+    """
+    if not isinstance(argument, bytes):
+        return {}
+    found: Mapping[str, Any] = getattr(pickle.loads(argument), "asgi_scope", {})
+    return found
 
 
 def _groups(specification: Any) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:

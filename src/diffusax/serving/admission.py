@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-from typing import Any
 
 from diffusax.serving.parts import Part
 
@@ -12,17 +11,16 @@ class FairQueue:
 
     Higher priorities come first. Among equal ones each client has a share of the device, however
     many jobs it sends: a part's tag is the work of the client's parts up to it, counted from where
-    the queue stands when the first of them comes (self-clocked fair queueing, Golestani 1994), and
-    the smallest tag begins first. So a small job overtakes a large one that came at the same time,
-    and no job waits for more of others' later work than its own. Jobs without a client count as
-    clients of their own. Not for several threads at once.
+    the queue stands when the first of them comes, and the smallest tag begins first (self-clocked
+    fair queueing, Golestani 1994). A client's own parts, and those of nobody in particular, begin
+    in the order in which they came. Not for several threads at once.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, float, int, Part]] = []
         self._numbers = itertools.count()
         self._clock: dict[int, float] = {}
-        self._last: dict[tuple[int, Any], float] = {}
+        self._last: dict[tuple[int, str], float] = {}
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -30,7 +28,7 @@ class FairQueue:
     def add(self, part: Part, work: float) -> None:
         """Adds a part. work: about what it costs, in any unit that all parts share."""
         job = part.job
-        flow = job.priority, job.client or job.id
+        flow = job.priority, job.client
         begin = max(self._clock.get(job.priority, 0.0), self._last.get(flow, 0.0))
         self._last[flow] = begin + work
         heapq.heappush(self._heap, (-job.priority, begin + work, next(self._numbers), part))

@@ -14,12 +14,11 @@ import jax
 
 from diffusax.pipelines import programs
 from diffusax.pipelines.batch import insert
-from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.batch_run import BatchRun, Kind
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
-from diffusax.runtime.bounded import memory_maps
+from diffusax.runtime.bounded import make_room, memory_maps
 from diffusax.runtime.program import Request, key
-from diffusax.runtime.topology import cost_of
 from diffusax.serving.executables import Executables
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.sizes import KindSizes
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _MOST_MAPS = 24_000
 """The memory maps of this process beyond which programs are let go; Linux allows 65,530."""
-_MOST_KINDS = 64
+_MOST_KINDS = 32
 """The kinds whose programs stay loaded."""
 _IDLE = 60.0
 """The seconds after which the other process ends that has nothing to compile."""
@@ -42,9 +41,11 @@ class _Wish:
     """Lower comes first."""
     number: int
     size: int
-    kind: Any = dataclasses.field(compare=False)
+    kind: Kind = dataclasses.field(compare=False)
     c: Components = dataclasses.field(compare=False)
     picture: Picture = dataclasses.field(compare=False)
+    kept: bool = dataclasses.field(compare=False)
+    """Whether it is granted even if nobody waits for it any more."""
 
 
 class Compiler:
@@ -56,8 +57,9 @@ class Compiler:
         metrics: Metrics,
         *,
         is_busy: Callable[[], bool],
+        is_wanted: Callable[[Kind], bool],
         on_ready: Callable[[], None],
-        on_error: Callable[[Any, int, Exception], None],
+        on_error: Callable[[Kind, int, Exception], None],
         folder: Path | None = None,
     ):
         """Starts the thread.
@@ -66,31 +68,49 @@ class Compiler:
             sizes: what is told of sizes that are ready.
             metrics: what counts programs.
             is_busy: returns whether something runs, so that another process should compile.
+            is_wanted: returns whether images of a kind wait or run.
             on_ready: called when a size is ready.
             on_error: called with the kind, the size and the error of what cannot be compiled.
             folder: the folder of executables, see `Executables`.
         """
         self._sizes, self._metrics = sizes, metrics
         self._executables = Executables(folder)
-        self._is_busy, self._on_ready, self._on_error = is_busy, on_ready, on_error
+        self._is_busy, self._is_wanted = is_busy, is_wanted
+        self._on_ready, self._on_error = on_ready, on_error
         self._wishes: queue.PriorityQueue[_Wish] = queue.PriorityQueue()
-        self._asked: set[tuple[Any, int]] = set()
-        self._keys: dict[Any, set[tuple[Any, Any]]] = {}
+        self._asked: set[tuple[Kind, int]] = set()
+        self._keys: dict[Kind, set[tuple[Any, Any]]] = {}
         """The programs of each kind, the kinds that were used last at the end."""
         self._numbers, self._closing = itertools.count(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="diffusax-compile", daemon=True)
         self._thread.start()
 
     def ask(
-        self, kind: Any, size: int, c: Components, picture: Picture, *, urgency: int = 1
+        self,
+        kind: Kind,
+        size: int,
+        c: Components,
+        picture: Picture,
+        *,
+        urgency: int = 1,
+        keep: bool = False,
     ) -> None:
-        """Asks for a size of a kind, once. urgency: lower comes first."""
+        """Asks for a size of a kind, once.
+
+        Args:
+            kind: the kind of batch.
+            size: its lanes.
+            c: the components of an image of this kind.
+            picture: the image.
+            urgency: lower comes first.
+            keep: whether to make it ready even if nobody waits for it any more.
+        """
         if (kind, size) not in self._asked and size not in self._sizes.ready(kind):
             self._asked.add((kind, size))
-            wish = _Wish(urgency, next(self._numbers), size, kind, c, picture)
+            wish = _Wish(urgency, next(self._numbers), size, kind, c, picture, keep)
             self._wishes.put(wish)
 
-    def use(self, kind: Any) -> None:
+    def use(self, kind: Kind) -> None:
         """Tells that a kind is in use, so that its programs stay."""
         if kind in self._keys:
             self._keys[kind] = self._keys.pop(kind)
@@ -118,7 +138,8 @@ class Compiler:
                 continue
             idle = 0.0
             try:
-                self._grant(wish, executables)
+                if wish.kept or self._is_wanted(wish.kind):
+                    self._grant(wish, executables)
             except Exception as error:
                 if self._closing.is_set():
                     break
@@ -155,7 +176,7 @@ class Compiler:
     def _batch(self, wish: _Wish, size: int) -> BatchRun:
         return BatchRun(wish.c, wish.picture, size, rank=self._sizes.rank)
 
-    def _make_room(self, kind: Any) -> None:
+    def _make_room(self, kind: Kind) -> None:
         """Lets go of the programs of the kinds that were not used for longest."""
         self._keys[kind] = self._keys.pop(kind, set())
         while len(self._keys) > 1 and (len(self._keys) > _MOST_KINDS or memory_maps() > _MOST_MAPS):
@@ -165,6 +186,7 @@ class Compiler:
             for program, request_key in gone.difference(*self._keys.values()):
                 program.executables.pop(request_key, None)
             gc.collect()
+        make_room()
 
 
 def _decode_request(c: Components, picture: Picture) -> Request:
@@ -181,6 +203,7 @@ def _bytes_of(found: list[Request]) -> tuple[float, float]:
     """Returns the bytes of a batch's arrays, and the most temporaries of its programs."""
     batch = next(request.dynamic[0] for request in found if request.program is insert)
     arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-    compiled = [request.program.executables.get(key(request)) for request in found]
-    temporaries = max((cost_of(one).temporaries for one in compiled if one), default=0.0)
-    return arrays, 1e9 * temporaries
+    compiled = [request.program.executables[key(request)] for request in found]
+    analyses: list[Any] = [one.memory_analysis() for one in compiled]
+    temporaries = [getattr(one, "temp_size_in_bytes", 0) for one in analyses]
+    return arrays, max(temporaries)

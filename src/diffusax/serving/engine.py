@@ -45,6 +45,8 @@ class EngineSettings:
     """The bytes of a device that the process may use; most of them by default."""
     executables: Path | None = None
     """The folder of compiled programs; by default one in the compilation cache."""
+    name: str = ""
+    """What the ids of jobs begin with, so that a router finds this engine among others."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,7 +245,7 @@ class Engine:
     def _add(self, drawing: Drawing, *, warm: bool = False, **given: Any) -> Job:
         if drawing.seed is None:
             drawing = dataclasses.replace(drawing, seed=secrets.randbits(32))
-        job = Job(drawing, on_change=self._changed, **given)
+        job = Job(drawing, on_change=self._changed, engine=self.settings.name, **given)
         self._jobs[job.id] = job
         self._schedule.add(job, warm=warm)
         return job

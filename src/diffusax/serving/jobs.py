@@ -46,6 +46,7 @@ class Job:
         priority: int = 0,
         deadline: float | None = None,
         on_change: Callable[["Job"], None] = lambda job: None,
+        engine: str = "",
     ):
         """Makes a job that is queued.
 
@@ -55,8 +56,9 @@ class Job:
             priority: jobs with a higher one come first.
             deadline: the time (time.time) at which it fails if it is not done.
             on_change: called when the job is cancelled or a preview is asked for.
+            engine: what the id begins with, before a dot.
         """
-        self.id = secrets.token_urlsafe(16)
+        self.id = f"{engine}." * bool(engine) + secrets.token_urlsafe(16)
         """A name that nobody guesses."""
         self.drawing, self.client, self.priority = drawing, client, priority
         self.deadline = deadline

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from diffusax.pipelines.batch_run import kind_of
+from diffusax.pipelines.batch_run import Kind, kind_of
 from diffusax.pipelines.entries import Picture, prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.requests import make_request, prepare
@@ -29,7 +29,7 @@ class Part(Generation):
     """The call, once it is prepared."""
     picture: Picture
     """The image as it joins a batch, once it is prepared."""
-    kind: Any
+    kind: Kind
     """The kind of batch that it joins."""
 
     def __init__(

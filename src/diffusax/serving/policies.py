@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from diffusax.pipelines.batch_run import Kind
 from diffusax.serving.parts import Part
 
 _LOOK = 12
@@ -11,7 +12,11 @@ _LOOK = 12
 _MORE = (0, 1, 2, 3, 4, 6, 8, 12)
 """How many more images may be together, of the numbers that are tried."""
 
-Seconds = Callable[[Any, int], float]
+_GAIN = 0.9
+"""Images share the device where that makes the sum of their waits this part, or less, of what it
+is otherwise. Where sharing hardly helps on average it lets the last ones wait longer."""
+
+Seconds = Callable[[Kind, int], float]
 """A function (kind, lanes) -> the seconds of a row of such a batch."""
 
 
@@ -20,7 +25,7 @@ class Drawn:
     """An image that runs, or could."""
 
     part: Part
-    kind: Any
+    kind: Kind
     """The kind of batch that it joins."""
     lanes: int
     """The lanes that it takes."""
@@ -35,7 +40,7 @@ class Device:
     """What a policy knows of the device."""
 
     seconds: Seconds
-    lanes: Callable[[Any], int]
+    lanes: Callable[[Kind], int]
     """The most lanes of a batch by its kind."""
     arrivals: float = 0.0
     """The images that come each second."""
@@ -57,7 +62,10 @@ def running(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) 
     if not waiting:
         return []
     numbers = {max(len(present) + more, 1) for more in _MORE if more <= len(waiting)}
-    best = min(sorted(numbers), key=lambda n: _cost(present, waiting, n, device))
+    costs = {n: _cost(present, waiting, n, device) for n in sorted(numbers)}
+    fewest, best = min(costs), min(costs, key=lambda n: costs[n])
+    if costs[best] > _GAIN * costs[fewest]:
+        best = fewest
     return _fitting(present, waiting, best - len(present), device)
 
 
@@ -114,7 +122,7 @@ def _cost(
 
 def _cycle(active: Sequence[Drawn], device: Device) -> float:
     """Returns the seconds of a row of all batches, which take turns."""
-    lanes: dict[Any, int] = {}
+    lanes: dict[Kind, int] = {}
     for drawn in active:
         lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
     return sum(device.seconds(kind, batch_size(count)) for kind, count in lanes.items())
@@ -124,7 +132,7 @@ def _fitting(
     present: Sequence[Drawn], waiting: Sequence[Drawn], most: int, device: Device
 ) -> list[Drawn]:
     """Returns the first images, `most` at most, whose lanes are free."""
-    lanes: dict[Any, int] = {}
+    lanes: dict[Kind, int] = {}
     for drawn in present:
         lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
     found: list[Drawn] = []

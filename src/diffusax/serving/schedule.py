@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from diffusax.pipelines.batch_loop import BatchLoop
-from diffusax.pipelines.batch_run import count_shares
+from diffusax.pipelines.batch_run import Kind, count_shares
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
@@ -78,6 +78,7 @@ class Schedule:
             self._sizes,
             metrics,
             is_busy=lambda: bool(self._seated),
+            is_wanted=self._is_wanted,
             on_ready=self._awake.set,
             on_error=lambda *given: self._tell(self._not_compiled, *given),
             folder=settings.executables,
@@ -247,7 +248,7 @@ class Schedule:
             least = self._least(part)
             self._compiler.ask(kind, least, *given, urgency=0)
             while part.warm and (least := 2 * least) <= self._sizes.cap(kind):
-                self._compiler.ask(kind, least, *given)
+                self._compiler.ask(kind, least, *given, keep=True)
             return
         every = (*self._seated, *self._prepared)
         wanted = sum(other.picture.branches for other in every if other.kind is kind)
@@ -257,6 +258,11 @@ class Schedule:
         # Where a step of few lanes takes less time, which is so on CPUs.
         if wanted <= smaller and jax.default_backend() == "cpu" and smaller >= self._least(part):
             self._compiler.ask(kind, smaller, *given, urgency=2)
+
+    def _is_wanted(self, kind: Kind) -> bool:
+        """Returns whether parts of a kind wait or run. Any thread may call this."""
+        every = (*self._seated.copy(), *self._prepared.copy())
+        return any(part.kind is kind and not part.job.is_over for part in every)
 
     def _seat(self, part: Part) -> None:
         self._queue.remove(part, served=True)
@@ -274,7 +280,7 @@ class Schedule:
         cached = functools.cache(self._seconds)
         return Device(cached, functools.cache(self._sizes.largest_of), rate)
 
-    def _seconds(self, kind: Any, lanes: int) -> float:
+    def _seconds(self, kind: Kind, lanes: int) -> float:
         """Returns the seconds of a row, measured or estimated from other sizes."""
         size = max(lanes, self._sizes.smallest_of(kind))
         measured = self._loop.seconds(kind, size)
@@ -313,7 +319,7 @@ class Schedule:
             job.first_step = time.time()
             self._metrics.to_first_step.add(job.first_step - job.created)
 
-    def _not_compiled(self, kind: Any, size: int, error: Exception) -> None:
+    def _not_compiled(self, kind: Kind, size: int, error: Exception) -> None:
         """Ends the jobs whose programs cannot be compiled, or does without a larger size."""
         if self._sizes.ready(kind):
             log.warning("batches of %d lanes cannot be compiled: %s", size, error)

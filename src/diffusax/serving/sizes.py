@@ -4,11 +4,11 @@ import dataclasses
 import logging
 import weakref
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from diffusax.pipelines.batch_loop import Sizes
+from diffusax.pipelines.batch_run import Kind
 from diffusax.runtime.memory import device_memory
 from diffusax.serving.parts import is_out_of_memory
 
@@ -45,14 +45,14 @@ class KindSizes(Sizes):
         super().__init__(largest, smallest, rank)
         whole = device_memory(jax.local_devices()[0])
         self._memory = memory or (whole and int(whole * _USABLE))
-        self._kinds: weakref.WeakKeyDictionary[Any, _Kind] = weakref.WeakKeyDictionary()
+        self._kinds: weakref.WeakKeyDictionary[Kind, _Kind] = weakref.WeakKeyDictionary()
 
-    def smallest_of(self, kind: Any) -> int:
+    def smallest_of(self, kind: Kind) -> int:
         """Returns the fewest lanes that are compiled."""
         ready = self._kind(kind).ready
         return min(ready, default=self.smallest)
 
-    def largest_of(self, kind: Any) -> int:
+    def largest_of(self, kind: Kind) -> int:
         """Returns the most lanes that are compiled and that the memory holds."""
         known = self._kind(kind)
         size = self.smallest_of(kind)
@@ -62,36 +62,36 @@ class KindSizes(Sizes):
             size *= 2
         return size
 
-    def cap(self, kind: Any) -> int:
+    def cap(self, kind: Kind) -> int:
         """Returns the most lanes that a batch may have once they are compiled."""
         return min(self.largest, self._kind(kind).limit or self.largest)
 
-    def ready(self, kind: Any) -> set[int]:
+    def ready(self, kind: Kind) -> set[int]:
         """Returns the sizes that are compiled."""
         return set(self._kind(kind).ready)
 
     def set_ready(
-        self, kind: Any, size: int, arrays: float = 0.0, temporaries: float = 0.0
+        self, kind: Kind, size: int, arrays: float = 0.0, temporaries: float = 0.0
     ) -> None:
         """Tells that a size is compiled, and what the compiler says of the bytes that it takes."""
         known = self._kind(kind)
         known.needs[size] = arrays, temporaries
         known.ready = known.ready | {size}
 
-    def bound(self, kind: Any, size: int) -> None:
+    def bound(self, kind: Kind, size: int) -> None:
         """Tells that batches of a kind may not have more lanes than this."""
         self._kind(kind).limit = size
 
-    def has_room(self, kind: Any, size: int) -> bool:
+    def has_room(self, kind: Kind, size: int) -> bool:
         """Returns whether the memory holds another batch, by the compiler's figures."""
         arrays, temporaries = self._kind(kind).needs.get(size, (0.0, 0.0))
         return self._memory is None or arrays + temporaries <= self._memory - memory_in_use()
 
-    def forget(self, kind: Any) -> None:
+    def forget(self, kind: Kind) -> None:
         """Forgets which sizes of a kind are compiled."""
         self._kind(kind).ready = set()
 
-    def begins_again(self, kind: Any, size: int, error: Exception) -> bool:
+    def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
         """Remembers half the size where the memory was used up, if a picture still fits it."""
         if not is_out_of_memory(error) or size <= max(self.smallest_of(kind), 1):
             return False
@@ -99,7 +99,7 @@ class KindSizes(Sizes):
         log.warning("a batch of %d lanes has too little memory; %d from now on", size, size // 2)
         return True
 
-    def _kind(self, kind: Any) -> _Kind:
+    def _kind(self, kind: Kind) -> _Kind:
         return self._kinds.setdefault(kind, _Kind())
 
 

@@ -1,20 +1,23 @@
 """What A1111's clients list: samplers, models, LoRAs and the rest; its options; png-info."""
 
 import dataclasses
+import os
 from typing import Any
 
+import jax
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diffusax.runtime.memory import device_memory, host_memory
 from diffusax.serving.errors import Refused
 from diffusax.serving.infotext import read_infotext
 from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
+from diffusax.serving.sizes import memory_in_use
 from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.options import shown
 from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import Picture, read_fields
-from diffusax.serving.web.memory import device_memory, host_memory
 from diffusax.serving.web.operations import Operation, operation
 from diffusax.serving.web.pictures import decode_picture, text_of
 from diffusax.serving.web.replies import Json
@@ -138,7 +141,25 @@ def _scripts(service: Service) -> Any:
 
 
 def _memory(service: Service) -> Any:
-    return {"ram": host_memory(), "cuda": device_memory()}
+    device = jax.local_devices()[0]
+    memory = {"ram": _shares(host_memory(), _free_bytes())}
+    if device.platform == "cpu":
+        return {**memory, "cuda": {"error": "images are generated on the CPU"}}
+    total = device_memory(device) or 0
+    return {**memory, "cuda": {"system": _shares(total, total - memory_in_use())}}
+
+
+def _free_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _shares(total: int | None, free: int) -> dict[str, int]:
+    """Returns free, used and all bytes of a memory; 0 where they are not known."""
+    total = total or 0
+    return {"free": free, "used": max(total - free, 0), "total": total}
 
 
 def _controlnets(service: Service) -> Any:

@@ -1,0 +1,186 @@
+"""Drawings that arrive at random at an engine, by three policies, at several loads.
+
+Each policy gets the same drawings at the same times: one at a time, whole batches of equals, and a
+running batch. The load is the rate of arrivals over the rate at which one drawing after the other
+can be made. Then the longest gap between steps while programs for another size are compiled, and
+what the engine costs beside calls of the pipeline in a loop.
+    python benchmarks/serve_cpu.py [--jobs 60] [--load 0.5 0.8 1.0 1.5] [--model emoji]
+"""
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from continuous_cpu import requests
+from machine import describe
+
+from diffusax.samplers import scheduler_from_name
+from diffusax.serving.catalogue import Catalogue
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.serving.errors import Busy
+from diffusax.serving.jobs import Event, Job
+
+
+@dataclasses.dataclass
+class Times:
+    """When a drawing arrived, was first seen, and was done (time.perf_counter)."""
+
+    arrived: float
+    first: float | None = None
+    done: float | None = None
+
+    def note(self, event: Event) -> None:
+        """Takes down the time of an event."""
+        now = time.perf_counter()
+        if event.kind in ("preview", "image") and self.first is None:
+            self.first = now
+        if event.kind == "end":
+            self.done = now
+
+
+def main() -> None:
+    """Prints a line for each load and policy."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=60)
+    parser.add_argument("--load", type=float, nargs="*", default=[0.5, 0.8, 1.0, 1.5])
+    parser.add_argument("--policies", nargs="+", default=["one", "whole", "running"])
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--model", default="emoji")
+    parser.add_argument("--size", type=int, help="pixels; by default the model's own size")
+    parser.add_argument("--slow-size", type=int, default=256, help="where a step takes over 100 ms")
+    parser.add_argument("--queue", type=int, default=16, help="drawings that may wait")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    print(describe())
+    catalogue = Catalogue(args.model)
+    drawings = [Drawing(**call, width=args.size, height=args.size) for call in requests(args.jobs)]
+    engines = {
+        name: Engine(
+            catalogue, EngineSettings(policy=name, lanes=args.lanes, most_queued=args.queue)
+        )
+        for name in args.policies
+    }
+    for name, engine in engines.items():
+        began = time.perf_counter()
+        engine.warm(drawings[:3])
+        closed_loop(engine, drawings[: len(drawings) // 4])
+        print(f"{name}: warm after {time.perf_counter() - began:.1f} s", flush=True)
+    for engine in engines.values():
+        seconds = closed_loop(engine, drawings)
+        print(f"{engine.settings.policy}: {1 / seconds:.2f} drawings/s without a pause", flush=True)
+    seconds = closed_loop(next(iter(engines.values())), drawings)
+    for load in args.load:
+        gaps = np.random.default_rng(args.seed).exponential(seconds / load, len(drawings))
+        for name, engine in engines.items():
+            print(f"load {load:.0%}, {name}: {report(engine, drawings, gaps)}", flush=True)
+    engine = engines[args.policies[-1]]
+    print(f"longest gap while another size compiles: {gap_beside(engine, drawings)}", flush=True)
+    print(f"beside a loop of calls: {overhead(engine, catalogue, args.slow_size)}", flush=True)
+    for engine in engines.values():
+        engine.close()
+
+
+def closed_loop(engine: Engine, drawings: list[Drawing]) -> float:
+    """Returns the mean seconds of a drawing where the queue is never empty nor full."""
+    began, waiting = time.perf_counter(), []
+    for drawing in drawings:
+        waiting.append(engine.submit(drawing))
+        if len(waiting) > engine.settings.most_queued // 2:
+            waiting.pop(0).wait()
+    for job in waiting:
+        job.wait()
+    return (time.perf_counter() - began) / len(drawings)
+
+
+def report(engine: Engine, drawings: list[Drawing], gaps: Any) -> str:
+    """Sends drawings after these pauses, and returns what became of them."""
+    found: list[tuple[Job, Times]] = []
+    refused, began = 0, time.perf_counter()
+    for drawing, at in zip(drawings, np.cumsum(gaps), strict=True):
+        time.sleep(max(0.0, began + at - time.perf_counter()))
+        times = Times(began + at)
+        try:
+            job = engine.submit(drawing)
+        except Busy:
+            refused += 1
+            continue
+        job.listen(times.note, previews=True)
+        found.append((job, times))
+    for job, _ in found:
+        assert job.wait() == "done", job.error
+    whole = time.perf_counter() - began
+    return (
+        f"to the image {percentiles([t.done - t.arrived for _, t in found])}, to the first preview "
+        f"{percentiles([t.first - t.arrived for _, t in found])}, {len(found) / whole:.2f} "
+        f"drawings/s, {refused} refused, longest gap {engine.metrics.longest_gap(whole):.2f} s"
+    )
+
+
+def percentiles(values: list[float]) -> str:
+    """Returns p50 and p99."""
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return f"{cuts[49]:.2f} / {cuts[98]:.2f} s"
+
+
+def gap_beside(engine: Engine, drawings: list[Drawing]) -> str:
+    """Keeps the engine busy while drawings of a size come that no program is compiled for."""
+    own = engine.catalogue.entry()
+    # Another number each time, so that no program is found on disk.
+    width = own.width + own.multiple * (1 + time.time_ns() % 97)
+    began = time.perf_counter()
+    other = engine.submit(dataclasses.replace(drawings[0], width=width, height=own.height))
+    running: list[Job] = []
+    for drawing in itertools.cycle(drawings):
+        running = [job for job in running if not job.is_over]
+        if other.is_over:
+            break
+        if len(running) < 3:
+            running.append(engine.submit(drawing))
+        time.sleep(0.01)
+    for job in running:
+        job.wait()
+    whole = time.perf_counter() - began
+    return (
+        f"{engine.metrics.longest_gap(whole):.2f} s, and {whole:.1f} s until {width}x{own.height} "
+        "was drawn"
+    )
+
+
+def overhead(engine: Engine, catalogue: Catalogue, size: int) -> str:
+    """Compares drawings one after the other with calls of the pipeline."""
+    drawing = Drawing(
+        prompt="a red apple",
+        width=size,
+        height=size,
+        num_inference_steps=8,
+        guidance_scale=2.0,
+        sampler="euler",
+    )
+    engine.warm([drawing])
+    pipe, arguments = catalogue.acquire(engine.catalogue.check(drawing))
+    own, pipe.scheduler = pipe.scheduler, scheduler_from_name("euler", pipe.scheduler)
+    calls, jobs = [], []
+    for seed in range(6):
+        began = time.perf_counter()
+        pipe(**arguments, seed=seed)
+        calls.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        engine.submit(dataclasses.replace(drawing, seed=seed)).wait()
+        jobs.append(time.perf_counter() - began)
+    pipe.scheduler = own
+    catalogue.release(pipe)
+    call, job = statistics.median(calls[1:]), statistics.median(jobs[1:])
+    return (
+        f"{job:.3f} s against {call:.3f} s ({job / call - 1:+.1%}), {1000 * call / 8:.0f} ms a step"
+    )
+
+
+if __name__ == "__main__":
+    main()
