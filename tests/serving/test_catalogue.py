@@ -258,6 +258,21 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     assert [entry.name for entry in catalogue.models] == ["one", "two"]
 
 
+def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypatch):
+    folder = EMBEDDED["emoji"]
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    asked = hub({"models/someone/emoji": files}).requested
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    catalogue = Catalogue("someone/emoji")
+    assert catalogue.entry().title == "emoji"
+    assert catalogue.check(Drawing()).model == "someone/emoji"
+    assert not any(path.endswith(".safetensors") for path in asked)
+    pipe, _ = catalogue.acquire(Drawing())
+    assert any(path.endswith(".safetensors") for path in asked)
+    catalogue.refresh()
+    assert catalogue.acquire(Drawing())[0] is pipe
+
+
 def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
     shutil.copytree(EMBEDDED["emoji"], tmp_path / "bad")
     next((tmp_path / "bad" / "vae").glob("*.safetensors")).unlink()

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,7 +100,7 @@ class Checkpoint:
     context_dim: int | None
     """The width of the text embeddings that its denoiser attends to."""
     changed: int
-    """When a file of it was last changed, in nanoseconds."""
+    """When a file of it was last changed, in nanoseconds; 0 for a Hub repository."""
 
     def pipeline_class(self, task: str, *, steered: bool = False) -> Any:
         """Returns the class of pipelines for a task, with ControlNets or without.
@@ -118,7 +119,14 @@ class Checkpoint:
         return {**found, **{k: v for k, v in self.call_defaults.items() if k in found}}
 
     def count_parameters(self) -> int:
-        """Returns the number of parameters, from the headers of the files."""
+        """Returns the number of parameters, from the headers of the files.
+
+        Those of a Hub repository are fetched, unless they were before.
+
+        Raises:
+            ValueError: they cannot be fetched or read; says why.
+        """
+        resolve(self.source)
         _, listed, _ = read_model_index(self.folder)
         folders = [component_folder(self.folder, name) for name in listed]
         return sum(
@@ -173,7 +181,8 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
-    changed = max(path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file())
+    here = (path for path in folder.rglob("*") if path.is_file() and os.path.exists(source))
+    changed = max((path.stat().st_mtime_ns for path in here), default=0)
     found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
     own = found.defaults(found.pipeline_class(kind))
     entry = dataclasses.replace(

@@ -138,13 +138,13 @@ class Residents:
             entries = {("controlnet", one.name): one for one in controlnets}
             nets = {key: self._held.get(key) for key in entries}
             model = self._held.get(("model", name))
-            fresh = model is None or model.checkpoint != checkpoint
-            if fresh:
-                self._forget(("model", name))
-                width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
-                self._make_room(checkpoint.count_parameters() * width, keep=frozenset(nets))
-        if fresh:
+        if model is None or model.checkpoint != checkpoint:
             log.info("loading the model %s", name)
+            width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
+            wanted = checkpoint.count_parameters() * width
+            with self._lock:
+                self._forget(("model", name))
+                self._make_room(wanted, keep=frozenset(nets))
             model = LoadedModel(checkpoint, embeddings, self._options)
         for key in [key for key, net in nets.items() if net is None]:
             log.info("loading the ControlNet %s", key[1])
