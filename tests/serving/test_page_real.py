@@ -1,6 +1,7 @@
 """The page before the real server, which draws with the models inside the package."""
 
 import contextlib
+import io
 import os
 import shutil
 import socket
@@ -11,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
 from serving.browser import chromium, visiting
 
 import diffusax
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.infotext import write_infotext
 
 pytestmark = pytest.mark.slow
 DATA = Path(diffusax.__file__).parent / "data"
@@ -113,6 +117,20 @@ def test_a_picture_is_drawn_and_its_file_restores_the_settings(visitor):
     visitor.pictures(2)
     again, _ = saved(visitor)
     assert np.abs(np.asarray(again, int) - np.asarray(image, int)).max() <= 2
+
+
+@pytest.mark.parametrize("sampler", ["dpm++2m", "dpm++2m_karras", "euler", "euler_a", "kdpm2_a"])
+def test_samplers_come_back_from_their_names_in_a1111(visitor, sampler):
+    drawing = Drawing(prompt="a frog", sampler=sampler, num_inference_steps=3, width=8, height=8)
+    info = PngInfo()
+    info.add_text("parameters", write_infotext(drawing, 1))
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG", pnginfo=info)
+    visitor.open("more")
+    file = {"name": "a.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+    visitor.page.locator("#restore input").set_input_files(file)
+    visitor.page.get_by_text("The settings of a.png are back.").wait_for()
+    assert visitor.page.input_value("#sampler") == sampler
 
 
 def test_a_part_is_drawn_anew_under_the_brush_alone(visitor):

@@ -4,14 +4,16 @@ const NUMBERS = {
   Steps: "num_inference_steps",
   "CFG scale": "guidance_scale",
   "Image CFG scale": "image_guidance_scale",
+  "CFG rescale": "guidance_rescale",
   Seed: "seed",
   "Denoising strength": "strength",
   "Mask blur": "mask_blur",
+  "Masked area padding": "padding_mask_crop",
 };
 
 /**
- * Returns the settings in a text, or null where there are none. `sampler` is one of `samplers`; where the
- * text names one that is not among them, `unknown` says its name.
+ * Returns the settings in a text, or null where there are none. `sampler` is one of `samplers`; where the text does
+ * not say which of them it means, `unknown` is the name that it has for it.
  */
 export function parse(text, samplers = []) {
   const lines = text.replaceAll("\r\n", "\n").trim().split("\n");
@@ -28,9 +30,7 @@ export function parse(text, samplers = []) {
   if (size) [settings.width, settings.height] = [Number(size[1]), Number(size[2])];
   if (last.Model) settings.model = last.Model;
   if (Number(last["Clip skip"]) > 1) settings.clip_skip = Number(last["Clip skip"]) - 1;
-  const sampler = samplerNamed(last.Sampler, last["Schedule type"], samplers);
-  if (sampler) settings.sampler = sampler;
-  else if (last.Sampler) settings.unknown = last.Sampler;
+  Object.assign(settings, samplerNamed(last.Sampler, last["Schedule type"], samplers));
   return settings;
 }
 
@@ -49,12 +49,22 @@ function pairs(line) {
   return found;
 }
 
-/** "DPM++ 2M" with schedule "Karras" is "dpm++2m_karras", "Euler a" is "euler_a". */
+/** The schedule types whose levels are those of evenly spaced timesteps. */
+const UNIFORM = ["uniform", "normal", "simple", "ddim"];
+
+/**
+ * "DPM++ 2M" with schedule "Karras" is "dpm++2m_karras", "Euler a" is "euler_a". Without a schedule it is for the
+ * server to say which of two A1111 means: {sampler, unknown} has the plain one.
+ */
 function samplerNamed(name, schedule, samplers) {
-  if (!name) return undefined;
+  if (!name) return {};
+  if (samplers.includes(name)) return { sampler: name };
   // A1111's DPM2 is k-diffusion's name for what diffusers calls KDPM2.
   const plain = (text) => text.toLowerCase().replace(/[^a-z0-9+]/g, "").replace(/^dpm2/, "kdpm2");
-  const wanted = plain(name);
-  const karras = /karras/i.test(schedule ?? "") ? "karras" : "";
-  return samplers.find((one) => plain(one) === wanted + karras) ?? samplers.find((one) => plain(one) === wanted);
+  const find = (wanted) => samplers.find((one) => plain(one) === wanted);
+  const wanted = plain(name.replace(/ karras$/i, ""));
+  const [uniform, karras] = [find(wanted), find(`${wanted}karras`)];
+  if (/karras/i.test(`${name} ${schedule}`)) return karras ? { sampler: karras } : { unknown: name };
+  if (uniform && (!karras || UNIFORM.includes(schedule?.toLowerCase()))) return { sampler: uniform };
+  return { sampler: uniform, unknown: name };
 }
