@@ -45,7 +45,7 @@ export function fitted(image, width, height, background = "#fff") {
 export const resized = async (blob, width, height) => toBlob(fitted(await open(blob), width, height));
 
 /** Returns a small WebP of a large picture, or null for one that is small already. */
-export async function thumbnail(image, side = 384) {
+export async function thumbnail(image, side = 512) {
   const scale = side / Math.min(image.width, image.height);
   if (scale >= 0.75) return null;
   return toBlob(fitted(image, Math.round(image.width * scale), Math.round(image.height * scale)), "image/webp", 0.85);

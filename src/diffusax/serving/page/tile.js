@@ -63,7 +63,7 @@ export class Tile {
     });
     const state = h("div", { className: "state" }, this.words, this.bar);
     const box = h("div", { className: "drawing" }, this.preview, state, cancel);
-    box.style.aspectRatio = `${width} / ${height}`;
+    box.style.setProperty("--shape", `${width} / ${height}`);
     return [box];
   }
 
