@@ -46,16 +46,20 @@ def png(parameters=None, size=(64, 64), colour="green"):
     return buffer.getvalue()
 
 
-def drop(visitor, data, name="dropped.png", on="body"):
-    """Drops a file on an element, as from the desktop."""
+def transferred(visitor, data, name):
+    """Returns a file as a page gets it that is dropped or pasted."""
     script = """([data, name]) => {
         const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
         const transfer = new DataTransfer();
         transfer.items.add(new File([bytes], name, { type: "image/png" }));
         return transfer;
     }"""
-    encoded = base64.b64encode(data).decode()
-    transfer = visitor.page.evaluate_handle(script, [encoded, name])
+    return visitor.page.evaluate_handle(script, [base64.b64encode(data).decode(), name])
+
+
+def drop(visitor, data, name="dropped.png", on="body"):
+    """Drops a file on an element, as from the desktop."""
+    transfer = transferred(visitor, data, name)
     for kind in ("dragenter", "dragover", "drop"):
         visitor.page.dispatch_event(on, kind, {"dataTransfer": transfer})
 
@@ -384,7 +388,39 @@ def test_a_png_without_settings_is_offered_as_the_picture_to_begin_with(visitor)
     drop(visitor, png())
     page.get_by_role("button", name="Begin with it").click()
     page.wait_for_selector("canvas.source")
+    drop(visitor, png(size=(3000, 1500)))
+    page.get_by_role("button", name="Begin with it").click()
+    page.get_by_text("dropped.png, 2048 × 1024").wait_for()
+    page.click("#no-picture")
     drop(visitor, b"no picture", name="broken.png", on="#restore .picker")
     page.get_by_text("broken.png has no settings in it").wait_for()
     drop(visitor, b"no picture", name="broken.png", on="#controls .picker")
     page.get_by_text("broken.png is not a picture that this browser reads").wait_for()
+
+
+@pytest.mark.slow
+def test_a_pasted_picture_is_the_one_to_begin_with(visitor, server):
+    paste = """(clipboardData) => {
+        const options = { clipboardData, bubbles: true, cancelable: true };
+        document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", options));
+    }"""
+    visitor.page.evaluate(paste, transferred(visitor, png(colour="blue"), "pasted.png"))
+    visitor.page.wait_for_selector("canvas.source")
+    visitor.draw("a frog")
+    visitor.pictures(1)
+    assert pixels(server.asked[0]["image"])[3, 3].tolist() == [0, 0, 255]
+
+
+@pytest.mark.slow
+def test_the_theme_that_was_chosen_stays(browser, server):
+    colour = "getComputedStyle(document.documentElement).backgroundColor"
+    with visiting(browser, server.url, color_scheme="light") as visitor:
+        light = visitor.page.evaluate(colour)
+        visitor.page.click("#theme")
+        assert visitor.page.inner_text("#theme") == "Theme: dark"
+        dark = visitor.page.evaluate(colour)
+        assert dark != light
+        visitor.page.reload()
+        assert visitor.page.evaluate(colour) == dark
+        visitor.page.click("#theme")
+        assert visitor.page.evaluate(colour) == light

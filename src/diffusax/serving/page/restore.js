@@ -41,7 +41,10 @@ export function listen(samplers, use, begin) {
   });
   document.addEventListener("paste", (event) => {
     const file = pictureOf(event.clipboardData);
-    if (file) event.preventDefault(), begin(file);
+    const text = event.clipboardData?.types.includes("text/plain");
+    if (!file || text) return;
+    event.preventDefault();
+    begin(file);
   });
 
   $("#restore").append(filePicker("Settings from a PNG", restore));
