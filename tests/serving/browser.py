@@ -1,12 +1,18 @@
 """A browser for tests of the page, and the page in it as a person uses it."""
 
+import base64
 import contextlib
+import io
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 MISSING = (
     "needs playwright (pip install playwright axe-playwright-python) and Chromium "
@@ -118,3 +124,46 @@ def violations(page: Any) -> list[str]:
         for one in found
         for node in one["nodes"]
     ]
+
+
+def pixels(uri: str) -> np.ndarray:
+    """Returns the picture of a data URI, h w 3."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB"))
+
+
+def png(
+    parameters: str | None = None, size: tuple[int, int] = (64, 64), colour: str = "green"
+) -> bytes:
+    """Returns a file with one colour, and with a text of settings."""
+    info = PngInfo()
+    if parameters:
+        info.add_text("parameters", parameters)
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
+
+
+def transferred(visitor: Visitor, data: bytes, name: str) -> Any:
+    """Returns a file as a page gets it that is dropped or pasted."""
+    script = """([data, name]) => {
+        const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([bytes], name, { type: "image/png" }));
+        return transfer;
+    }"""
+    return visitor.page.evaluate_handle(script, [base64.b64encode(data).decode(), name])
+
+
+def drop(visitor: Visitor, data: bytes, name: str = "dropped.png", on: str = "body") -> None:
+    """Drops a file on an element, as from the desktop."""
+    transfer = transferred(visitor, data, name)
+    for kind in ("dragenter", "dragover", "drop"):
+        visitor.page.dispatch_event(on, kind, {"dataTransfer": transfer})
+
+
+def waiting(condition: Callable[[], Any], seconds: float = 15) -> None:
+    """Waits until a condition of the test holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

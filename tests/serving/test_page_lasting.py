@@ -1,12 +1,10 @@
 """What the page keeps: through reloads, in two tabs, while the server is away, full or locked."""
 
-import time
-
 import pytest
 
 pytest.importorskip("starlette")
 
-from serving.browser import Visitor, chromium, visiting
+from serving.browser import Visitor, chromium, visiting, waiting
 from serving.fake_server import serving
 
 pytestmark = pytest.mark.slow
@@ -28,14 +26,6 @@ def server():
 def visitor(browser, server):
     with visiting(browser, server.url) as found:
         yield found
-
-
-def waiting(condition, seconds=15):
-    """Waits until a condition of the test holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_pictures_settings_and_mask_survive_a_reload(visitor, server):
