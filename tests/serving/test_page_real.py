@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 pytest.importorskip("starlette")
 
 from serving.browser import chromium, visiting
+from serving.running import running
 
 import diffusax
 from diffusax.serving.drawing import Drawing
@@ -27,9 +28,9 @@ DATA = Path(diffusax.__file__).parent / "data"
 
 
 @contextlib.contextmanager
-def served(*options, port=0):
-    """Runs `diffusax serve` and gives its address, which is the first line that it prints."""
-    command = [sys.executable, "-m", "diffusax", "serve", "--port", str(port), *options]
+def killed(port):
+    """Runs `diffusax serve` for a block, at whose end it is killed; gives its address."""
+    command = [sys.executable, "-m", "diffusax", "serve", "--port", str(port)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -60,8 +61,8 @@ def url(tmp_path_factory):
         "emoji_control": "ControlNet",
     }.items():
         shutil.copytree(DATA / name, folder / place / name)
-    with served("--models", str(folder)) as found:
-        yield found
+    with running(None, folder) as found:
+        yield found.url
 
 
 @pytest.fixture
@@ -198,7 +199,10 @@ def test_a_long_drawing_shows_a_preview_and_is_cancelled(visitor):
 
 
 def test_a_server_with_a_key_asks_for_it(browser):
-    with served("--api-key", "a-long-secret") as url, visiting(browser, url, wait=False) as visitor:
+    with (
+        running(keys=("a-long-secret",)) as found,
+        visiting(browser, found.url, wait=False) as visitor,
+    ):
         visitor.connected("key")
         visitor.page.fill("#key-value", "a-long-secret")
         visitor.page.keyboard.press("Enter")
@@ -213,12 +217,12 @@ def test_a_server_that_is_killed_draws_what_it_lost_when_it_is_back(browser):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with contextlib.ExitStack() as tab:
-        with served(port=port) as url:
+        with killed(port) as url:
             visitor = tab.enter_context(visiting(browser, url))
             visitor.draw("a frog", num_inference_steps=200)
             visitor.page.get_by_text("of 200").wait_for(timeout=60_000)
         visitor.connected("away")
-        with served(port=port):
+        with killed(port):
             visitor.page.set_default_timeout(60_000)
             visitor.connected()
             visitor.pictures(1)
