@@ -36,6 +36,7 @@ export class Work extends EventTarget {
   #reading = false;
   #stale = false;
   #wait = 0;
+  #polled = 0;
 
   async start() {
     await this.#read();
@@ -202,7 +203,10 @@ export class Work extends EventTarget {
     for (const [id, stream] of this.#streams) if (!first.some((one) => one.id === id)) stream.abort();
     for (const one of first) if (!this.#streams.has(one.id)) this.#stream(one);
     const others = sent.filter((one) => !this.#streams.has(one.id));
-    if (others.length) await this.#poll(others);
+    // The list of many jobs is long, so it is asked for less often.
+    if (!others.length || Date.now() - this.#polled < 20 * others.length) return;
+    this.#polled = Date.now();
+    await this.#poll(others);
   }
 
   async #poll(records) {
