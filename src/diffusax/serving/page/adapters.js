@@ -1,0 +1,86 @@
+/** LoRAs with their weights, and embeddings, whose names are words of the prompt. */
+
+import { $, button, h, labelled, options } from "./dom.js";
+import { addSlider } from "./settings.js";
+
+/** Says "change" when a LoRA is added, weighed or taken away. */
+export class Loras extends EventTarget {
+  weights = {};
+  #known = [];
+
+  capabilities({ loras = [], embeddings = [] }) {
+    this.#known = loras;
+    $("#group-loras").hidden = !loras.length && !Object.keys(this.weights).length;
+    $("#group-embeddings").hidden = !embeddings.length;
+    $("#embeddings").replaceChildren(...embeddings.map(({ name }) => button(name, () => addWord(name))));
+    this.#show();
+  }
+
+  get names() {
+    return this.#known.map(({ name }) => name);
+  }
+
+  /** Takes {name: weight}; names that the server does not have are left out. */
+  write(weights) {
+    const known = this.names;
+    const usable = Object.entries(weights ?? {}).filter(([name]) => !known.length || known.includes(name));
+    this.weights = Object.fromEntries(usable);
+    this.#show();
+    this.#changed();
+  }
+
+  #changed() {
+    const count = Object.keys(this.weights).length;
+    $("#loras-summary").textContent = count ? `${count} on` : "none";
+    this.dispatchEvent(new Event("change"));
+  }
+
+  #show() {
+    const rows = Object.keys(this.weights).map((name) => this.#row(name));
+    const others = this.#known.filter(({ name }) => !(name in this.weights));
+    const select = h(
+      "select",
+      { id: "lora-add", onchange: () => this.#add(select.value) },
+      h("option", { value: "" }, "choose one …"),
+      ...options(others),
+    );
+    $("#loras").replaceChildren(...rows, labelled("Add a LoRA", select, { hidden: !others.length }));
+  }
+
+  #row(name) {
+    const title = this.#known.find((one) => one.name === name)?.title || name;
+    const id = `lora-${name}`;
+    const number = h("input", { id, type: "number", min: -2, max: 2, step: 0.05, value: this.weights[name] });
+    number.addEventListener("input", () => {
+      this.weights[name] = Number(number.value);
+      this.#changed();
+    });
+    const row = h("div", { className: "field slide removable" }, h("label", { for: id }, title), number);
+    addSlider(number);
+    row.append(button("×", () => this.#remove(name), { className: "icon", "aria-label": `Take ${title} away` }));
+    return row;
+  }
+
+  #add(name) {
+    if (!name) return;
+    this.weights[name] = 1;
+    this.#show();
+    this.#changed();
+    document.getElementById(`lora-${name}`).focus();
+  }
+
+  #remove(name) {
+    delete this.weights[name];
+    this.#show();
+    this.#changed();
+    $("#lora-add").focus();
+  }
+}
+
+/** Writes a word at the end of the prompt. */
+function addWord(word) {
+  const prompt = $("#prompt");
+  prompt.value = prompt.value.trim() ? `${prompt.value.trimEnd().replace(/,$/, "")}, ${word}` : word;
+  prompt.dispatchEvent(new Event("input", { bubbles: true }));
+  prompt.focus();
+}

@@ -1,0 +1,186 @@
+/** The form: its numbers and choices follow the chosen model, are read as a drawing and written from one. */
+
+import { $, h, options } from "./dom.js";
+import { sizeLike } from "./pictures.js";
+
+const form = $("#settings");
+const field = (name) => form.elements.namedItem(name);
+
+const SIZES = ["width", "height"];
+const NUMBERS = [...SIZES, "num_inference_steps", "guidance_scale", "image_guidance_scale", "guidance_rescale"];
+const MORE = ["seed", "num_images", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
+const LARGER = ["larger_scale", "larger_strength"];
+const TEXTS = ["prompt", "negative_prompt", "model", "sampler"];
+/** What a model does not set. */
+const PLAIN = {
+  ...{ guidance_rescale: 0, seed: "", num_images: 1, clip_skip: "" },
+  ...{ strength: 0.7, mask_blur: 4, padding_mask_crop: "" },
+  ...{ larger_scale: 2, larger_strength: 0.5, larger_on: false },
+};
+const SHAPES = ["1:1", "3:2", "2:3", "4:3", "3:4", "16:9", "9:16"];
+
+/** Says "change" whenever a setting changed. */
+export class Settings extends EventTarget {
+  models = [];
+
+  constructor() {
+    super();
+    for (const slide of document.querySelectorAll(".slide")) addSlider($("input", slide));
+    for (const [name, value] of Object.entries(PLAIN)) set(name, value);
+    $("#shape").append(...options([{ name: "", title: "free" }, ...SHAPES]));
+    $("#shape").addEventListener("change", () => this.#shape());
+    $("#swap").addEventListener("click", () => this.#swap());
+    $("#seed-random").addEventListener("click", () => this.write({ seed: "" }));
+    $("#reset").addEventListener("click", () => this.write({ ...PLAIN, ...this.#defaults(this.model) }));
+    field("model").addEventListener("change", () => this.#chosen());
+    form.addEventListener("input", () => this.#changed());
+  }
+
+  /** Takes in what the server can do. */
+  capabilities({ models, limits = {} }) {
+    const before = this.model;
+    this.models = models;
+    const chosen = field("model").value || models[0]?.name;
+    field("model").replaceChildren(...options(models));
+    set("model", models.some((one) => one.name === chosen) ? chosen : models[0]?.name);
+    limit("num_inference_steps", limits.steps);
+    limit("num_images", limits.images);
+    for (const name of ["prompt", "negative_prompt"]) if (limits.prompt) field(name).maxLength = limits.prompt;
+    this.#chosen(before);
+  }
+
+  get model() {
+    return this.models.find((one) => one.name === field("model").value);
+  }
+
+  /** What people call the model. */
+  get title() {
+    return this.model?.title || this.model?.name;
+  }
+
+  #defaults(model) {
+    if (!model) return {};
+    const { width, height, steps, guidance_scale, image_guidance_scale } = model;
+    const guidance = { guidance_scale, image_guidance_scale: image_guidance_scale ?? 1.5 };
+    return { width, height, num_inference_steps: steps, ...guidance, sampler: "" };
+  }
+
+  /** Another model: what was as the old model has it becomes as the new one has it. */
+  #chosen(before = this.before) {
+    const { model } = this;
+    if (!model) return;
+    const old = this.#defaults(before);
+    const next = this.#defaults(model);
+    const sampler = field("sampler").value;
+    field("sampler").replaceChildren(
+      h("option", { value: "" }, model.sampler ? `${model.sampler} (the model's own)` : "the model's own"),
+      ...options(model.samplers ?? []),
+    );
+    set("sampler", (model.samplers ?? []).includes(sampler) ? sampler : "");
+    for (const name of NUMBERS) {
+      const { value } = field(name);
+      if (name in next && (value === "" || Number(value) === old[name])) set(name, next[name]);
+    }
+    for (const name of SIZES) field(name).step = field(name).min = model.multiple ?? 8;
+    this.before = model;
+    this.#changed();
+  }
+
+  #swap() {
+    const { width, height } = this.read();
+    this.write({ width: height, height: width });
+  }
+
+  #shape() {
+    const [width, height] = $("#shape").value.split(":").map(Number);
+    if (height) this.fit({ width, height });
+  }
+
+  /** Gives the drawing the shape of `width` to `height`, in about as many pixels as the model draws by itself. */
+  fit({ width, height }) {
+    if (!this.model) return;
+    const [w, h] = sizeLike(width, height, this.model.width * this.model.height, this.model.multiple ?? 8);
+    this.write({ width: w, height: h });
+  }
+
+  /** Returns the form's values: numbers, or null where a field is empty. */
+  read() {
+    const values = {};
+    for (const name of TEXTS) values[name] = field(name).value;
+    for (const name of [...NUMBERS, ...MORE, ...LARGER]) {
+      const { value } = field(name);
+      values[name] = value === "" ? null : Number(value);
+    }
+    values.sampler ||= null;
+    values.larger_on = field("larger_on").checked;
+    return values;
+  }
+
+  /** Writes those of the form's values that are there; a model first, since others follow from it. */
+  write(values) {
+    if (values.model && this.models.some((one) => one.name === values.model)) {
+      set("model", values.model);
+      this.#chosen();
+    }
+    const own = { ...PLAIN, ...this.#defaults(this.model) };
+    for (const name of [...TEXTS, ...NUMBERS, ...MORE, ...LARGER, "larger_on"])
+      if (name in values && name !== "model") set(name, values[name] ?? own[name]);
+    this.#changed();
+  }
+
+  /** Shows the first field whose value is not possible; returns whether all are. */
+  check() {
+    const wrong = [...form.elements].find((one) => one.willValidate && !fine(one) && !one.closest("[hidden]"));
+    if (!wrong) return true;
+    const group = wrong.closest("details");
+    if (group) group.open = true;
+    wrong.reportValidity();
+    return false;
+  }
+
+  #changed() {
+    for (const range of form.querySelectorAll("input[type=range].twin")) range.follow();
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+function set(name, value) {
+  const element = field(name);
+  if (!element) return;
+  if (element.type === "checkbox") element.checked = Boolean(value);
+  else element.value = value ?? "";
+  // A select has no value that is none of its options.
+  if (element.tagName === "SELECT" && element.selectedIndex < 0) element.selectedIndex = 0;
+}
+
+/** The steps of fractions are for the arrows; other values between are as good. */
+function fine({ validity, step }) {
+  const between = validity.stepMismatch && !validity.rangeOverflow && !validity.rangeUnderflow;
+  return validity.valid || (between && Number(step) < 1);
+}
+
+function limit(name, most) {
+  if (!most) return;
+  field(name).max = most;
+  const twin = $(".twin", field(name).parentElement);
+  if (twin) twin.max = Math.min(most, name === "num_inference_steps" ? 100 : most);
+}
+
+/** Puts a slider beside a number: the mouse's way to it, while keyboards and screen readers have the number. */
+export function addSlider(number) {
+  const { min, max, step } = number;
+  const range = h("input", { type: "range", className: "twin", tabIndex: -1, "aria-hidden": "true", min, max, step });
+  range.follow = () => {
+    range.value = number.value === "" ? range.min : number.value;
+    const part = (range.value - range.min) / (range.max - range.min || 1);
+    range.style.setProperty("--part", `${100 * part}%`);
+  };
+  range.addEventListener("input", () => {
+    number.value = range.value;
+    number.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+  number.addEventListener("input", range.follow);
+  number.after(range);
+  range.follow();
+  return range;
+}

@@ -1,0 +1,90 @@
+/** One place for a picture: while it is drawn, its preview and progress; then the picture; or why there is none. */
+
+import { button, duration, h, short } from "./dom.js";
+import { urlOf } from "./pictures.js";
+
+/** Fills an element (of a list or a table) and keeps it up to date. */
+export class Tile {
+  #shown = null;
+
+  constructor(element, actions) {
+    Object.assign(this, { element, actions });
+  }
+
+  /** Shows a picture, or else the record of a job with its status, or nothing. */
+  show({ picture, record, status, index = 0 }) {
+    const kind = picture ? "picture" : !record ? "none" : record.state === "failed" ? "failed" : "job";
+    const shown = `${kind} ${picture?.id ?? record?.id ?? ""}`;
+    if (shown !== this.#shown) {
+      const focused = this.element.contains(document.activeElement);
+      this.#shown = shown;
+      this.element.dataset.kind = kind;
+      this.element.replaceChildren(...this[kind]({ picture, record, index }));
+      if (focused) this.element.querySelector("button")?.focus();
+    }
+    if (kind === "job") this.#progress(record, status ?? {}, index);
+  }
+
+  none() {
+    return [];
+  }
+
+  picture({ picture }) {
+    const { prompt, seed } = picture.settings;
+    const image = h("img", { alt: short(prompt) || "A picture", loading: "lazy", decoding: "async" });
+    image.src = urlOf(picture.thumb ?? picture.blob);
+    if (picture.width <= 128) image.classList.add("pixels");
+    const open = () => this.actions.open(picture);
+    return [button(image, open, { className: "open", title: `${prompt}\nseed ${seed}` })];
+  }
+
+  failed({ record }) {
+    return [
+      h("p", { className: "why" }, h("strong", {}, short(record.drawing.prompt, 40)), record.error),
+      h(
+        "p",
+        { className: "actions" },
+        button("Draw again", () => this.actions.again(record.id)),
+        button("Dismiss", () => this.actions.dismiss(record.id), { className: "quiet" }),
+      ),
+    ];
+  }
+
+  job({ record }) {
+    const { width, height, prompt } = record.drawing;
+    this.preview = h("img", { alt: "", hidden: true });
+    this.words = h("span", { className: "words" });
+    this.bar = h("progress", { max: 1, "aria-label": `Progress of ${short(prompt, 40)}` });
+    this.beginning = record.begun ? urlOf(record.drawing.image) : null;
+    const cancel = button("×", () => this.actions.cancel(record.id), {
+      className: "icon cancel",
+      "aria-label": `Cancel ${short(prompt, 40)}`,
+      title: "Cancel",
+    });
+    const state = h("div", { className: "state" }, this.words, this.bar);
+    const box = h("div", { className: "drawing" }, this.preview, state, cancel);
+    box.style.setProperty("--shape", `${width} / ${height}`);
+    return [box];
+  }
+
+  #progress(record, status, index) {
+    const preview = status.previews?.[index] ?? this.beginning;
+    this.preview.hidden = !preview;
+    if (preview && this.preview.src !== preview) this.preview.src = preview;
+    this.words.textContent = words(record, status);
+    const known = ["running", "done"].includes(status.state);
+    if (known) this.bar.value = status.progress ?? 0;
+    else this.bar.removeAttribute("value");
+    this.element.dataset.state = status.state ?? "unsent";
+  }
+}
+
+/** Says in a few words how far a job is. */
+export function words(record, { state, position, steps_done: done, steps, eta }) {
+  if (record.state === "unsent") return state === "waiting" ? "The server is full; trying again" : "Handing it in …";
+  if (state === "queued") return position > 0 ? `${position} before it` : "Next";
+  if (state === "loading") return "The model loads …";
+  if (state === "cancelling") return "Cancelling …";
+  if (state === "running") return `${done} of ${steps}${eta > 0.5 ? ` · ${duration(eta)} left` : ""}`;
+  return state === "done" ? "Fetching it …" : "Waiting …";
+}

@@ -1,0 +1,99 @@
+"""Settings and pictures that are dropped on the page, pasted into it, or chosen."""
+
+import io
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+pytest.importorskip("starlette")
+
+from serving.browser import chromium, drop, pixels, png, transferred, visiting
+from serving.fake_server import serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def server():
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def visitor(browser, server):
+    with visiting(browser, server.url) as found:
+        yield found
+
+
+def test_a_dropped_png_brings_its_settings_back(visitor, server):
+    page = visitor.page
+    text = (
+        "a frog, (green:1.2)\non a leaf\nNegative prompt: blurred\nSteps: 12, Sampler: DPM++ 2M, "
+        'Schedule type: Karras, CFG scale: 3.5, Seed: 99, Size: 96x64, Model: sd, Note: "a, b: c"'
+    )
+    drop(visitor, png(text))
+    page.get_by_text("The settings of dropped.png are back").wait_for()
+    names = ("prompt", "negative_prompt", "num_inference_steps", "sampler", "guidance_scale")
+    found = [page.input_value(f"#{name}") for name in (*names, "seed", "width", "height", "model")]
+    prompt = "a frog, (green:1.2)\non a leaf"
+    assert found == [prompt, "blurred", "12", "dpm++2m_karras", "3.5", "99", "96", "64", "sd"]
+    assert server.requests == []
+    drop(visitor, png("Steps: 3, Sampler: Strange, Seed: 4"), name="other.png")
+    page.get_by_text("The settings of other.png are back").wait_for()
+    assert page.input_value("#prompt") == "told by the server"
+    assert server.requests == ["/png-info"]
+
+
+def test_settings_come_back_from_every_kind_of_text_in_a_chosen_png(visitor):
+    page = visitor.page
+    visitor.open("more")
+    for seed, kind in enumerate(("itxt", "packed itxt", "packed"), start=20):
+        info = PngInfo()
+        text = f"füchse – 狐\nSteps: 12, Sampler: Euler a, Seed: {seed}"
+        if "itxt" in kind:
+            info.add_itxt("parameters", text, zip="packed" in kind)
+        else:
+            info.add_text("parameters", text.replace("狐", "").replace("–", "-"), zip=True)
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(buffer, "PNG", pnginfo=info)
+        file = {"name": f"{kind}.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+        page.locator("#restore input").set_input_files(file)
+        page.get_by_text(f"The settings of {kind}.png are back").wait_for()
+        assert page.input_value("#prompt").startswith("füchse")
+        assert page.input_value("#seed") == str(seed)
+        assert page.input_value("#sampler") == "euler_a"
+
+
+def test_a_png_without_settings_is_offered_as_the_picture_to_begin_with(visitor):
+    page = visitor.page
+    page.route("**/png-info", lambda route: route.fulfill(status=422, json={"error": {}}))
+    drop(visitor, png())
+    page.get_by_role("button", name="Begin with it").click()
+    page.wait_for_selector("canvas.source")
+    drop(visitor, png(size=(3000, 1500)))
+    page.get_by_role("button", name="Begin with it").click()
+    page.get_by_text("dropped.png, 2048 × 1024").wait_for()
+    page.click("#no-picture")
+    drop(visitor, b"no picture", name="broken.png", on="#restore .picker")
+    page.get_by_text("broken.png has no settings in it").wait_for()
+    drop(visitor, b"no picture", name="broken.png", on="#controls .picker")
+    page.get_by_text("broken.png is not a picture that this browser reads").wait_for()
+
+
+def test_a_pasted_picture_is_the_one_to_begin_with(visitor, server):
+    paste = """(clipboardData) => {
+        const options = { clipboardData, bubbles: true, cancelable: true };
+        document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", options));
+    }"""
+    visitor.page.evaluate(paste, transferred(visitor, png(colour="blue"), "pasted.png"))
+    visitor.page.wait_for_selector("canvas.source")
+    visitor.draw("a frog")
+    visitor.pictures(1)
+    assert pixels(server.asked[0]["image"])[3, 3].tolist() == [0, 0, 255]
