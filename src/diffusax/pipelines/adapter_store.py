@@ -15,6 +15,7 @@ from diffusax.pipelines.adapter_weights import Weight, WeightGroups
 from diffusax.pipelines.adapters import Adapter, Shapes, check_fits, read_adapter, stack_shapes
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.merging import merged_params
+from diffusax.typed.convert import shortened
 
 ROLES = ("denoiser", "controlnet", "text_encoder")
 """The components that take adapters."""
@@ -78,7 +79,9 @@ class AdapterStore:
             ValueError: the name is taken or no text, or the adapter does not fit the networks.
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"an adapter's name must be a text that is not empty (got {name!r})")
+            raise ValueError(
+                f"an adapter's name must be a text that is not empty (got {shortened(name)})"
+            )
         if name in self._adapters:
             raise ValueError(f"the adapter {name!r} is there already; delete_adapters removes it")
         if not isinstance(layers, Adapter):
@@ -250,7 +253,7 @@ def _checked(c: Any, row: Any) -> dict[str, Weight]:
     if not isinstance(row, Mapping):
         raise ValueError(
             "adapters must be a dictionary of names and weights such as {'style': 0.8}, or a list "
-            f"with one for each prompt (got {row!r})"
+            f"with one for each prompt (got {shortened(row)})"
         )
     groups = WeightGroups(adaptable_networks(c))
     return {name: groups.check("adapters", name, weight) for name, weight in row.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.models.adapters import kernel_shapes
+from diffusax.typed.convert import shortened
 
 COUNTS = 8
 """There is room for the weights of a multiple of as many adapters."""
@@ -113,7 +114,7 @@ def _blocks(network: Any) -> dict[str, int]:
 def _number(where: str, value: Any) -> float:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
-        raise ValueError(f"{where} a finite number (got {value!r})")
+        raise ValueError(f"{where} a finite number (got {shortened(value)})")
     return float(value)
 
 

@@ -219,7 +219,7 @@ def check_call(given: Mapping[str, Any]) -> Call:
         names = list(callback.tensor_inputs)
         call = dataclasses.replace(call, callback_on_step_end_tensor_inputs=names)
     if callback is not None and not callable(callback):
-        raise ValueError(f"callback_on_step_end must be callable (got {callback!r})")
+        raise ValueError(f"callback_on_step_end must be callable (got {shortened(callback)})")
     return call
 
 
@@ -304,7 +304,7 @@ def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> An
     if values.get("callback_on_step_end") is not None:
         raise ValueError("only one of callback and callback_on_step_end can be given")
     if not callable(callback):
-        raise ValueError(f"callback must be callable (got {callback!r})")
+        raise ValueError(f"callback must be callable (got {shortened(callback)})")
     every = 1 if steps is None else steps
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")

@@ -16,6 +16,7 @@ from diffusax.pipelines.guidance import per_row
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import watch
 from diffusax.pipelines.tasks import check_latents
+from diffusax.typed.convert import shortened
 
 _NEGATIVES = {
     "negative_prompt_embeds": "context",
@@ -72,7 +73,8 @@ def _call_back(
                 state, run = _take(name, value, readable, run, state)
     elif result is not None and not isinstance(result, bool | np.bool_):
         raise ValueError(
-            f"callback_on_step_end must return a dictionary, a boolean or None (got {result!r})"
+            "callback_on_step_end must return a dictionary, a boolean or None (got "
+            f"{shortened(result)})"
         )
     scale = pipe.guidance_scale
     before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale

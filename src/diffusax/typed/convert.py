@@ -111,8 +111,8 @@ def plain(value: Any) -> Any:
 
 
 def shortened(value: Any) -> str:
-    """Writes a value as Python does, in at most 80 characters."""
-    shown = repr(value)
+    """Writes a value as Python does, in one line of at most 80 characters."""
+    shown = " ".join(repr(value).split())
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
