@@ -62,6 +62,7 @@ class Catalogue:
         self._given, self._listed = model, False
         options = {"dtype": dtype, "device": device, "mesh": mesh}
         self._residents = Residents(options, memory)
+        self._read: dict[Any, Checkpoint] = {}
         self.unreadable: Mapping[Path, str] = MappingProxyType({})
         """The files in the folder that cannot be used, with the reasons."""
         self.refresh()
@@ -99,10 +100,10 @@ class Catalogue:
         for one in found:
             try:
                 if one.kind == "model":
-                    models[one.name] = describe_model(one.path, one.name, one.title)
+                    models[one.name] = self._described(one)
                 elif one.kind == "controlnet":
                     controlnets[one.name] = describe_controlnet(one.path, one.name, one.title)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 unreadable[one.path] = str(error)
         if self._listed and self._given not in models:
             raise ValueError(f"model {self._given!r} is no longer in {self._folder}; put it back")
@@ -165,6 +166,18 @@ class Catalogue:
     def release(self, pipe: Any) -> None:
         """Lets a pipeline of `acquire` go. Once for each time that it was acquired."""
         self._residents.release(pipe)
+
+    def _described(self, found: Found) -> Checkpoint:
+        """Returns a model of the folder; a single file that has not changed is not read again."""
+        stat = found.path.stat()
+        key = found, stat.st_mtime_ns, stat.st_size
+        if key not in self._read:
+            made = describe_model(found.path, found.name, found.title)
+            if found.path.is_dir():
+                # What is inside may change without the folder.
+                return made
+            self._read[key] = made
+        return self._read[key]
 
     def _checkpoint(self, name: str) -> Checkpoint:
         return _look_up(self._models, name or self._default, "model", "model")

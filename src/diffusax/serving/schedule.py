@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -13,22 +14,22 @@ import jax
 
 from diffusax.pipelines.batch_loop import BatchLoop
 from diffusax.pipelines.batch_run import Kind, count_shares
-from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
 from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
-from diffusax.serving.parts import Part, prepare_part, refusal
+from diffusax.serving.parts import Kept, Part, prepare_part, refusal
 from diffusax.serving.policies import POLICIES, Device, Drawn, batch_size, finish_times
-from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
 
 log = logging.getLogger(__name__)
 
 _AHEAD = 16
-"""The parts that are prepared and wait."""
+"""The parts that are prepared and could join at once."""
+_MOST_PREPARED = 64
+"""The parts that are prepared, of which some wait for programs."""
 _ARRIVALS = 32
 """The arrivals over which their rate is measured."""
 _BETWEEN_ESTIMATES = 0.25
@@ -54,9 +55,8 @@ class Schedule:
         )
         self._policy = POLICIES[settings.policy]
         self._given = {
-            "texts": TextCache(),
+            "kept": Kept(),
             "adapters": Adapters(),
-            "previews": Previews(),
             "rank": settings.adapter_rank,
         }
         self._queue = FairQueue()
@@ -70,7 +70,7 @@ class Schedule:
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._awake, self._ending = threading.Event(), False
         self._loaders = ThreadPoolExecutor(1, "diffusax-load")
-        self._preparers = ThreadPoolExecutor(1, "diffusax-prepare")
+        self._preparers = ThreadPoolExecutor(2, "diffusax-prepare")
         self._finishers = ThreadPoolExecutor(1, "diffusax-finish")
         self._previewers = ThreadPoolExecutor(1, "diffusax-preview")
         self._loop = BatchLoop(self._sizes, self._finishers, previewers=self._previewers)
@@ -121,6 +121,8 @@ class Schedule:
         for pool in (self._loaders, self._preparers, self._previewers, self._finishers):
             pool.shutdown(cancel_futures=True)
         self._compiler.close()
+        self._preparing.clear()
+        self._let_go()
 
     def _serve(self) -> None:
         while not self._ending or self._loop.has_work():
@@ -135,7 +137,6 @@ class Schedule:
                 log.exception("the engine failed")
                 self._loop.fail(error)
                 time.sleep(_BETWEEN_ESTIMATES)
-        self._let_go()
 
     def _turn(self) -> None:
         while self._inbox:
@@ -190,18 +191,25 @@ class Schedule:
                 del self._parts[id]
 
     def _prepare_next(self) -> None:
-        """Has the next parts of the queue prepared, as many as could join soon."""
-        room = _AHEAD - len(self._prepared) - len(self._preparing)
-        if room <= 0 or len(self._queue) == len(self._prepared) + len(self._preparing):
+        """Has the next parts of the queue prepared, as many as could join soon.
+
+        Those that wait for programs are in nobody's way.
+        """
+        if len(self._queue) == len(self._prepared) + len(self._preparing):
             return
-        for part in self._queue.ordered()[:_AHEAD]:
-            if room > 0 and part not in self._prepared and part not in self._preparing:
-                self._preparing.add(part)
-                loaded = self._is_loaded(part)
-                if not loaded:
-                    part.job.set_state("loading")
-                (self._preparers if loaded else self._loaders).submit(self._prepare, part)
-                room -= 1
+        ready = sum(map(self._is_compiled, self._prepared))
+        room = min(_AHEAD - ready, _MOST_PREPARED - len(self._prepared)) - len(self._preparing)
+        fresh = (
+            part
+            for part in self._queue.ordered()
+            if part not in self._prepared and part not in self._preparing
+        )
+        for part in itertools.islice(fresh, max(room, 0)):
+            self._preparing.add(part)
+            loaded = self._is_loaded(part)
+            if not loaded:
+                part.job.set_state("loading")
+            (self._preparers if loaded else self._loaders).submit(self._prepare, part)
 
     def _is_loaded(self, part: Part) -> bool:
         """Returns whether a part's model is in memory, so that others need not wait for it."""
