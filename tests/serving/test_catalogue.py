@@ -153,6 +153,7 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
         ({"sampler": "flow_euler"}, "sampler", "sampler must be one that suits 'emoji'"),
         ({"strength": 0.5}, "strength", "strength needs image"),
         ({"mask_image": MASK}, "mask_image", "mask_image needs image"),
+        ({"image": "/etc/hostname"}, "image", "image must be a PIL image (got str)"),
         ({"image": PICTURE, "mask_blur": 2.0}, "mask_blur", "mask_blur needs mask_image"),
         ({"model": "edit"}, "image", "'edit' is made for edits, not for text to image; give it an"),
         ({"model": "paint", "image": PICTURE}, "mask_image", "made for inpainting"),

@@ -1,5 +1,10 @@
 """The engine draws with all that a folder of models holds, as the pipelines do alone."""
 
+import gc
+import shutil
+import time
+
+import jax
 import numpy as np
 import pytest
 from lora_files import write_kohya
@@ -7,6 +12,7 @@ from safetensors.numpy import save_file
 from serving.running import mask, picture
 
 import diffusax
+from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
 from diffusax.serving.engine import Engine
@@ -103,3 +109,27 @@ def test_drawings_are_those_of_the_pipelines(engine, folder, name):
     found = np.asarray(job.images[0]).astype(int)
     # A batch of another size rounds its sums otherwise.
     assert abs(found - np.asarray(expected)).max() <= 2
+
+
+def test_models_that_leave_memory_leave_nothing_there(tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(EMBEDDED["emoji"], tmp_path / name)
+
+    def held():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def draw(name):
+        job = engine.submit(Drawing(model=name, prompt=f"a cat of {name}", num_inference_steps=2))
+        stop = job.listen(lambda event: None, previews=True)
+        assert (job.wait(120), job.error) == ("done", None)
+        stop()
+
+    catalogue = Catalogue("one", tmp_path, memory=40 * 10**6)
+    with Engine(catalogue) as engine:
+        draw("one")
+        before = held()
+        for name in ("two", "one", "two", "one"):
+            draw(name)
+            time.sleep(0.5)
+        assert held() < before + 2**20

@@ -70,8 +70,7 @@ class Catalogue:
     @property
     def models(self) -> list[ModelEntry]:
         """The models that drawings can name, the default first."""
-        entries, default = [c.entry for c in self._models.values()], self._default
-        return list(map(self._current, sorted(entries, key=lambda entry: entry.name != default)))
+        return [self._current(checkpoint.entry) for checkpoint in self._models.values()]
 
     @property
     def loras(self) -> list[FileEntry]:
@@ -111,8 +110,9 @@ class Catalogue:
         default = _add_default(models, self._given, self._folder)
         for path in set(unreadable) - set(self.unreadable):
             log.warning("%s is left out: %s", path, unreadable[path])
-        # Readers see the old lists or the new ones, each of them whole.
-        self._default, self._models, self._controlnets = default, models, controlnets
+        # Readers see the old lists or the new ones, each of them whole; the default is the first.
+        self._models = {default: models[default], **models}
+        self._controlnets = controlnets
         self._loras, self._embeddings = _files(found, "lora"), _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)
         self._residents.keep_only(models, controlnets)
@@ -180,7 +180,8 @@ class Catalogue:
         return self._read[key]
 
     def _checkpoint(self, name: str) -> Checkpoint:
-        return _look_up(self._models, name or self._default, "model", "model")
+        models = self._models
+        return _look_up(models, name or next(iter(models)), "model", "model")
 
     def _controlnet(self, name: str) -> FileEntry:
         return _look_up(self._controlnets, name, "controls", "ControlNet")
