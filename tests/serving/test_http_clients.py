@@ -371,6 +371,21 @@ def test_no_picture_is_made_larger_than_an_image_may_be(server, monkeypatch, pat
     assert "pixels (got 16384x16384)" in answer.json["detail"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"init_images": ["x"] * 17},
+        {"init_images": ["x"], "n_iter": 17},
+        {"alwayson_scripts": {"ControlNet": {"args": [{"image": "x"}] * 5}}},
+    ],
+)
+def test_too_many_pictures_are_refused_before_they_are_decoded(server, fields):
+    path = "img2img" if "init_images" in fields else "txt2img"
+    answer = server.post(f"/sdapi/v1/{path}", fields)
+    assert answer.status == 422
+    assert " at most " in answer.json["detail"]
+
+
 def test_all_iterations_of_a_call_count_as_its_images(server):
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "n_iter": 5, "batch_size": 4})
     assert answer.status == 422

@@ -19,7 +19,7 @@ from diffusax.serving.jobs import Job
 from diffusax.serving.web.fields import DrawingFields
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
-from diffusax.serving.web.settings import WebSettings
+from diffusax.serving.web.settings import WebSettings, check_most
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,10 +81,8 @@ class Service:
         if self.draining:
             raise Closing("the server is stopping; ask another one, or this one later")
         drawings = [self.check(drawing) for drawing in drawings]
-        images, most = sum(drawing.num_images for drawing in drawings), self.settings.most_images
-        if images > most:
-            text = f"a request must ask for at most {most} images (got {images}); send several"
-            raise Refused(text, code="limit_exceeded")
+        count = sum(drawing.num_images for drawing in drawings)
+        check_most("num_images", count, self.settings.most_images, "images")
         jobs: list[Job] = []
         try:
             for drawing in drawings:
@@ -114,17 +112,12 @@ class Service:
 
     def _check_bounds(self, drawing: Drawing) -> None:
         settings = self.settings
-        bounds = {
-            "num_inference_steps": (drawing.num_inference_steps, settings.most_steps, "steps"),
-            "num_images": (drawing.num_images, settings.most_images, "images"),
-            "controls": (len(drawing.controls), settings.most_controls, "ControlNets"),
-            "prompt": (len(drawing.prompt), settings.most_prompt, "characters"),
-            "negative_prompt": (len(drawing.negative_prompt), settings.most_prompt, "characters"),
-        }
-        for name, (value, most, unit) in bounds.items():
-            if (value or 0) > most:
-                text = f"{name} must be at most {most} {unit} (got {value}); ask for fewer"
-                raise Refused(text, param=name, code="limit_exceeded")
+        steps, most_prompt = drawing.num_inference_steps, settings.most_prompt
+        check_most("num_inference_steps", steps, settings.most_steps, "steps")
+        check_most("num_images", drawing.num_images, settings.most_images, "images")
+        check_most("controls", len(drawing.controls), settings.most_controls, "ControlNets")
+        for name in ("prompt", "negative_prompt"):
+            check_most(name, len(getattr(drawing, name)), most_prompt, "characters")
         own = (1, 1) if drawing.image is None else drawing.image.size
         self.check_size(drawing.width or own[0], drawing.height or own[1])
 
@@ -144,8 +137,11 @@ async def in_thread(function: Any, *args: Any) -> Any:
     return await to_thread.run_sync(function, *args)
 
 
-def to_drawing(fields: DrawingFields, most_pixels: int) -> Drawing:
+def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
     """Makes a drawing of a request's fields; decodes its pictures, which takes a while."""
+    # Before they are decoded, as small files may be large pictures.
+    check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
+    most_pixels = settings.most_pixels
     values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
