@@ -145,6 +145,7 @@ def form(name, data):
         ({"image": "aGVsbG8="}, 422, "none of PNG, JPEG, WEBP"),
         ({"mask_image": None, "strength": 0.5}, 422, "strength needs image"),
         ({"controls": [{"model": "a"}]}, 422, "controls"),
+        ({"controls": [{"model": "a", "image": "x"}] * 5}, 422, "controls must be at most 4"),
         ({"prompt": "x" * 10_001}, 422, "prompt must be at most 10000 characters"),
     ],
 )

@@ -147,6 +147,8 @@ class Compiler:
                     break
                 self._on_error(wish.kind, wish.size, error)
             self._asked.discard((wish.kind, wish.size))
+            # Its model may leave memory while the next wish is waited for.
+            del wish
             self._on_ready()
         executables.close()
 

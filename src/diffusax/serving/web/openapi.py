@@ -101,7 +101,7 @@ def _describe(one: Operation, known: dict[Any, Any]) -> dict[str, Any]:
         found["parameters"] = parameters
     content = _bodies(one, known)
     if content:
-        found["requestBody"] = {"required": one.body_needed, "content": content}
+        found["requestBody"] = {"required": True, "content": content}
     if not one.open:
         found["security"] = [{}, {"bearer": []}, {"basic": []}]
     return found
