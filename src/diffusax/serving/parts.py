@@ -1,10 +1,8 @@
 """The images of jobs, each of which is a call of its own in a running batch."""
 
 import logging
-import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -123,30 +121,24 @@ class PartRequest(Request):
         return [self._previews.sketch(self.c, picture, (latents, row), given)]
 
 
-class Kept:
-    """What is kept for each model as long as it is in memory: encoded texts and previews' maps."""
-
-    def __init__(self) -> None:
-        self._found: weakref.WeakKeyDictionary[Any, tuple[TextCache, Previews]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._lock = threading.Lock()
-
-    def of(self, pipe: Any) -> tuple[TextCache, Previews]:
-        """Returns what is kept for a pipeline's model."""
-        with self._lock:
-            # All pipelines of a model share its adapters, and no other model does.
-            return self._found.setdefault(pipe.parts.adapters, (TextCache(), Previews()))
-
-
-def prepare_part(part: Part, catalogue: Any, *, kept: Kept, adapters: Adapters, rank: int) -> None:
+def prepare_part(
+    part: Part,
+    catalogue: Any,
+    *,
+    texts: MutableMapping[Any, TextCache],
+    adapters: Adapters,
+    previews: Previews,
+    rank: int,
+) -> None:
     """Prepares a part for a running batch; loads what it needs.
 
     Args:
         part: the part.
         catalogue: the models.
-        kept: what is kept for the models.
+        texts: the cache of encoded texts of each model, by its store of adapters. A cache keeps its
+            model's text encoders in memory, and so must not outlive the model.
         adapters: the adapters that are loaded.
+        previews: what previews are made with.
         rank: the least total rank of batches with adapters.
 
     Raises:
@@ -154,10 +146,10 @@ def prepare_part(part: Part, catalogue: Any, *, kept: Kept, adapters: Adapters, 
     """
     drawing = part.job.drawing
     part.pipe, arguments = catalogue.acquire(drawing)
-    texts, previews = kept.of(part.pipe)
     weights = adapters.load(part.pipe, adapters_of(drawing), catalogue)
     arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
-    request = make_request(part.pipe, drawing.sampler, (), arguments, texts=texts, generation=part)
+    own = texts.setdefault(part.pipe.parts.adapters, TextCache())
+    request = make_request(part.pipe, drawing.sampler, (), arguments, texts=own, generation=part)
     run = prepare(request)
     draws_noise = bool(run.schedule.draws_noise.any())
     part.request = PartRequest(request, previews, draws_noise=draws_noise)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,8 +21,9 @@ from diffusax.serving.compiling import Compiler
 from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
-from diffusax.serving.parts import Kept, Part, prepare_part, refusal
+from diffusax.serving.parts import Part, prepare_part, refusal
 from diffusax.serving.policies import POLICIES, Device, Drawn, batch_size, finish_times
+from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
 
 log = logging.getLogger(__name__)
@@ -55,8 +57,9 @@ class Schedule:
         )
         self._policy = POLICIES[settings.policy]
         self._given = {
-            "kept": Kept(),
+            "texts": weakref.WeakKeyDictionary(),
             "adapters": Adapters(),
+            "previews": Previews(),
             "rank": settings.adapter_rank,
         }
         self._queue = FairQueue()
