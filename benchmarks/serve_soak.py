@@ -64,6 +64,9 @@ def main() -> None:
     engine = Engine(Catalogue(args.model), EngineSettings(lanes=args.lanes, most_queued=32))
     drawings = [Drawing(**call) for call in requests(60)]
     engine.warm(drawings[:3])
+    closed_loop(engine, drawings)
+    while engine.state().compiling:
+        time.sleep(0.1)
     seconds = closed_loop(engine, drawings)
     print(f"{1 / seconds:.2f} drawings/s without a pause", flush=True)
     problems = soak(engine, drawings, args.minutes * 60, args.load / seconds, args.shapes)

@@ -183,5 +183,9 @@ def serve_requests() -> None:
             program.compiled_here.clear()
         except Exception as error:
             problem = repr(error)
-        pickle.dump(problem, answers)
-        answers.flush()
+        try:
+            pickle.dump(problem, answers)
+            answers.flush()
+        except BrokenPipeError:
+            # The server has ended meanwhile.
+            os._exit(0)

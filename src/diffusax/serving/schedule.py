@@ -307,16 +307,15 @@ class Schedule:
     def _seconds(self, kind: Kind, lanes: int) -> float:
         """Returns the seconds of a row, measured or estimated from other sizes."""
         size = max(lanes, self._sizes.smallest_of(kind))
-        measured = self._loop.seconds(kind, size)
-        if measured is not None:
-            return measured
-        known = [1 << i for i in range(12) if self._loop.seconds(kind, 1 << i) is not None]
+        measured = {1 << i: self._loop.seconds(kind, 1 << i) for i in range(12)}
+        known = {other: seconds for other, seconds in measured.items() if seconds is not None}
+        if size in known:
+            # More lanes never take less time, whatever else the machine did when they ran.
+            return max(seconds for other, seconds in known.items() if other <= size)
         if not known:
             return 0.05 * size**_GROWTH
         nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
-        seconds = self._loop.seconds(kind, nearest)
-        assert seconds is not None
-        return seconds * (size / nearest) ** _GROWTH
+        return known[nearest] * (size / nearest) ** _GROWTH
 
     def _estimate(self) -> None:
         """Tells jobs their positions, and how long they will take."""
