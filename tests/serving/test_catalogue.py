@@ -197,8 +197,8 @@ def test_pipelines_draw_each_task(folder, name):
     pipe, arguments = catalogue.acquire(drawing)
     image = pipe(**arguments, seed=1, adapters={}).images[0]
     assert (type(pipe).__name__, image.size) == (name, (drawing.width or 64, 64))
-    # The embedding that fits the model is a word of its tokenizer.
-    assert list(pipe.tokenizer.words) == ["sks"]
+    # The model for edits has another text encoder, which the embedding does not fit.
+    assert list(pipe.tokenizer.words) == (["sks"] if drawing.model == "" else [])
 
 
 def test_pipelines_share_what_is_loaded(folder):

@@ -10,6 +10,7 @@ from serving.running import picture, running
 
 from diffusax.cli import main
 from diffusax.serving.client import Client, Refusal
+from diffusax.serving.engine import EngineSettings
 
 KEY = "a-key-of-this-test"
 BRIEF = ["--steps", "2", "--seed", "7"]
@@ -17,7 +18,8 @@ BRIEF = ["--steps", "2", "--seed", "7"]
 
 @pytest.fixture(scope="module")
 def server():
-    with running(keys=(KEY,), most_jobs_per_client=3, most_steps=50) as found:
+    bounds = EngineSettings(lanes=4, smallest=4, most_per_client=3)
+    with running(bounds=bounds, keys=(KEY,), most_steps=50) as found:
         yield found
 
 
@@ -55,15 +57,13 @@ def test_a_server_draws_what_this_machine_would(server, place, capsys):
 
 
 def test_a_grid_waits_where_the_server_has_no_room(server, place, capsys):
-    axes = ["--grid", "steps=1,2", "guidance=1,1.5,2"]
+    axes = ["--grid", "steps=1,2", "guidance=1,1.5"]
     command = ["generate", "a red apple", "--server", server.url, "--seed", "1", *axes]
     main([*command, "--output", "grid.png"])
-    texts = [Image.open(f"grid-{i}.png").text["parameters"] for i in range(6)]
+    texts = [Image.open(f"grid-{i}.png").text["parameters"] for i in range(4)]
     shown = [text.split("\n")[1].split(", ") for text in texts]
     assert [(line[0], line[3]) for line in shown] == [
-        (f"Steps: {steps}", f"CFG scale: {scale}")
-        for scale in ("1", "1.5", "2")
-        for steps in (1, 2)
+        (f"Steps: {steps}", f"CFG scale: {scale}") for scale in ("1", "1.5") for steps in (1, 2)
     ]
 
 

