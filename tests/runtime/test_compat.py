@@ -292,7 +292,7 @@ def test_other_names_would_not(line):
 def _defined(tree: ast.AST) -> Iterator[str]:
     """The names that classes and functions of a file give to what is theirs."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Dict):
             yield from (str(key.value) for key in node.keys if isinstance(key, ast.Constant))

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     (models / "edit").symlink_to(EMBEDDED["emoji-edit"])
     for name, family, channels in (
         ("sd1", "sd1", 4),
-        ("paint", "sd1", 9),
+        ("Paint", "sd1", 9),
         ("xl", "sdxl", 4),
         ("refiner", "refiner", 4),
         ("sd2", "sd2", 4),
@@ -69,12 +69,12 @@ def refusal(catalogue, error=Refused, **fields):
 def test_a_folder_of_a1111_is_listed(catalogue):
     models = {entry.name: entry for entry in catalogue.models}
     assert catalogue.models[0].name == "emoji"
-    assert set(models) == {"emoji", "old/emoji", "edit", "sd1", "paint", "xl", "refiner"}
+    assert set(models) == {"emoji", "old/emoji", "edit", "sd1", "Paint", "xl", "refiner"}
     assert {name: entry.kind for name, entry in models.items() if name not in ("sd1", "xl")} == {
         "emoji": "text-to-image",
         "old/emoji": "text-to-image",
         "edit": "edit",
-        "paint": "inpainting",
+        "Paint": "inpainting",
         "refiner": "image-to-image",
     }
     xl, emoji, edit = models["xl"], models["emoji"], models["edit"]
@@ -113,7 +113,7 @@ def test_any_folder_is_listed_by_what_files_hold(tmp_path, folder):
 
 def test_models_are_found_by_names_alone(catalogue, folder):
     assert catalogue.entry().name == "emoji"
-    assert catalogue.entry("XL.safetensors").name == "xl"
+    assert catalogue.entry("paint.SAFETENSORS").name == catalogue.entry("paint").name == "Paint"
     assert catalogue.entry("old/emoji").title == "old/emoji"
     for name in ("nothing", str(folder), "../embeddings/sks", "", "emoji/"):
         if name:
@@ -153,6 +153,7 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
         ({"sampler": "flow_euler"}, "sampler", "sampler must be one that suits 'emoji'"),
         ({"strength": 0.5}, "strength", "strength needs image"),
         ({"mask_image": MASK}, "mask_image", "mask_image needs image"),
+        ({"image": "/etc/hostname"}, "image", "image must be a PIL image (got str)"),
         ({"image": PICTURE, "mask_blur": 2.0}, "mask_blur", "mask_blur needs mask_image"),
         ({"model": "edit"}, "image", "'edit' is made for edits, not for text to image; give it an"),
         ({"model": "paint", "image": PICTURE}, "mask_image", "made for inpainting"),
@@ -196,8 +197,8 @@ def test_pipelines_draw_each_task(folder, name):
     pipe, arguments = catalogue.acquire(drawing)
     image = pipe(**arguments, seed=1, adapters={}).images[0]
     assert (type(pipe).__name__, image.size) == (name, (drawing.width or 64, 64))
-    # The embedding that fits the model is a word of its tokenizer.
-    assert list(pipe.tokenizer.words) == ["sks"]
+    # The model for edits has another text encoder, which the embedding does not fit.
+    assert list(pipe.tokenizer.words) == (["sks"] if drawing.model == "" else [])
 
 
 def test_pipelines_share_what_is_loaded(folder):
@@ -232,6 +233,17 @@ def test_what_is_least_recently_used_leaves_memory(folder):
     assert loaded() == {"emoji", "edit", "old/emoji"}
     catalogue.release(edit)
     assert loaded() == {"emoji", "old/emoji"}
+
+
+def test_what_was_used_again_stays(folder):
+    pipe, _ = Catalogue("emoji", folder).acquire(Drawing())
+    size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
+    catalogue = Catalogue("emoji", folder, memory=int(size * 2.1))
+    for model in ("emoji", "edit", "emoji", "old/emoji"):
+        image = PICTURE if model == "edit" else None
+        pipe, _ = catalogue.acquire(Drawing(model=model, image=image))
+        catalogue.release(pipe)
+    assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "old/emoji"}
 
 
 def test_a_folder_is_read_anew(tmp_path, folder):

@@ -10,6 +10,7 @@ from serving.running import picture, running
 
 from diffusax.cli import main
 from diffusax.serving.client import Client, Refusal
+from diffusax.serving.engine import EngineSettings
 
 KEY = "a-key-of-this-test"
 BRIEF = ["--steps", "2", "--seed", "7"]
@@ -17,7 +18,8 @@ BRIEF = ["--steps", "2", "--seed", "7"]
 
 @pytest.fixture(scope="module")
 def server():
-    with running(keys=(KEY,), most_jobs_per_client=3, most_steps=50) as found:
+    bounds = EngineSettings(lanes=4, smallest=4, most_per_client=3)
+    with running(bounds=bounds, keys=(KEY,), most_steps=50) as found:
         yield found
 
 

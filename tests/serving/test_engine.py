@@ -257,7 +257,9 @@ def test_another_size_is_compiled_in_another_process_while_steps_go_on(start, tm
         time.sleep(0.05)
     assert other.state == "done", other.error
     assert engine.metrics.compiled["process"] >= 2
-    assert engine.metrics.longest_gap(time.perf_counter() - began) < 1.5
+    # Compiled by the engine's thread it would be nearly all of the time.
+    seconds = time.perf_counter() - began
+    assert engine.metrics.longest_gap(seconds) < seconds / 4
 
 
 def test_a_refused_drawing_says_why_at_once(start):

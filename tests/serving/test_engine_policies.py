@@ -96,8 +96,18 @@ def test_images_share_a_device_where_that_is_worth_it_and_have_lanes():
     assert policies.running([], waiting, device(LINEAR)) == waiting[:1]
     assert policies.running(waiting[:1], waiting[1:], device(LINEAR)) == []
     assert policies.running([], waiting, device(FLAT)) == waiting[:4]
+    # One after the other, two images wait 0.2 and 0.4 s; a tenth less is worth it.
+    for seconds, together in ((13e-3, 2), (14e-3, 1)):
+        known = device({2: 10e-3, 4: seconds})
+        assert len(policies.running([], waiting[:2], known)) == together
     other = drawn(20, kind=Kind())
     assert policies.running(waiting[:4], [*waiting[4:], other], device(FLAT)) in ([], [other])
+
+
+def test_a_guided_image_is_not_overtaken_for_ever_by_those_that_take_one_lane():
+    present, waiting = [drawn(20) for _ in range(3)] + [drawn(20, 1)], [drawn(9), drawn(9, 1)]
+    assert policies.running(present, waiting, device(FLAT)) == []
+    assert policies.running(present, waiting[1:], device(FLAT)) == waiting[1:]
 
 
 def test_ends_are_foreseen():

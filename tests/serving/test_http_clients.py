@@ -354,3 +354,39 @@ def test_a_model_that_edits_takes_both_scales(with_models):
     answer = with_models.post("/models/emoji-edit", {"inputs": "a prompt alone"})
     assert answer.status == 422
     assert "give it an image" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("txt2img", {"width": 16384, "height": 16384}),
+        ("txt2img", {"width": 2048, "height": 2048, "enable_hr": True, "hr_scale": 8}),
+        ("img2img", {"width": 16384, "height": 16384, "init_images": [sent(picture())]}),
+    ],
+)
+def test_no_picture_is_made_larger_than_an_image_may_be(server, monkeypatch, path, fields):
+    monkeypatch.setattr(Image.Image, "resize", lambda *_: pytest.fail("it was resized"))
+    answer = server.post(f"/sdapi/v1/{path}", {"prompt": "a", **fields})
+    assert answer.status == 422
+    assert "pixels (got 16384x16384)" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"init_images": ["x"] * 17},
+        {"init_images": ["x"], "n_iter": 17},
+        {"alwayson_scripts": {"ControlNet": {"args": [{"image": "x"}] * 5}}},
+    ],
+)
+def test_too_many_pictures_are_refused_before_they_are_decoded(server, fields):
+    path = "img2img" if "init_images" in fields else "txt2img"
+    answer = server.post(f"/sdapi/v1/{path}", fields)
+    assert answer.status == 422
+    assert " at most " in answer.json["detail"]
+
+
+def test_all_iterations_of_a_call_count_as_its_images(server):
+    answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "n_iter": 5, "batch_size": 4})
+    assert answer.status == 422
+    assert "at most 16 images (got 20)" in answer.json["detail"]

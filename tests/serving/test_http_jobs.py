@@ -63,6 +63,16 @@ def test_events_tell_of_a_job_from_its_state_to_its_end(server):
     assert again[-1][1]["images"] == [f"/jobs/{id}/images/0"]
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_previews_come_to_who_wants_them(server, wanted):
+    fields = {"prompt": "a cat", "num_inference_steps": 40, "num_images": 2}
+    id = server.post("/jobs", fields).json["id"]
+    found = list(server.events(f"/jobs/{id}/events?previews={int(wanted)}"))
+    previews = [data["preview"] for name, data in found if name == "preview"]
+    assert bool(previews) == wanted
+    assert all(text.startswith("data:image/jpeg;base64,") for text in previews)
+
+
 def test_a_job_ends_when_it_is_cancelled(server):
     id = server.post("/jobs", {"prompt": "a cat", "num_inference_steps": 50, "num_images": 4}).json[
         "id"
@@ -135,6 +145,7 @@ def form(name, data):
         ({"image": "aGVsbG8="}, 422, "none of PNG, JPEG, WEBP"),
         ({"mask_image": None, "strength": 0.5}, 422, "strength needs image"),
         ({"controls": [{"model": "a"}]}, 422, "controls"),
+        ({"controls": [{"model": "a", "image": "x"}] * 5}, 422, "controls must be at most 4"),
         ({"prompt": "x" * 10_001}, 422, "prompt must be at most 10000 characters"),
     ],
 )

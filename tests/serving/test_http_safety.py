@@ -100,7 +100,13 @@ def test_bodies_that_are_too_long_are_refused(guarded):
     key = bearer(KEY)
     answer = guarded.post("/jobs", {"prompt": "x" * 200_000}, Authorization=key)
     assert (answer.status, answer.json["error"]["code"]) == (413, "body_too_large")
-    # A body whose length is not told beforehand.
+    # One that is announced is refused before it comes.
+    host, port = guarded.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = f"POST /jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
+        connection.sendall(f"{head}Content-Length: 1000000000000\r\n\r\n".encode())
+        assert b" 413 " in connection.recv(1000)
+    # One whose length is not told beforehand is refused on the way.
     pieces = (b"x" * 50_000 for _ in range(10))
     headers = {"Authorization": key, "Content_Type": "application/json"}
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -159,6 +165,13 @@ def test_what_a_form_of_another_site_could_send_is_no_json(public, kind):
     body = json.dumps({"prompt": "a"}).encode()
     answer = public.ask("POST", "/jobs", body=body, **({"Content_Type": kind} if kind else {}))
     assert answer.status == 415
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 50 + b"1" + b"}" * 50, b"{", b"3"])
+def test_what_is_no_json_object_of_few_levels_is_refused(public, body):
+    answer = public.ask("POST", "/jobs", body=body, Content_Type="application/json")
+    assert answer.status == 400
+    assert answer.json["error"]["message"].startswith("the body must be ")
 
 
 def test_every_answer_tells_browsers_to_be_careful(public):

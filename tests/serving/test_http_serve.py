@@ -149,3 +149,11 @@ def test_a_port_that_is_taken_is_named():
     port = taken.getsockname()[1]
     with contextlib.closing(taken), pytest.raises(OSError, match=f"port {port} .*--port"):
         listen("127.0.0.1", port)
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit):
+        main(["serve"])
+    shown = capsys.readouterr().err
+    assert "uvicorn is needed here; install it with pip install -e '.[serve]'" in shown

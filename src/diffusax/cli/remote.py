@@ -61,22 +61,27 @@ def generate(options: Any, runs: Sequence[Any], seed: int) -> Iterator[tuple[lis
 
 def _images(client: Client, jobs: deque[dict[str, Any]], bar: Any) -> Any:
     """Waits for the first of the jobs, and returns its images and their settings."""
-    while True:
+    while jobs[0]["state"] not in ENDED:
+        time.sleep(_SECONDS)
         for i, before in enumerate(jobs):
             if before["state"] not in ENDED:
-                jobs[i] = now = client.job(before["id"])
-                bar.update(now["steps_done"] - before["steps_done"])
-        first = jobs[0]
-        bar.set_description(_description(first))
-        if first["state"] in ENDED:
-            break
-        time.sleep(_SECONDS)
-    jobs.popleft()
+                jobs[i] = _looked_at(client, before, bar)
+        bar.set_description(_description(jobs[0]))
+    first = jobs.popleft()
     if first["state"] != "done":
         raise ValueError((first["error"] or {}).get("message") or "the server cancelled the job")
-    files = [client.image(first["id"], i) for i in range(len(first["images"]))]
-    images = list(map(_opened, files))
+    images = list(map(_opened, first["files"]))
     return images, [image.text.get("parameters", "") for image in images]
+
+
+def _looked_at(client: Client, before: dict[str, Any], bar: Any) -> dict[str, Any]:
+    """Returns how far a job is, with its files once it is done."""
+    now = client.job(before["id"])
+    bar.update(now["steps_done"] - before["steps_done"])
+    if now["state"] == "done":
+        # The server keeps results for a while only, and others may be waited for longer.
+        now["files"] = [client.image(now["id"], i) for i in range(len(now["images"]))]
+    return now
 
 
 def _opened(file: bytes) -> Any:

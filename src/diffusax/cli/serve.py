@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -14,6 +15,7 @@ from diffusax.cli.parsing import OWN, parse
 from diffusax.printable import escaped
 from diffusax.typed.options import Count, Options
 
+_OWN = ("127.0.0.1", "::1", "localhost")
 KEYS = "DIFFUSAX_API_KEYS"
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
@@ -103,6 +105,12 @@ class Serve(Options):
         settings = self._web_settings()
         sizes = [parse_size("--warm", text) for text in self.warm]
         listener = listen(self.host, self.port)
+        if not settings.keys and self.host not in _OWN:
+            warnings.warn(
+                f"everybody who reaches {self.host} may use the server; name keys with "
+                "--api-key-file",
+                stacklevel=2,
+            )
         log_to_stderr()
         catalogue = Catalogue(
             "emoji" if self.model is None and self.models is None else self.model,

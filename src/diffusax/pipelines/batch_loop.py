@@ -207,33 +207,40 @@ class BatchLoop:
         """Gives seats to those that wait, in the order in which they came, and fits the sizes."""
         queue = self._waiting.get(key, ())
         while queue:
-            if not self._seat(queue[0]):
-                return
-            queue.popleft()
+            waiting = queue[0]
+            try:
+                if not self._seat(waiting):
+                    return
+            except Exception as error:
+                waiting.request.generation.settle(error=error)
+            queue.remove(waiting)
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
     def _seat(self, waiting: _Waiting) -> bool:
         """Gives an image a seat if there is one, in a larger batch if there may be.
 
-        Returns whether it has one, or its request has ended with an error.
+        Returns whether it has one. What it raises concerns this image alone.
         """
-        run = None
-        try:
-            run = self._run_for(waiting)
-            while run is not None and (seat := run.lanes.find(waiting.picture.branches)) is None:
-                if 2 * run.size > self._sizes.largest_of(run.kind):
-                    return False
-                run.resize(2 * run.size)
-            if run is not None:
-                run.join(waiting.picture, seat, waiting)
-        except Exception as error:
-            # Who is in the batch goes on in it as it was.
-            if run is None or not self._sizes.begins_again(run.kind, 2 * run.size, error):
-                waiting.request.generation.settle(error=error)
-                return True
+        run = self._run_for(waiting)
+        if run is None:
             return False
-        return run is not None
+        while (seat := run.lanes.find(waiting.picture.branches)) is None:
+            if 2 * run.size > self._sizes.largest_of(run.kind):
+                return False
+            try:
+                run.resize(2 * run.size)
+            except Exception as error:
+                if self._sizes.begins_again(run.kind, 2 * run.size, error):
+                    return False
+                raise
+        try:
+            run.join(waiting.picture, seat, waiting)
+        except Exception as error:
+            # The batch's arrays were donated.
+            self._give_up(run, error)
+            raise
+        return True
 
     def _run_for(self, waiting: _Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""

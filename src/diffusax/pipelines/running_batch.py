@@ -144,8 +144,8 @@ class RunningBatch:
     def _request(
         self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
     ) -> Request:
-        given = {"texts": self._texts, "generation": Generation(self._wake)}
-        return make_request(pipe, sampler, args, kwargs, **given)
+        generation = Generation(self._wake)
+        return make_request(pipe, sampler, args, kwargs, texts=self._texts, generation=generation)
 
     def _wake(self) -> None:
         # A notification without the lock could come before the wait.

@@ -1,6 +1,9 @@
 """Measures the memory of this machine and of a device."""
 
+import contextlib
+import ctypes
 import functools
+import gc
 import os
 from pathlib import Path
 
@@ -36,6 +39,13 @@ def device_memory(device: jax.Device) -> int | None:
         return total and total // jax.local_device_count("cpu")
     stats = device.memory_stats() or {}
     return stats.get("bytes_limit")
+
+
+def return_memory() -> None:
+    """Collects garbage, and gives memory that is free back to the system where glibc does so."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _limit(file: Path) -> int | None:

@@ -22,25 +22,30 @@ class Adapters:
             weakref.WeakKeyDictionary()
         )
 
-    def load(self, pipe: Any, weights: Mapping[str, float], catalogue: Any) -> dict[str, float]:
+    def load(self, pipe: Any, weights: Mapping[str, Any], catalogue: Any) -> dict[str, Any]:
         """Loads the LoRAs that a drawing names, and returns their weights for a call.
 
         A file that has changed since is read again. Drawings under way keep what they have.
 
         Args:
             pipe: the pipeline.
-            weights: the weights by names of the catalogue.
+            weights: the weights by names of the catalogue: a number, or numbers by component, of
+                which those of components that the pipeline lacks are left out.
             catalogue: the catalogue.
 
         Raises:
             NotFound: the catalogue has no LoRA of this name.
             Refused: a LoRA cannot be read or does not fit the model; says why.
         """
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         for name, weight in weights.items():
             # A LoRA may be named by its title, and twice.
             own = catalogue.lora(name).name
-            found[own] = found.get(own, 0.0) + weight
+            if isinstance(weight, Mapping):
+                found[own] = {k: v for k, v in weight.items() if k in pipe.component_names}
+            else:
+                before = found.get(own, 0.0)
+                found[own] = weight if isinstance(before, Mapping) else before + weight
         with self._lock:
             used = self._used.setdefault(pipe.parts.adapters, collections.OrderedDict())
             for name in found:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from PIL import Image
 
 from diffusax.images.masks import blur
 from diffusax.images.pictures import load_image, open_upright, resize
@@ -126,18 +128,15 @@ def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
     for name, needs in _NEEDS:
         if getattr(drawing, name) not in (None, 0, 0.0) and getattr(drawing, needs) is None:
             raise Refused(f"{name} needs {needs}; give both, or neither", param=name)
-    try:
-        images: dict[str, Any] = {}
-        if drawing.image is not None:
-            images["image"] = load_image(drawing.image)
-        if drawing.mask_image is not None:
-            images["mask_image"] = open_upright(drawing.mask_image).convert("L")
-        controls = tuple(
-            dataclasses.replace(control, image=load_image(control.image))
-            for control in drawing.controls
-        )
-    except ValueError as error:
-        raise Refused(str(error), param="image") from None
+    images: dict[str, Any] = {}
+    if drawing.image is not None:
+        images["image"] = _read("image", drawing.image, load_image)
+    if drawing.mask_image is not None:
+        images["mask_image"] = _read("mask_image", drawing.mask_image, open_upright).convert("L")
+    controls = tuple(
+        dataclasses.replace(control, image=_read("controls", control.image, load_image))
+        for control in drawing.controls
+    )
     if "mask_image" in images and images["mask_image"].size != images["image"].size:
         images["mask_image"] = images["mask_image"].resize(images["image"].size)
     edits = checkpoint.entry.kind == EDIT
@@ -145,6 +144,16 @@ def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
     if edits and scale is None:
         scale = checkpoint.entry.image_guidance_scale
     return dataclasses.replace(drawing, controls=controls, image_guidance_scale=scale, **images)
+
+
+def _read(name: str, image: Any, read: Callable[[Any], Any]) -> Any:
+    """Returns an image upright. Paths are refused: they might come from a client."""
+    if not isinstance(image, Image.Image):
+        raise Refused(f"{name} must be a PIL image (got {type(image).__name__})", param=name)
+    try:
+        return read(image)
+    except ValueError as error:
+        raise Refused(str(error), param=name) from None
 
 
 def _task(checkpoint: Checkpoint, drawing: Drawing) -> str:

@@ -62,6 +62,7 @@ class Catalogue:
         self._given, self._listed = model, False
         options = {"dtype": dtype, "device": device, "mesh": mesh}
         self._residents = Residents(options, memory)
+        self._read: dict[Any, Checkpoint] = {}
         self.unreadable: Mapping[Path, str] = MappingProxyType({})
         """The files in the folder that cannot be used, with the reasons."""
         self.refresh()
@@ -69,8 +70,7 @@ class Catalogue:
     @property
     def models(self) -> list[ModelEntry]:
         """The models that drawings can name, the default first."""
-        entries, default = [c.entry for c in self._models.values()], self._default
-        return list(map(self._current, sorted(entries, key=lambda entry: entry.name != default)))
+        return [self._current(checkpoint.entry) for checkpoint in self._models.values()]
 
     @property
     def loras(self) -> list[FileEntry]:
@@ -99,10 +99,10 @@ class Catalogue:
         for one in found:
             try:
                 if one.kind == "model":
-                    models[one.name] = describe_model(one.path, one.name, one.title)
+                    models[one.name] = self._described(one)
                 elif one.kind == "controlnet":
                     controlnets[one.name] = describe_controlnet(one.path, one.name, one.title)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 unreadable[one.path] = str(error)
         if self._listed and self._given not in models:
             raise ValueError(f"model {self._given!r} is no longer in {self._folder}; put it back")
@@ -110,8 +110,9 @@ class Catalogue:
         default = _add_default(models, self._given, self._folder)
         for path in set(unreadable) - set(self.unreadable):
             log.warning("%s is left out: %s", path, unreadable[path])
-        # Readers see the old lists or the new ones, each of them whole.
-        self._default, self._models, self._controlnets = default, models, controlnets
+        # Readers see the old lists or the new ones, each of them whole; the default is the first.
+        self._models = {default: models[default], **models}
+        self._controlnets = controlnets
         self._loras, self._embeddings = _files(found, "lora"), _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)
         self._residents.keep_only(models, controlnets)
@@ -166,8 +167,21 @@ class Catalogue:
         """Lets a pipeline of `acquire` go. Once for each time that it was acquired."""
         self._residents.release(pipe)
 
+    def _described(self, found: Found) -> Checkpoint:
+        """Returns a model of the folder; a single file that has not changed is not read again."""
+        stat = found.path.stat()
+        key = found, stat.st_mtime_ns, stat.st_size
+        if key not in self._read:
+            made = describe_model(found.path, found.name, found.title)
+            if found.path.is_dir():
+                # What is inside may change without the folder.
+                return made
+            self._read[key] = made
+        return self._read[key]
+
     def _checkpoint(self, name: str) -> Checkpoint:
-        return _look_up(self._models, name or self._default, "model", "model")
+        models = self._models
+        return _look_up(models, name or next(iter(models)), "model", "model")
 
     def _controlnet(self, name: str) -> FileEntry:
         return _look_up(self._controlnets, name, "controls", "ControlNet")

@@ -1,7 +1,6 @@
 """A thread that makes the programs of batches ready, while others run."""
 
 import dataclasses
-import gc
 import itertools
 import logging
 import queue
@@ -18,6 +17,7 @@ from diffusax.pipelines.batch_run import BatchRun, Kind
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.runtime.bounded import make_room, memory_maps
+from diffusax.runtime.memory import return_memory
 from diffusax.runtime.program import Request, key
 from diffusax.serving.executables import Executables
 from diffusax.serving.metrics import Metrics
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _MOST_MAPS = 24_000
 """The memory maps of this process beyond which programs are let go; Linux allows 65,530."""
-_MOST_KINDS = 32
-"""The kinds whose programs stay loaded."""
+_MOST_KINDS = 8
+"""The kinds whose programs stay loaded, besides those that are in use."""
 _IDLE = 60.0
 """The seconds after which the other process ends that has nothing to compile."""
 
@@ -81,6 +81,7 @@ class Compiler:
         self._asked: set[tuple[Kind, int]] = set()
         self._keys: dict[Kind, set[tuple[Any, Any]]] = {}
         """The programs of each kind, the kinds that were used last at the end."""
+        self._dropped, self._lock = 0, threading.Lock()
         self._numbers, self._closing = itertools.count(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="diffusax-compile", daemon=True)
         self._thread.start()
@@ -112,8 +113,9 @@ class Compiler:
 
     def use(self, kind: Kind) -> None:
         """Tells that a kind is in use, so that its programs stay."""
-        if kind in self._keys:
-            self._keys[kind] = self._keys.pop(kind)
+        with self._lock:
+            if kind in self._keys:
+                self._keys[kind] = self._keys.pop(kind)
 
     @property
     def waiting(self) -> int:
@@ -145,6 +147,8 @@ class Compiler:
                     break
                 self._on_error(wish.kind, wish.size, error)
             self._asked.discard((wish.kind, wish.size))
+            # Its model may leave memory while the next wish is waited for.
+            del wish
             self._on_ready()
         executables.close()
 
@@ -159,7 +163,8 @@ class Compiler:
             where = executables.make_ready(request, mesh=wish.c.mesh, elsewhere=elsewhere)
             self._metrics.compiled[where] += 1
         keys = {(request.program, key(request)) for request in found}
-        self._keys.setdefault(wish.kind, set()).update(keys)
+        with self._lock:
+            self._keys.setdefault(wish.kind, set()).update(keys)
         self._sizes.set_ready(wish.kind, wish.size, *_bytes_of(found))
 
     def _programs(self, wish: _Wish) -> list[Request]:
@@ -178,15 +183,25 @@ class Compiler:
 
     def _make_room(self, kind: Kind) -> None:
         """Lets go of the programs of the kinds that were not used for longest."""
-        self._keys[kind] = self._keys.pop(kind, set())
-        while len(self._keys) > 1 and (len(self._keys) > _MOST_KINDS or memory_maps() > _MOST_MAPS):
-            oldest = next(iter(self._keys))
-            self._sizes.forget(oldest)
-            gone = self._keys.pop(oldest)
-            for program, request_key in gone.difference(*self._keys.values()):
-                program.executables.pop(request_key, None)
-            gc.collect()
+        with self._lock:
+            self._keys[kind] = self._keys.pop(kind, set())
+            idle = [one for one in self._keys if one is not kind and not self._is_wanted(one)]
+            before = self._dropped
+            while idle and (len(self._keys) > _MOST_KINDS or memory_maps() > _MOST_MAPS):
+                self._drop(idle.pop(0))
         make_room()
+        if self._dropped // _MOST_KINDS > before // _MOST_KINDS:
+            # Of each size there are small programs as well, which only JAX holds.
+            jax.clear_caches()
+        if self._dropped > before:
+            return_memory()
+
+    def _drop(self, kind: Kind) -> None:
+        self._sizes.forget(kind)
+        gone = self._keys.pop(kind)
+        for program, request_key in gone.difference(*self._keys.values()):
+            program.executables.pop(request_key, None)
+        self._dropped += 1
 
 
 def _decode_request(c: Components, picture: Picture) -> Request:

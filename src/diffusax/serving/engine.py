@@ -24,9 +24,9 @@ class EngineSettings:
     """The bounds of an engine."""
 
     lanes: int = 8
-    """The most lanes of each batch, a power of two; see docs/running_batch.md."""
+    """The most lanes of each batch on each device, a power of two; see docs/running_batch.md."""
     smallest: int = 1
-    """The fewest lanes of a batch, a power of two."""
+    """The fewest lanes of a batch on each device, a power of two."""
     adapter_rank: int = 64
     """The total rank of LoRAs that a batch has room for."""
     policy: Literal["running", "one", "whole"] = "running"
@@ -179,13 +179,17 @@ class Engine:
 
         Raises:
             Refused: one of them cannot be drawn.
+            Closing: the engine takes no more drawings.
         """
         for drawing in drawings:
-            job = self._add(self.catalogue.check(drawing), warm=True)
+            checked = self.catalogue.check(drawing)
+            with self._lock:
+                self._check_open()
+                job = self._add(checked, warm=True)
             job.wait()
             if job.error is not None:
                 raise job.error
-        while self._schedule.is_compiling:
+        while self._schedule.is_compiling and not self._closing:
             time.sleep(0.05)
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -224,9 +228,12 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_room(self, client: str) -> None:
+    def _check_open(self) -> None:
         if self._closing:
             raise Closing("the server is about to end; ask again later", retry_after=10.0)
+
+    def _check_room(self, client: str) -> None:
+        self._check_open()
         live = [job for job in self._jobs.values() if not job.is_over]
         soonest = min((job.eta for job in live if job.eta), default=1.0)
         again: dict[str, Any] = {"retry_after": max(1.0, soonest)}
@@ -260,7 +267,7 @@ class Engine:
                 self._over.append(job)
                 self._kept_bytes += count_bytes(job)
                 self._forget_oldest()
-        self._schedule.changed(job)
+        self._schedule.wake()
 
     def _forget_oldest(self) -> None:
         most, most_bytes = self.settings.most_kept, self.settings.most_kept_bytes

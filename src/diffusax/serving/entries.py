@@ -46,6 +46,10 @@ AUTOS: dict[str, Any] = {
 """The classes that choose a pipeline for a task."""
 
 
+_TEXTS = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+"""What is not looked at before a model is loaded: writing tokenizers takes most of the time."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """A model that clients can name, with the defaults of its first task."""
@@ -92,7 +96,8 @@ class Checkpoint:
     source: str | Path
     """What `from_pretrained` takes."""
     folder: Path
-    """The checkpoint's folder in diffusers' layout; a single file's stands for the file."""
+    """The checkpoint's folder in diffusers' layout, without text encoders where it stands for a
+    single file."""
     origin: Any
     """The class of pipelines that the checkpoint names."""
     call_defaults: dict[str, float]
@@ -126,9 +131,9 @@ class Checkpoint:
         Raises:
             ValueError: they cannot be fetched or read; says why.
         """
-        resolve(self.source)
-        _, listed, _ = read_model_index(self.folder)
-        folders = [component_folder(self.folder, name) for name in listed]
+        whole = resolve(self.source)
+        _, listed, _ = read_model_index(whole)
+        folders = [component_folder(whole, name) for name in listed]
         return sum(
             math.prod(entry.shape)
             for folder in folders
@@ -149,10 +154,13 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
     Raises:
         ValueError: it cannot be read, or diffusax cannot draw with it on request; says why.
     """
-    folder = resolve(source, weights=False)
+    folder = resolve(source, weights=False, skip=_TEXTS)
     class_name, listed, options = read_model_index(folder)
     origin = class_for(DiffusionPipeline, folder)
     family = origin.family
+    path = Path(source)
+    if is_single_file(path) and not set(_TEXTS) & set(read_contents(path).parts):
+        raise ValueError(f"{path} holds no text encoder; make a whole model of it")
     if not family.text_encoders:
         raise ValueError(f"{source} is a {class_name}, which takes no prompt")
     names = (*family.names("denoiser"), *family.names("autoencoder"))
@@ -177,7 +185,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         guidance_scale=1.0,
         image_guidance_scale=None,
         sampler=_name_of(scheduler),
-        samplers=tuple(fitting_samplers(scheduler)[0]),
+        samplers=_samplers_for(scheduler),
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
@@ -241,9 +249,14 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
 
 
 @functools.lru_cache(256)
+def _samplers_for(scheduler: Scheduler) -> tuple[str, ...]:
+    return tuple(fitting_samplers(scheduler)[0])
+
+
+@functools.lru_cache(256)
 def _name_of(scheduler: Scheduler) -> str:
     """Returns the name of a scheduler: that of a sampler which is the same with these options."""
-    for name in fitting_samplers(scheduler)[0]:
+    for name in _samplers_for(scheduler):
         if scheduler_from_name(name, scheduler) == scheduler:
             return name
     return scheduler.class_name

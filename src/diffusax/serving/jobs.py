@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
     kind: Kind
     job: "Job"
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     """The image that a preview or an image is of."""
     picture: Any = None
     """The preview or the image, a PIL image."""
@@ -62,7 +62,7 @@ class Job:
         """A name that nobody guesses."""
         self.drawing, self.client, self.priority = drawing, client, priority
         self.deadline = deadline
-        self.seeds = [(drawing.seed or 0) + i for i in range(drawing.num_images)]
+        self.seeds = [((drawing.seed or 0) + i) % 2**32 for i in range(drawing.num_images)]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""

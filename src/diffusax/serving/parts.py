@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -51,7 +51,8 @@ class Part(Generation):
             warm: whether all sizes of its batch are to be compiled.
         """
         super().__init__(on_change)
-        self.job, self.index, self.pipe = job, index, None
+        self.job, self.index = job, index
+        self.pipe: Any = None
         self.rows_done, self.warm = 0, warm
         self.asked = 0.0
         """When a preview was made last (time.perf_counter)."""
@@ -124,7 +125,7 @@ def prepare_part(
     part: Part,
     catalogue: Any,
     *,
-    texts: TextCache,
+    texts: MutableMapping[Any, TextCache],
     adapters: Adapters,
     previews: Previews,
     rank: int,
@@ -134,7 +135,8 @@ def prepare_part(
     Args:
         part: the part.
         catalogue: the models.
-        texts: the cache of encoded texts.
+        texts: the cache of encoded texts of each model, by its store of adapters. A cache keeps its
+            model's text encoders in memory, and so must not outlive the model.
         adapters: the adapters that are loaded.
         previews: what previews are made with.
         rank: the least total rank of batches with adapters.
@@ -146,7 +148,8 @@ def prepare_part(
     part.pipe, arguments = catalogue.acquire(drawing)
     weights = adapters.load(part.pipe, adapters_of(drawing), catalogue)
     arguments = {**arguments, "adapters": weights, "seed": part.job.seeds[part.index]}
-    request = make_request(part.pipe, drawing.sampler, (), arguments, texts=texts, generation=part)
+    own = texts.setdefault(part.pipe.parts.adapters, TextCache())
+    request = make_request(part.pipe, drawing.sampler, (), arguments, texts=own, generation=part)
     run = prepare(request)
     draws_noise = bool(run.schedule.draws_noise.any())
     part.request = PartRequest(request, previews, draws_noise=draws_noise)

@@ -90,21 +90,19 @@ def finish_times(
     present: Sequence[Drawn], waiting: Sequence[Drawn], together: int, device: Device
 ) -> list[tuple[Drawn, float]]:
     """Returns when each image ends, in seconds from now, if at most `together` share the device."""
-    active = [[drawn.rows, drawn] for drawn in present]
-    left, now, found = list(waiting), 0.0, []
+    active, left = {drawn: drawn.rows for drawn in present}, list(waiting)
+    now, found = 0.0, []
     while active or left:
-        more = _fitting([drawn for _, drawn in active], left, together - len(active), device)
+        more = _fitting([*active], left, together - len(active), device)
         if not active and not more:
             # It fits nowhere at the moment; whatever comes, it is the next.
             more = left[:1]
-        active += [[drawn.rows, drawn] for drawn in more]
+        active |= {drawn: drawn.rows for drawn in more}
         left = [drawn for drawn in left if drawn not in more]
-        rows = min(rows for rows, _ in active)
-        now += max(rows, 0) * _cycle([drawn for _, drawn in active], device)
-        for entry in active:
-            entry[0] -= rows
-        found += [(drawn, now) for rows_left, drawn in active if rows_left <= 0]
-        active = [entry for entry in active if entry[0] > 0]
+        rows = max(min(active.values()), 0)
+        now += rows * _cycle([*active], device)
+        found += [(drawn, now) for drawn, left_rows in active.items() if left_rows <= rows]
+        active = {drawn: n - rows for drawn, n in active.items() if n > rows}
     return found
 
 
@@ -141,6 +139,7 @@ def _fitting(
             break
         taken = lanes.get(drawn.kind, 0) + drawn.lanes
         if taken <= device.lanes(drawn.kind):
-            lanes[drawn.kind] = taken
             found.append(drawn)
+        # Who does not fit is not overtaken by those that take fewer lanes.
+        lanes[drawn.kind] = taken
     return found

@@ -1,6 +1,7 @@
 """Small images of latents while they are drawn: a linear map to colours, or a tiny decoder."""
 
 import threading
+import weakref
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ class Previews:
     """
 
     def __init__(self) -> None:
-        self._maps: dict[int, tuple[Any, np.ndarray]] = {}
+        self._maps: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
         self._lock = threading.Lock()
 
     def sketch(
@@ -50,7 +51,8 @@ class Previews:
         """
         clean = expected_latents(picture.levels, now, before)
         if isinstance(c.autoencoder.config, AutoencoderTinyConfig):
-            image = output(c, clean, picture.decoding, picture.decoder_condition, "pil")[0]
+            given: Any = clean
+            image = output(c, given, picture.decoding, picture.decoder_condition, "pil")[0]
         else:
             colours = clean[0] @ (fitted := self._map(c, picture))[:-1] + fitted[-1]
             image = Image.fromarray((255 * np.clip(colours, 0, 1) + 0.5).astype(np.uint8))
@@ -63,14 +65,15 @@ class Previews:
 
     def _map(self, c: Components, picture: Picture) -> np.ndarray:
         """Returns the map of an autoencoder, (c+1) 3; the last row is added."""
-        params = c.params[c.autoencoder_name] if c.autoencoder_name else None
+        params = c.params[c.autoencoder_name] if c.autoencoder_name else {}
+        first = next(iter(jax.tree.leaves(params)), self)
         with self._lock:
-            # The parameters are kept, so that nothing else gets their identity.
-            _, found = self._maps.get(id(params), (None, None))
-            if found is None:
+            # An array of a model that has left memory may have given its identity to another one.
+            known, found = self._maps.get(id(first), (None, None))
+            if known is None or known() is not first or found is None:
                 found = fit_colours(c, picture)
-                self._maps[id(params)] = params, found
-                while len(self._maps) > 8:
+                self._maps[id(first)] = weakref.ref(first), found
+                while len(self._maps) > 64:
                     del self._maps[next(iter(self._maps))]
         return found
 

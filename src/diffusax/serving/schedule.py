@@ -2,9 +2,11 @@
 
 import collections
 import functools
+import itertools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,11 +15,10 @@ import jax
 
 from diffusax.pipelines.batch_loop import BatchLoop
 from diffusax.pipelines.batch_run import Kind, count_shares
-from diffusax.pipelines.text_cache import TextCache
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
-from diffusax.serving.errors import TooLate
+from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
@@ -28,7 +29,9 @@ from diffusax.serving.sizes import KindSizes, memory_in_use
 log = logging.getLogger(__name__)
 
 _AHEAD = 16
-"""The parts that are prepared and wait."""
+"""The parts that are prepared and could join at once."""
+_MOST_PREPARED = 64
+"""The parts that are prepared, of which some wait for programs."""
 _ARRIVALS = 32
 """The arrivals over which their rate is measured."""
 _BETWEEN_ESTIMATES = 0.25
@@ -54,7 +57,7 @@ class Schedule:
         )
         self._policy = POLICIES[settings.policy]
         self._given = {
-            "texts": TextCache(),
+            "texts": weakref.WeakKeyDictionary(),
             "adapters": Adapters(),
             "previews": Previews(),
             "rank": settings.adapter_rank,
@@ -70,7 +73,7 @@ class Schedule:
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._awake, self._ending = threading.Event(), False
         self._loaders = ThreadPoolExecutor(1, "diffusax-load")
-        self._preparers = ThreadPoolExecutor(1, "diffusax-prepare")
+        self._preparers = ThreadPoolExecutor(2, "diffusax-prepare")
         self._finishers = ThreadPoolExecutor(1, "diffusax-finish")
         self._previewers = ThreadPoolExecutor(1, "diffusax-preview")
         self._loop = BatchLoop(self._sizes, self._finishers, previewers=self._previewers)
@@ -93,11 +96,8 @@ class Schedule:
         """
         self._tell(self._enter, job, warm)
 
-    def changed(self, job: Job) -> None:
-        """Looks at a job that was cancelled, or that somebody wants to see. Any thread may."""
-        if job.is_over:
-            for part in tuple(self._parts.get(job.id, ())):
-                part.cancel()
+    def wake(self) -> None:
+        """Has the engine's thread look at the jobs: one has ended, or is to be seen."""
         self._awake.set()
 
     @property
@@ -124,6 +124,8 @@ class Schedule:
         for pool in (self._loaders, self._preparers, self._previewers, self._finishers):
             pool.shutdown(cancel_futures=True)
         self._compiler.close()
+        self._preparing.clear()
+        self._let_go()
 
     def _serve(self) -> None:
         while not self._ending or self._loop.has_work():
@@ -137,7 +139,7 @@ class Schedule:
                 # An error of ours: no job may wait for ever.
                 log.exception("the engine failed")
                 self._loop.fail(error)
-        self._let_go()
+                time.sleep(_BETWEEN_ESTIMATES)
 
     def _turn(self) -> None:
         while self._inbox:
@@ -192,18 +194,33 @@ class Schedule:
                 del self._parts[id]
 
     def _prepare_next(self) -> None:
-        """Has the next parts of the queue prepared, as many as could join soon."""
-        room = _AHEAD - len(self._prepared) - len(self._preparing)
-        if room <= 0 or len(self._queue) == len(self._prepared) + len(self._preparing):
+        """Has the next parts of the queue prepared, as many as could join soon.
+
+        Those that wait for programs are in nobody's way.
+        """
+        if len(self._queue) == len(self._prepared) + len(self._preparing):
             return
-        for part in self._queue.ordered()[:_AHEAD]:
-            if room > 0 and part not in self._prepared and part not in self._preparing:
-                self._preparing.add(part)
-                loaded = self._catalogue.entry(part.job.drawing.model).loaded
-                if not loaded:
-                    part.job.set_state("loading")
-                (self._preparers if loaded else self._loaders).submit(self._prepare, part)
-                room -= 1
+        ready = sum(map(self._is_compiled, self._prepared))
+        room = min(_AHEAD - ready, _MOST_PREPARED - len(self._prepared)) - len(self._preparing)
+        fresh = (
+            part
+            for part in self._queue.ordered()
+            if part not in self._prepared and part not in self._preparing
+        )
+        for part in itertools.islice(fresh, max(room, 0)):
+            self._preparing.add(part)
+            loaded = self._is_loaded(part)
+            if not loaded:
+                part.job.set_state("loading")
+            (self._preparers if loaded else self._loaders).submit(self._prepare, part)
+
+    def _is_loaded(self, part: Part) -> bool:
+        """Returns whether a part's model is in memory, so that others need not wait for it."""
+        try:
+            return bool(self._catalogue.entry(part.job.drawing.model).loaded)
+        except NotFound:
+            # It has left the catalogue since; preparing the part says so.
+            return True
 
     def _prepare(self, part: Part) -> None:
         """Prepares a part, in a thread of its own."""
@@ -222,29 +239,36 @@ class Schedule:
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
                 self._ask_for_programs(part)
-                if self._can_join(part):
+                if self._is_compiled(part):
+                    if not self._has_room(part):
+                        # Nobody overtakes it, so that the others end and leave it their memory.
+                        break
                     ready.append(_drawn(part))
         return present, ready
 
-    def _can_join(self, part: Part) -> bool:
-        """Returns whether a batch for a part is compiled, and the memory holds it."""
-        kind, sizes, least = part.kind, self._sizes, self._least(part)
-        if not sizes.ready(kind) or sizes.largest_of(kind) < least:
-            return False
-        if not self._seated or any(other.kind is kind for other in self._seated):
+    def _is_compiled(self, part: Part) -> bool:
+        """Returns whether the programs of a batch that a part fits are compiled."""
+        sizes = self._sizes
+        return bool(sizes.ready(part.kind)) and sizes.largest_of(part.kind) >= self._least(part)
+
+    def _has_room(self, part: Part) -> bool:
+        """Returns whether the memory holds a batch for a part beside those that run."""
+        if not self._seated or any(other.kind is part.kind for other in self._seated):
             return True
-        return sizes.has_room(kind, max(least, sizes.smallest_of(kind)))
+        size = max(self._least(part), self._sizes.smallest_of(part.kind))
+        return self._sizes.has_room(part.kind, size)
 
     def _least(self, part: Part) -> int:
         """Returns the size of the smallest batch that a part fits."""
         devices = count_shares(part.request.c.mesh)
-        return max(self._settings.smallest, devices * batch_size(part.picture.branches))
+        return devices * max(self._settings.smallest, batch_size(part.picture.branches))
 
     def _ask_for_programs(self, part: Part) -> None:
         """Has programs compiled: those that a part needs, and sizes that the load asks for."""
         kind, ready, given = part.kind, self._sizes.ready(part.kind), (part.request.c, part.picture)
         self._compiler.use(kind)
         if not ready:
+            self._sizes.spread(kind, count_shares(part.request.c.mesh))
             least = self._least(part)
             self._compiler.ask(kind, least, *given, urgency=0)
             while part.warm and (least := 2 * least) <= self._sizes.cap(kind):

@@ -28,6 +28,8 @@ class _Kind:
     """The bytes of the arrays of each size, and of a step's temporaries."""
     limit: int | None = None
     """The most lanes for which the memory was enough."""
+    devices: int = 1
+    """The devices that share its batches."""
 
 
 class KindSizes(Sizes):
@@ -37,8 +39,8 @@ class KindSizes(Sizes):
         """Starts with no kind.
 
         Args:
-            largest: the most lanes.
-            smallest: the fewest lanes of a batch.
+            largest: the most lanes on each device.
+            smallest: the fewest lanes of a batch on each device.
             rank: the least total rank of adapters.
             memory: the bytes of a device that the process may use; by default most of them.
         """
@@ -64,7 +66,13 @@ class KindSizes(Sizes):
 
     def cap(self, kind: Kind) -> int:
         """Returns the most lanes that a batch may have once they are compiled."""
-        return min(self.largest, self._kind(kind).limit or self.largest)
+        known = self._kind(kind)
+        most = self.largest * known.devices
+        return min(most, known.limit or most)
+
+    def spread(self, kind: Kind, devices: int) -> None:
+        """Tells how many devices share the batches of a kind."""
+        self._kind(kind).devices = devices
 
     def ready(self, kind: Kind) -> set[int]:
         """Returns the sizes that are compiled."""

@@ -188,7 +188,7 @@ def in_words(names: Mapping[Any, str]) -> Rule:
             return f"a list, and each of it {describe(args[0])}"
         if origin is Annotated:
             ranges = (_range(meta) for meta in args[1:] if isinstance(meta, Meta))
-            return " ".join([describe(args[0]), *ranges])
+            return " ".join([describe(args[0]), *filter(None, ranges)])
         return names[hint]
 
     return lambda wrong: describe(wrong.hint)
@@ -221,4 +221,6 @@ def _range(meta: Meta) -> str:
         bounds.append(f"up to {'infinity' if meta.le == math.inf else meta.le}")
     if meta.min_length:
         bounds.append("that is not empty")
+    if meta.max_length is not None:
+        bounds.append(f"of length {meta.max_length} at most")
     return " ".join(bounds)

@@ -48,7 +48,7 @@ def create_app(
     app = Starlette(
         routes=_routes(shown),
         middleware=[Middleware(Guard, settings=settings, operations=shown)],
-        exception_handlers={HTTPException: _http_error, Refused: _refusal},
+        exception_handlers={HTTPException: _http_error},
     )
     app.router.redirect_slashes = False
     app.state.service, app.state.a1111 = service, A1111()
@@ -67,9 +67,11 @@ def _routes(operations: Sequence[Operation]) -> list[Route]:
 def _route(path: str, methods: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        response = await methods[method].endpoint(request)
-        count = request.app.state.metrics.requests.labels(path, str(response.status_code))
-        count.inc()
+        try:
+            response = await methods[method].endpoint(request)
+        except Refused as error:
+            response = error_reply(request.url.path, error)
+        request.app.state.metrics.requests.labels(path, str(response.status_code)).inc()
         return response
 
     return Route(path, endpoint, methods=list(methods))
@@ -85,9 +87,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
         text = f"{shown!r} is not possible ({error.detail}); /docs lists what is"
         found = Refused(text, status=error.status_code, code="not_allowed")
     return error_reply(path, found, dict(error.headers or {}))
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    request.app.state.metrics.requests.labels("", str(error.status)).inc()
-    return error_reply(request.url.path, error)

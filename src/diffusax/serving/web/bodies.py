@@ -57,16 +57,14 @@ async def read_bytes(request: Request) -> bytes:
         raise Refused("the client has gone", status=499, code="client_gone") from None
 
 
-async def read_json(request: Request, *, needed: bool = True) -> dict[str, Any]:
-    """Reads a JSON object; returns an empty one for no body, where none is needed.
+async def read_json(request: Request) -> dict[str, Any]:
+    """Reads a JSON object.
 
     Raises:
         Refused: the content type is another, which pages of other sites could send; or the body is
             no JSON object.
     """
     body = await read_bytes(request)
-    if not body and not needed:
-        return {}
     kind = content_type(request)
     if kind != "application/json":
         raise Refused(

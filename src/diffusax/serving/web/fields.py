@@ -13,25 +13,53 @@ from diffusax.typed.convert import Mismatch, Words, by_type, convert, field_type
 T = TypeVar("T")
 
 Text = Annotated[str, Meta(max_length=1_000_000)]
-Steps = Annotated[int, Meta(ge=1, le=1000)]
+Name = Annotated[str, Meta(max_length=300)]
 Pixels = Annotated[int, Meta(ge=8, le=16_384)]
 Scale = Annotated[float, Meta(ge=-100, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-Images = Annotated[int, Meta(ge=1, le=1000)]
-ClipSkip = Annotated[int, Meta(ge=0, le=100)]
-Blur = Annotated[float, Meta(ge=0, le=1024)]
-Adapters = dict[str, Scale]
 Picture = Annotated[
     str, Meta(description="A PNG, JPEG or WebP picture: base64, or a data URI with base64.")
 ]
+
+# What several APIs take has its description here.
+Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
+NegativePrompt = Annotated[Text, Meta(description="What to steer away from.")]
+Model = Annotated[Name, Meta(description="A model's name; the default model for none.")]
+Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
+Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
+Guidance = Annotated[
+    Scale, Meta(description="The scale of classifier-free guidance; 1 and less turns it off.")
+]
+ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
+Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
+Seed = Annotated[
+    int, Meta(ge=0, le=2**32 - 1, description="Image i has the seed plus i; random for none.")
+]
+Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
+Strength = Annotated[Share, Meta(description="How much to change the image.")]
+Blur = Annotated[
+    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
+]
+Padding = Annotated[
+    int,
+    Meta(
+        ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
+    ),
+]
+ClipSkip = Annotated[
+    int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
+]
+Weighting = Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")]
+LongPrompt = Annotated[bool, Meta(description="Whether all of a long prompt is read.")]
+Weights = dict[str, Scale]
+Adapters = Annotated[Weights, Meta(description="The weights of LoRAs by name.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlFields:
     """A picture that steers a ControlNet."""
 
-    model: Text
+    model: Name
     """The name of a ControlNet of the catalogue."""
     image: Picture
     scale: Scale = 1.0
@@ -43,28 +71,28 @@ class ControlFields:
 class DrawingFields:
     """What to generate. Fields that are left out take the model's own values."""
 
-    prompt: Text = ""
-    negative_prompt: Text = ""
-    model: Text = ""
+    prompt: Prompt = ""
+    negative_prompt: NegativePrompt = ""
+    model: Model = ""
     width: Pixels | None = None
     height: Pixels | None = None
     num_inference_steps: Steps | None = None
-    guidance_scale: Scale | None = None
-    image_guidance_scale: Scale | None = None
-    guidance_rescale: Share = 0.0
-    sampler: Text | None = None
+    guidance_scale: Guidance | None = None
+    image_guidance_scale: ImageGuidance | None = None
+    guidance_rescale: Rescale = 0.0
+    sampler: Sampler | None = None
     seed: Seed | None = None
     num_images: Images = 1
     image: Picture | None = None
     mask_image: Picture | None = None
-    strength: Share | None = None
+    strength: Strength | None = None
     mask_blur: Blur = 0.0
-    padding_mask_crop: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    padding_mask_crop: Padding | None = None
     controls: tuple[ControlFields, ...] = ()
     adapters: Adapters = dataclasses.field(default_factory=dict)
     clip_skip: ClipSkip | None = None
-    prompt_weighting: bool = True
-    long_prompt: bool = True
+    prompt_weighting: Weighting = True
+    long_prompt: LongPrompt = True
 
 
 _BRIEFLY = reprlib.Repr()
@@ -77,7 +105,7 @@ _NAMES: dict[Any, str] = {
     dict: "a JSON object",
     list: "a list",
     type(None): "null",
-    Adapters: "numbers from -100 to 100 by name",
+    Weights: "numbers from -100 to 100 by name",
     dict[str, Any]: "a JSON object",
     list[Any]: "a list",
     list[str]: "a list of texts",

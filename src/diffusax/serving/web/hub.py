@@ -93,7 +93,7 @@ def _drawing(service: Service, model: str, data: bytes | None, values: dict[str,
             raise Refused("target_size must be an object with width and height")
         values |= vars(read_fields(TargetSize, size))
     fields = read_fields(DrawingFields, {**values, "model": model})
-    drawing = to_drawing(fields, service.settings.most_pixels)
+    drawing = to_drawing(fields, service.settings)
     if data is None:
         return drawing
     picture = open_picture(data, "inputs", service.settings.most_pixels)

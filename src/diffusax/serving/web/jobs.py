@@ -138,7 +138,7 @@ async def submit(request: Request) -> Response:
     """Submits a job."""
     service = service_of(request)
     fields = read_fields(DrawingFields, await read_json(request))
-    drawing = await in_thread(to_drawing, fields, service.settings.most_pixels)
+    drawing = await in_thread(to_drawing, fields, service.settings)
     [job] = await in_thread(service.submit, [drawing], client_of(request))
     return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
 

@@ -178,7 +178,7 @@ def _drawing(service: Service, fields: ImageFields, pictures: dict[str, Any]) ->
     own = {name: value for name, value in vars(fields).items() if name in _SHARED}
     own = {name: value for name, value in own.items() if name != "image"}
     shared = DrawingFields(**own, width=width, height=height, num_images=fields.n)
-    drawing = to_drawing(shared, service.settings.most_pixels)
+    drawing = to_drawing(shared, service.settings)
     return dataclasses.replace(drawing, **pictures)
 
 

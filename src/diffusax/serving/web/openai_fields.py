@@ -12,12 +12,20 @@ from diffusax.serving.web.fields import (
     Blur,
     ClipSkip,
     ControlFields,
+    Guidance,
+    ImageGuidance,
+    LongPrompt,
+    Model,
+    NegativePrompt,
+    Padding,
     Picture,
-    Scale,
+    Prompt,
+    Rescale,
+    Sampler,
     Seed,
-    Share,
     Steps,
-    Text,
+    Strength,
+    Weighting,
 )
 
 IGNORED = ("input_fidelity", "safety_identifier", "complexity")
@@ -28,8 +36,8 @@ IGNORED = ("input_fidelity", "safety_identifier", "complexity")
 class ImageFields:
     """What the images API takes: OpenAI's fields, and ours from negative_prompt on."""
 
-    prompt: Text
-    model: Text = ""
+    prompt: Prompt
+    model: Model = ""
     n: Annotated[int, Meta(ge=1, le=10)] = 1
     size: Annotated[str, Meta(description='Width and height, such as "512x512", or "auto".')] = (
         "auto"
@@ -44,16 +52,16 @@ class ImageFields:
     style: Any = None
     moderation: Any = None
     background: Any = None
-    negative_prompt: Text = ""
+    negative_prompt: NegativePrompt = ""
     seed: Seed | None = None
     num_inference_steps: Steps | None = None
-    guidance_scale: Scale | None = None
-    guidance_rescale: Share = 0.0
-    sampler: Text | None = None
+    guidance_scale: Guidance | None = None
+    guidance_rescale: Rescale = 0.0
+    sampler: Sampler | None = None
     adapters: Adapters = dataclasses.field(default_factory=dict)
     clip_skip: ClipSkip | None = None
-    prompt_weighting: bool = True
-    long_prompt: bool = True
+    prompt_weighting: Weighting = True
+    long_prompt: LongPrompt = True
     controls: tuple[ControlFields, ...] = ()
 
 
@@ -64,10 +72,10 @@ class EditFields(ImageFields):
     image: Any = None
     images: Any = None
     mask: Any = None
-    strength: Share | None = None
-    image_guidance_scale: Scale | None = None
+    strength: Strength | None = None
+    image_guidance_scale: ImageGuidance | None = None
     mask_blur: Blur = 0.0
-    padding_mask_crop: Annotated[int, Meta(ge=0, le=4096)] | None = None
+    padding_mask_crop: Padding | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

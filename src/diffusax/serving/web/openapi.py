@@ -101,7 +101,7 @@ def _describe(one: Operation, known: dict[Any, Any]) -> dict[str, Any]:
         found["parameters"] = parameters
     content = _bodies(one, known)
     if content:
-        found["requestBody"] = {"required": one.body_needed, "content": content}
+        found["requestBody"] = {"required": True, "content": content}
     if not one.open:
         found["security"] = [{}, {"bearer": []}, {"basic": []}]
     return found
@@ -184,16 +184,18 @@ def docs_page(document: dict[str, Any]) -> str:
         for name, items in groups.items()
     )
     schemas = "".join(
-        f'<details id="{name}"><summary><code>{name}</code> '
+        f"<details><summary><code>{name}</code> "
         f"{html.escape(schema.get('description', '').split(chr(10))[0])}</summary>"
-        f"{_properties(schema)}</details>"
+        # A link to what is inside opens it.
+        f'<div id="{name}">{_properties(schema)}</div></details>'
         for name, schema in sorted(document["components"]["schemas"].items())
     )
     title = f"diffusax {html.escape(document['info']['version'])}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{title}: the API</title><link rel="stylesheet" href="/docs.css"></head><body>'
+        f'<title>{title}: the API</title><link rel="icon" href="/page/icon.svg">'
+        '<link rel="stylesheet" href="/docs.css"></head><body>'
         f"<main><h1>{title}</h1><p>The same for programs: "
         f'<a href="/openapi.json">openapi.json</a>.</p>{sections}'
         f"<section><h2>Objects</h2>{schemas}</section></main></body></html>"
@@ -255,5 +257,5 @@ def _type(one: dict[str, Any]) -> str:
         text = f"array of {_type(one['items'])}"
     low, high = one.get("minimum"), one.get("maximum")
     if low is not None and high is not None:
-        text += f" from {low:g} to {high:g}"
+        text += f" from {low} to {high}"
     return f"{text}: {one['description']}" if "description" in one else text

@@ -24,7 +24,6 @@ class Operation:
     summary: str
     group: str
     body: Any = None
-    body_needed: bool = True
     raw_body: tuple[str, ...] = ()
     form: Any = None
     files: tuple[str, ...] = ()

@@ -45,16 +45,19 @@ class Guard:
         self._app, self._settings = app, settings
         opened = [operation.path for operation in operations if operation.open]
         self._open = [re.compile(_pattern(path)) for path in opened]
-        names = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
-        self._hosts = names | {host.lower() for host in settings.hosts}
+        names = ("localhost", socket.gethostname(), *settings.hosts)
+        self._hosts = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or lets the application do so."""
         if scope["type"] != "http":
+            # There are no WebSockets; what is left is the application's start and end.
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
             return
         begun, status = time.monotonic(), 0
         headers, path = Headers(scope=scope), scope["path"]
-        most, timeout = self._settings.most_body, self._settings.body_timeout
+        bounds = self._settings.most_body, self._settings.body_timeout
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -71,14 +74,11 @@ class Guard:
             self._check_host(headers)
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and self._foreign(headers):
-                await self._preflight(scope, receive, answer)
+                await self._preflight(answer)
                 return
             scope["diffusax.client"] = self._client(scope, headers)
-            if (headers.get("content-length") or "0").isdigit() and int(
-                headers.get("content-length") or 0
-            ) > most:
-                raise too_long(most)
-            await self._app(scope, bounded_receive(receive, most, timeout), answer)
+            self._check_length(headers)
+            await self._app(scope, bounded_receive(receive, *bounds), answer)
         except Refused as error:
             if status == 0:
                 await error_reply(path, error, _extra(path, error))(scope, receive, answer)
@@ -124,6 +124,11 @@ class Guard:
                 code="foreign_origin",
             )
 
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._settings.most_body:
+            raise too_long(self._settings.most_body)
+
     def _client(self, scope: Scope, headers: Headers) -> str:
         """Returns the name of the client: of its key, or its address where there are no keys."""
         keys = self._settings.keys
@@ -148,7 +153,7 @@ class Guard:
             found["Cross-Origin-Resource-Policy"] = "cross-origin"
             found.append("Vary", "Origin")
 
-    async def _preflight(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _preflight(self, send: Send) -> None:
         """Answers a browser that asks whether another site's page may ask something."""
         found: Any = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -163,7 +168,7 @@ def _extra(path: str, error: Refused) -> dict[str, str]:
     """Returns the headers of an error."""
     if error.status == 401:
         # For Basic, a browser would ask for the key itself, before the page does.
-        basic = path.startswith("/sdapi/")
+        basic = path.startswith(("/sdapi/", "/controlnet/"))
         return {"WWW-Authenticate": f'{"Basic" if basic else "Bearer"} realm="diffusax"'}
     # After these the rest of the body is not read.
     return {"Connection": "close"} if error.status in (408, 413) else {}

@@ -19,7 +19,7 @@ from diffusax.serving.jobs import Job
 from diffusax.serving.web.fields import DrawingFields
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
-from diffusax.serving.web.settings import WebSettings
+from diffusax.serving.web.settings import WebSettings, check_most
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,31 +49,28 @@ class Service:
             LOG.exception("the model could not be loaded")
             self.failure = f"the model could not be loaded ({error}); start with another --model"
 
-    def check(self, drawing: Drawing) -> None:
-        """Refuses a drawing that asks for more than the settings allow."""
-        settings = self.settings
-        bounds = {
-            "num_inference_steps": (drawing.num_inference_steps, settings.most_steps, "steps"),
-            "num_images": (drawing.num_images, settings.most_images, "images"),
-            "controls": (len(drawing.controls), settings.most_controls, "ControlNets"),
-            "prompt": (len(drawing.prompt), settings.most_prompt, "characters"),
-            "negative_prompt": (len(drawing.negative_prompt), settings.most_prompt, "characters"),
-        }
-        for name, (value, most, unit) in bounds.items():
-            if (value or 0) > most:
-                text = f"{name} must be at most {most} {unit} (got {value}); ask for fewer"
-                raise Refused(text, param=name, code="limit_exceeded")
-        if (drawing.width or 1) * (drawing.height or 1) > settings.most_image_pixels:
+    def check(self, drawing: Drawing) -> Drawing:
+        """Returns a drawing with its model's defaults, if it asks for no more than allowed.
+
+        Raises:
+            Refused: it is not possible, or asks for more than the settings allow.
+        """
+        # What is too much is refused before anything is made of it, and then what the defaults add.
+        self._check_bounds(drawing)
+        filled = self.catalogue.check(drawing)
+        self._check_bounds(filled)
+        return filled
+
+    def check_size(self, width: int, height: int) -> None:
+        """Refuses a size in pixels that is too large, before a picture is resized to it."""
+        most = self.settings.most_image_pixels
+        if width * height > most:
             raise Refused(
-                f"width times height must be at most {settings.most_image_pixels} pixels "
-                f"(got {drawing.width}x{drawing.height}); make the image smaller",
+                f"width times height must be at most {most} pixels (got {width}x{height}); make "
+                "the image smaller",
                 param="width",
                 code="limit_exceeded",
             )
-
-    def check_filled(self, drawing: Drawing) -> None:
-        """Refuses sizes that are only known with the model's defaults or from the picture."""
-        self.check(self.catalogue.check(drawing))
 
     def submit(self, drawings: Iterable[Drawing], client: str) -> list[Job]:
         """Submits drawings together: all of them, or none. May block for a moment.
@@ -81,12 +78,11 @@ class Service:
         Raises:
             Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
         """
-        drawings = list(drawings)
         if self.draining:
             raise Closing("the server is stopping; ask another one, or this one later")
-        for drawing in drawings:
-            self.check(drawing)
-            self.check_filled(drawing)
+        drawings = [self.check(drawing) for drawing in drawings]
+        count = sum(drawing.num_images for drawing in drawings)
+        check_most("num_images", count, self.settings.most_images, "images")
         jobs: list[Job] = []
         try:
             for drawing in drawings:
@@ -114,6 +110,17 @@ class Service:
         """Returns the jobs of a request's key; without keys, all."""
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
 
+    def _check_bounds(self, drawing: Drawing) -> None:
+        settings = self.settings
+        steps, most_prompt = drawing.num_inference_steps, settings.most_prompt
+        check_most("num_inference_steps", steps, settings.most_steps, "steps")
+        check_most("num_images", drawing.num_images, settings.most_images, "images")
+        check_most("controls", len(drawing.controls), settings.most_controls, "ControlNets")
+        for name in ("prompt", "negative_prompt"):
+            check_most(name, len(getattr(drawing, name)), most_prompt, "characters")
+        own = (1, 1) if drawing.image is None else drawing.image.size
+        self.check_size(drawing.width or own[0], drawing.height or own[1])
+
 
 def service_of(request: Request) -> Service:
     """Returns the service that the request came to."""
@@ -130,8 +137,11 @@ async def in_thread(function: Any, *args: Any) -> Any:
     return await to_thread.run_sync(function, *args)
 
 
-def to_drawing(fields: DrawingFields, most_pixels: int) -> Drawing:
+def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
     """Makes a drawing of a request's fields; decodes its pictures, which takes a while."""
+    # Before they are decoded, as small files may be large pictures.
+    check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
+    most_pixels = settings.most_pixels
     values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
@@ -221,10 +231,23 @@ async def events_of(job: Job, *, previews: bool = False) -> AsyncGenerator[Any, 
 
 
 async def _all_ended(jobs: list[Job]) -> None:
-    for job in jobs:
-        async with contextlib.aclosing(events_of(job)) as events:
-            async for _ in events:
-                pass
+    await asyncio.gather(*map(_ended, jobs))
+
+
+async def _ended(job: Job) -> None:
+    """Waits until a job has ended; its steps do not wake the event loop."""
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+
+    def listen(event: Any) -> None:
+        if event.kind == "end":
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(end.set)
+
+    stop = job.listen(listen)
+    try:
+        await end.wait()
+    finally:
+        stop()
 
 
 async def _gone(request: Request) -> None:

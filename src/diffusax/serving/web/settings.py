@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from diffusax.serving.errors import Refused
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WebSettings:
@@ -35,3 +37,20 @@ class WebSettings:
     """The longest wait for the next bytes of a body."""
     log_prompts: bool = False
     """Whether the log names prompts."""
+
+
+def check_most(name: str, value: int | None, most: int, unit: str) -> None:
+    """Refuses a request that asks for too much.
+
+    Arguments:
+        name: the name of the argument.
+        value: its value, or how many there are; None passes.
+        most: the largest possible value.
+        unit: what is counted.
+
+    Raises:
+        Refused: the value is larger.
+    """
+    if (value or 0) > most:
+        text = f"{name} must be at most {most} {unit} (got {value}); ask for fewer"
+        raise Refused(text, param=name, code="limit_exceeded")

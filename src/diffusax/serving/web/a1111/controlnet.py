@@ -12,6 +12,7 @@ from diffusax.serving.errors import Refused
 from diffusax.serving.web.a1111.fields import ControlUnit
 from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.pictures import decode_picture
+from diffusax.serving.web.settings import WebSettings, check_most
 
 _NAMES = ("controlnet",)
 _BALANCED = (0, None, "Balanced", "balanced")
@@ -20,13 +21,13 @@ _RESIZE |= {1: "crop", "Crop and Resize": "crop", 2: "fill", "Resize and Fill": 
 
 
 def read_controls(
-    scripts: dict[str, Any], most_pixels: int, own: Image.Image | None = None
+    scripts: dict[str, Any], settings: WebSettings, own: Image.Image | None = None
 ) -> tuple[tuple[Control, str], ...]:
     """Returns the ControlNets that scripts name, each with the way to resize its picture.
 
     Arguments:
         scripts: the request's alwayson_scripts.
-        most_pixels: the most pixels of a picture.
+        settings: the most ControlNets, and the most pixels of a picture.
         own: the picture for units without one.
 
     Raises:
@@ -38,7 +39,9 @@ def read_controls(
         args = script.get("args") if isinstance(script, dict) else script
         if name.lower() in _NAMES:
             units = args if isinstance(args, list) else []
-            found += [_read(unit, i, most_pixels, own) for i, unit in enumerate(units)]
+            check_most("alwayson_scripts", len(units), settings.most_controls, "ControlNets")
+            most = settings.most_pixels
+            found += [_read(unit, i, most, own) for i, unit in enumerate(units)]
         elif _asks(args):
             raise Refused(
                 f"alwayson_scripts has {name[:60]!r}, which is not here; there is ControlNet",

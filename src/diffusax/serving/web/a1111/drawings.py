@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
@@ -15,6 +16,7 @@ from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.inpainting import fill_masked, fit_image, read_mask
 from diffusax.serving.web.a1111.options import Options
 from diffusax.serving.web.pictures import decode_picture
+from diffusax.serving.web.settings import WebSettings, check_most
 
 _UPSCALERS = {
     "None": Image.Resampling.LANCZOS,
@@ -33,21 +35,23 @@ LATENT_MODES = tuple(name for name in _UPSCALERS if name.startswith("Latent"))
 
 
 def text_to_image(
-    fields: TextToImage, options: Options, entry: ModelEntry, most_pixels: int
+    fields: TextToImage, options: Options, entry: ModelEntry, settings: WebSettings
 ) -> list[Drawing]:
     """Returns the drawings of a call without a picture, one for each iteration."""
     shared = _shared(fields, options, entry)
-    width, height = _size(fields, entry)
-    controls = fit(read_controls(fields.alwayson_scripts, most_pixels), width, height)
+    width, height = size_of(fields, entry)
+    controls = fit(read_controls(fields.alwayson_scripts, settings), width, height)
     return _iterations(Drawing(**shared, width=width, height=height, controls=controls), fields)
 
 
 def image_to_image(
-    fields: ImageToImage, options: Options, entry: ModelEntry, most_pixels: int
+    fields: ImageToImage, options: Options, entry: ModelEntry, settings: WebSettings
 ) -> list[Drawing]:
     """Returns the drawings of a call with pictures, one for each picture and iteration."""
     if not fields.init_images:
         raise Refused("init_images must hold a picture", param="init_images")
+    check_most("init_images", len(fields.init_images), settings.most_images, "images")
+    most_pixels = settings.most_pixels
     images = [
         decode_picture(value, f"init_images[{i}]", most_pixels)
         for i, value in enumerate(fields.init_images)
@@ -66,14 +70,16 @@ def image_to_image(
     for i, image in enumerate(images):
         seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % 2**32
         drawing = Drawing(**{**shared, "seed": seed}, **_pictures(fields, image, mask, entry))
-        controls = read_controls(fields.alwayson_scripts, most_pixels, image)
-        size = _size(fields, entry)
+        controls = read_controls(fields.alwayson_scripts, settings, image)
+        size = size_of(fields, entry)
         found += _iterations(dataclasses.replace(drawing, controls=fit(controls, *size)), fields)
     return found
 
 
-def second_pass(fields: TextToImage, first: Drawing, images: list[Image.Image]) -> list[Drawing]:
-    """Returns the drawings of hires fix's second pass, one for each image of the first."""
+def second_pass(
+    fields: TextToImage, first: Drawing, images: Mapping[int, Image.Image]
+) -> list[Drawing]:
+    """Returns the drawings of hires fix's second pass, one for each image by its seed."""
     upscaler = fields.hr_upscaler or "Latent"
     if upscaler not in _UPSCALERS:
         known = ", ".join(_UPSCALERS)
@@ -103,10 +109,10 @@ def second_pass(fields: TextToImage, first: Drawing, images: list[Image.Image]) 
             num_inference_steps=steps,
             sampler=sampler,
             guidance_scale=first.guidance_scale if fields.hr_cfg is None else fields.hr_cfg,
-            seed=((first.seed or 0) + i) % 2**32,
+            seed=seed,
             num_images=1,
         )
-        for i, image in enumerate(images)
+        for seed, image in images.items()
     ]
 
 
@@ -140,7 +146,7 @@ def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, An
     }
 
 
-def _size(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
+def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
     """Returns width and height, rounded down to what the model can draw, as A1111 does."""
 
     def rounded(value: int) -> int:
@@ -162,7 +168,7 @@ def _pictures(
     fields: ImageToImage, image: Image.Image, mask: Image.Image | None, entry: ModelEntry
 ) -> dict[str, Any]:
     """Returns the fields of a drawing that come from a picture and a mask."""
-    width, height = _size(fields, entry)
+    width, height = size_of(fields, entry)
     found: dict[str, Any] = {"width": width, "height": height}
     if mask is None:
         return {**found, "image": fit_image(image, width, height, fields.resize_mode)}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from diffusax.serving.errors import Refused
-from diffusax.serving.web.fields import Blur, Picture, Scale, Share, Text
+from diffusax.serving.web.fields import Blur, Name, Picture, Scale, Share, Text
 
 Count = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=8, le=16_384)]
@@ -46,9 +46,9 @@ class Shared:
     prompt: Text = ""
     negative_prompt: Text = ""
     seed: AnySeed = -1
-    sampler_name: Text | None = None
-    sampler_index: Text | None = None
-    scheduler: Text | None = None
+    sampler_name: Name | None = None
+    sampler_index: Name | None = None
+    scheduler: Name | None = None
     batch_size: Count = 1
     n_iter: Count = 1
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
@@ -68,13 +68,13 @@ class TextToImage(Shared):
     enable_hr: bool = False
     denoising_strength: Share | None = None
     hr_scale: Annotated[float, Meta(ge=1, le=8)] = 2.0
-    hr_upscaler: Text | None = None
+    hr_upscaler: Name | None = None
     hr_second_pass_steps: Annotated[int, Meta(ge=0, le=1000)] = 0
     hr_resize_x: Whole = 0
     hr_resize_y: Whole = 0
-    hr_checkpoint_name: Text | None = None
-    hr_sampler_name: Text | None = None
-    hr_scheduler: Text | None = None
+    hr_checkpoint_name: Name | None = None
+    hr_sampler_name: Name | None = None
+    hr_scheduler: Name | None = None
     hr_prompt: Text = ""
     hr_negative_prompt: Text = ""
     hr_cfg: Scale | None = None
@@ -108,8 +108,8 @@ class ControlUnit:
     enabled: bool = True
     image: Any = None
     input_image: Any = None
-    module: Text | None = None
-    model: Text | None = None
+    module: Name | None = None
+    model: Name | None = None
     weight: Scale = 1.0
     guidance_start: Share = 0.0
     guidance_end: Share = 1.0

@@ -1,7 +1,7 @@
 """txt2img and img2img of A1111's API, with hires fix, interrupt, skip and progress."""
 
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from PIL import Image
@@ -14,7 +14,13 @@ from diffusax.serving.entries import ModelEntry
 from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.samplers import to_webui
-from diffusax.serving.web.a1111.drawings import image_to_image, second_pass, text_to_image
+from diffusax.serving.web.a1111.drawings import (
+    hires_size,
+    image_to_image,
+    second_pass,
+    size_of,
+    text_to_image,
+)
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
     ImageToImage,
@@ -31,8 +37,10 @@ from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
+from diffusax.serving.web.settings import check_most
 
 _ERRORS = (404, 413, 415, 422, 429, 503)
+_Fields = TypeVar("_Fields", bound=Shared)
 _PICTURES = ("init_images", "mask", "alwayson_scripts")
 
 
@@ -48,28 +56,17 @@ _PICTURES = ("init_images", "mask", "alwayson_scripts")
 async def txt2img(request: Request) -> Response:
     """Generates images from a prompt."""
     service = service_of(request)
-    values = await read_json(request)
-    refuse_what_is_missing(values)
-    fields = read_fields(TextToImage, values, strict=False, tolerant=True)
-    options, entry = _options(request, fields)
-    most = service.settings.most_pixels
-    drawings = await in_thread(text_to_image, fields, options, entry, most)
+    values, fields, options, entry = await _read(request, TextToImage)
+    drawings = await in_thread(text_to_image, fields, options, entry, service.settings)
     if fields.enable_hr:
         await in_thread(_check_second_pass, service, fields, drawings[0])
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
-    end = state_of(request).works.begin(work)
-    try:
+    with state_of(request).works.during(work):
         jobs = await _run(request, work, drawings)
         if fields.enable_hr and not work.interrupted:
-            again = []
-            for job in jobs:
-                found = [image for image in job.images if image is not None]
-                again += await in_thread(second_pass, fields, job.drawing, found)
-            if again:
-                jobs = await _run(request, work, again)
-    finally:
-        end()
-    return await in_thread(_reply, service, fields, values, jobs)
+            again = [d for job in jobs for d in await in_thread(_second_pass, fields, job)]
+            jobs = await _run(request, work, again) if again else jobs
+    return await in_thread(_reply, fields, values, jobs)
 
 
 @operation(
@@ -83,20 +80,13 @@ async def txt2img(request: Request) -> Response:
 )
 async def img2img(request: Request) -> Response:
     """Generates images from images."""
-    service = service_of(request)
-    values = await read_json(request)
-    refuse_what_is_missing(values)
-    fields = read_fields(ImageToImage, values, strict=False, tolerant=True)
-    options, entry = _options(request, fields)
-    most = service.settings.most_pixels
-    drawings = await in_thread(image_to_image, fields, options, entry, most)
+    values, fields, options, entry = await _read(request, ImageToImage)
+    settings = service_of(request).settings
+    drawings = await in_thread(image_to_image, fields, options, entry, settings)
     work = Work(client_of(request), 1)
-    end = state_of(request).works.begin(work)
-    try:
+    with state_of(request).works.during(work):
         jobs = await _run(request, work, drawings)
-    finally:
-        end()
-    return await in_thread(_reply, service, fields, values, jobs)
+    return await in_thread(_reply, fields, values, jobs)
 
 
 @operation(
@@ -136,21 +126,36 @@ async def skip(request: Request) -> Response:
     return Json({})
 
 
-def _options(request: Request, fields: Shared) -> tuple[Options, ModelEntry]:
-    """Returns the options for a call, with what it sets itself, and its model."""
+async def _read(
+    request: Request, kind: type[_Fields]
+) -> tuple[dict[str, Any], _Fields, Options, ModelEntry]:
+    """Returns a call's values, those that count as fields, its options and its model."""
+    values = await read_json(request)
+    refuse_what_is_missing(values)
+    fields = read_fields(kind, values, strict=False, tolerant=True)
     service, client, kept = service_of(request), client_of(request), state_of(request).options
     options = kept.get(client).changed(fields.override_settings, service.catalogue)
     if not fields.override_settings_restore_afterwards:
         kept.set(client, options)
-    return options, service.catalogue.entry(options.model)
+    entry = service.catalogue.entry(options.model)
+    service.check_size(*size_of(fields, entry))
+    count = fields.batch_size * fields.n_iter
+    check_most("n_iter", count, service.settings.most_images, "images")
+    return values, fields, options, entry
 
 
 def _check_second_pass(service: Service, fields: TextToImage, first: Drawing) -> None:
     """Refuses a second pass that is not possible before the first one begins."""
-    checked = service.catalogue.check(first)
-    for drawing in second_pass(fields, checked, [Image.new("RGB", (8, 8))]):
+    first = service.check(first)
+    service.check_size(*hires_size(fields, first))
+    for drawing in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}):
         service.check(drawing)
-        service.catalogue.check(drawing)
+
+
+def _second_pass(fields: TextToImage, job: Job) -> list[Drawing]:
+    """Returns the drawings of the second pass of a job's images that are done."""
+    done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
+    return second_pass(fields, job.drawing, done)
 
 
 async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
@@ -167,7 +172,7 @@ async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Jo
     return jobs
 
 
-def _reply(service: Service, fields: Shared, values: dict[str, Any], jobs: list[Job]) -> Response:
+def _reply(fields: Shared, values: dict[str, Any], jobs: list[Job]) -> Response:
     """Returns the images that are done, with what A1111's clients read about them."""
     images, texts, done = [], [], []
     for job in jobs:
@@ -177,7 +182,7 @@ def _reply(service: Service, fields: Shared, values: dict[str, Any], jobs: list[
                 done.append((job, seed))
                 if fields.send_images:
                     images.append(in_base64(png(image, texts[-1])))
-    info = _info(service, fields, jobs[0].drawing, texts, done)
+    info = _info(fields, jobs[0].drawing, texts, done)
     parameters = {name: value for name, value in values.items() if name not in _PICTURES}
     return Json(
         {"images": images, "parameters": parameters, "info": msgspec.json.encode(info).decode()}
@@ -185,7 +190,6 @@ def _reply(service: Service, fields: Shared, values: dict[str, Any], jobs: list[
 
 
 def _info(
-    service: Service,
     fields: Shared,
     drawing: Drawing,
     texts: list[str],

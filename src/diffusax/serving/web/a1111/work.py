@@ -1,8 +1,9 @@
 """The calls of A1111's clients that are under way: their progress, and their end on request."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from diffusax.serving.jobs import Job
@@ -58,20 +59,21 @@ class Works:
         self._found: list[Work] = []
         self._lock = threading.Lock()
 
-    def begin(self, work: Work) -> Callable[[], None]:
-        """Adds a call, and returns what takes it away again."""
+    @contextlib.contextmanager
+    def during(self, work: Work) -> Iterator[None]:
+        """Lists a call inside the context."""
         with self._lock:
             self._found.append(work)
-        return lambda: self._end(work)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._found.remove(work)
 
     def of(self, client: str) -> list[Work]:
         """Returns the calls of a client."""
         with self._lock:
             return [work for work in self._found if work.client == client]
-
-    def _end(self, work: Work) -> None:
-        with self._lock:
-            self._found.remove(work)
 
 
 def describe_progress(works: list[Work]) -> dict[str, Any]:
