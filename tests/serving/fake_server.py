@@ -54,6 +54,7 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
 
 class FakeServer:
     """Draws jobs, two at once, a step every `pace` seconds; nothing moves while `pace` is None.
+    The first of several pictures is there after half of the steps.
 
     `asked` lists the bodies of POST /jobs. `full` is how many of the next are refused with 429,
     `wrong` the sentence with which the next job fails, `key` the API key that is asked for.
@@ -161,6 +162,8 @@ class FakeServer:
                 job["steps_done"] += 1
                 job["progress"] = job["steps_done"] / job["steps"]
                 job["eta"] = (job["steps"] - job["steps_done"]) * self.pace
+            if len(job["seeds"]) > 1 and job["steps_done"] > job["steps"] / 2:
+                job["pictures"][0] = job["pictures"][0] or _png(job, job["seeds"][0])
         job["pictures"] = [_png(job, seed) for seed in job["seeds"]]
         job |= {"state": "done", "ended": time.time(), "progress": 1.0, "eta": 0}
 

@@ -131,6 +131,23 @@ def test_several_pictures_have_a_seed_each(visitor, server):
 
 
 @pytest.mark.slow
+def test_a_picture_that_is_deleted_before_its_drawing_ends_stays_so(visitor, server):
+    server.pace = 0.1
+    visitor.open("size")
+    visitor.draw("a frog", num_images=2, num_inference_steps=12)
+    waiting(lambda: any(job["pictures"][0] for job in server.jobs.values()))
+    server.pace = None
+    visitor.page.locator(".tile .open").click()
+    visitor.page.keyboard.press("Delete")
+    visitor.page.wait_for_selector(".tile .open", state="detached")
+    assert visitor.page.locator(".tile").count() == 1
+    server.pace = 0.01
+    visitor.pictures(1)
+    waiting(lambda: visitor.page.title() == "diffusax")
+    visitor.pictures(1)
+
+
+@pytest.mark.slow
 def test_inpainting_sends_what_the_brush_painted(visitor, server):
     page = visitor.page
     visitor.draw("a frog")
@@ -196,6 +213,8 @@ def test_the_brush_works_by_keys_and_the_picture_moves(visitor, server):
 @pytest.mark.slow
 def test_an_edit_has_its_picture_and_two_scales(visitor, server):
     page = visitor.page
+    drop(visitor, png(), on="#controls .picker")
+    page.get_by_text("1 on").wait_for()
     page.select_option("#model", "emoji-edit")
     visitor.draw("make it blue")
     page.get_by_text("changes pictures; choose one first").wait_for()
@@ -207,6 +226,7 @@ def test_an_edit_has_its_picture_and_two_scales(visitor, server):
     assert asked["guidance_scale"] == 3.5
     assert asked["image_guidance_scale"] == 1.2
     assert "strength" not in asked
+    assert "controls" not in asked
     assert pixels(asked["image"])[5, 5].tolist() == [255, 0, 0]
 
 

@@ -111,12 +111,14 @@ export class Gallery {
     for (const record of this.work.records.values()) {
       if (record.grid) continue;
       const status = this.work.status.get(record.id);
-      const count = record.state === "failed" ? 1 : record.drawing.num_images ?? 1;
-      for (let index = 0; index < count; index++) {
-        const key = `${record.id}/${index}`;
-        const created = record.created - index / 1000;
-        if (!this.#pictures.has(key)) entries.push({ key, created, record, status, index });
-      }
+      const { created } = record;
+      if (record.state === "failed") entries.push({ key: `${record.id}/failed`, created, record });
+      else
+        for (let index = 0; index < (record.drawing.num_images ?? 1); index++) {
+          const key = `${record.id}/${index}`;
+          if (this.#pictures.has(key) || record.kept?.includes(index)) continue;
+          entries.push({ key, created: created - index / 1000, record, status, index });
+        }
     }
     for (const { grid, pictures } of this.#grids.values())
       entries.push({ key: grid.id, created: grid.created, grid, pictures });

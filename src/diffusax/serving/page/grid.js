@@ -130,13 +130,14 @@ export class Grid extends EventTarget {
 
   #samplerList(side, state, set) {
     const chosen = words(state.text);
-    const boxes = this.#samplers.map((value) => h("input", { type: "checkbox", value, checked: chosen.includes(value) }));
-    const read = () => set({ text: boxes.filter((box) => box.checked).map((box) => box.value).join(", ") });
+    const box = (value) => h("input", { type: "checkbox", value, checked: chosen.includes(value) });
+    const boxes = this.#samplers.map(box);
+    const read = () => set({ text: boxes.filter((one) => one.checked).map((one) => one.value).join(", ") });
     const label = `Samplers of the ${side === "x" ? "columns" : "rows"}`;
     return h(
       "div",
       { className: "list", role: "group", "aria-label": label, onchange: read },
-      ...boxes.map((box) => h("label", { className: "check" }, box, box.value)),
+      ...boxes.map((one) => h("label", { className: "check" }, one, one.value)),
     );
   }
 

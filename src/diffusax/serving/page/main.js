@@ -50,8 +50,8 @@ async function draw() {
   lastSeed = values.seed ?? newSeed();
   try {
     const drawing = await compose({ ...values, seed: lastSeed });
-    const { multiple = 8 } = settings.model;
-    const then = larger_on && offers("image-to-image") ? { scale: larger_scale, strength: larger_strength, multiple } : null;
+    const larger = { scale: larger_scale, strength: larger_strength, multiple: settings.model.multiple ?? 8 };
+    const then = larger_on && offers("image-to-image") ? larger : null;
     if (grid.on) {
       const made = grid.drawings(drawing, then);
       await store.put("grids", made.grid);
@@ -77,7 +77,7 @@ async function compose({ strength, mask_blur, padding_mask_crop, image_guidance_
   if (edits()) drawing.image_guidance_scale = image_guidance_scale;
   else if (drawing.image) drawing.strength = strength;
   if (drawing.mask_image) Object.assign(drawing, { mask_blur, padding_mask_crop });
-  const steering = await controls.drawing(width, height);
+  const steering = edits() ? [] : await controls.drawing(width, height);
   if (steering.length) drawing.controls = steering;
   return drawing;
 }

@@ -109,15 +109,22 @@ export const newest = (name, count, before = Infinity) =>
     });
   });
 
-/** Keeps a picture of a job, unless another tab has ended the job already. */
-export async function keepPicture(job, picture) {
+/**
+ * Keeps picture `index` of a job, once: neither where another tab has ended the job already, nor again where the
+ * user has deleted it since.
+ */
+export async function keepPicture(job, index, picture) {
   const kept = await transaction(["jobs", "pictures"], "readwrite", async (jobs, pictures) => {
-    const wanted = (await asked(jobs.getKey(job))) !== undefined;
-    if (!wanted || (await asked(pictures.getKey(picture.id))) !== undefined) return false;
+    const record = await asked(jobs.get(job));
+    if (!record || record.kept?.includes(index)) return false;
+    jobs.put({ ...record, kept: [...(record.kept ?? []), index] });
     pictures.put(picture);
     return true;
   });
-  if (kept) changed("pictures", picture.id);
+  if (!kept) return;
+  // In this order, so that the picture is known before the job says that it is kept.
+  changed("pictures", picture.id);
+  changed("jobs", job);
 }
 
 /** Returns the pictures of a grid. */

@@ -4,7 +4,8 @@
  * A drawing is first written into the browser's store as a job record, and leaves it when its pictures lie there:
  * so it survives a reload, a full queue and a server that restarts. All tabs follow all records.
  *
- * A record: {id, created, drawing, state: "unsent" | "sent" | "failed", remote, settings, seeds, error, then, grid}.
+ * A record: {id, created, drawing, state: "unsent" | "sent" | "failed", remote, settings, seeds, error, kept, then,
+ * grid}, where `kept` are the indices of its pictures that were kept.
  * `then` makes the records that follow a finished job ({scale, strength, num_inference_steps}: draw it larger).
  */
 
@@ -93,7 +94,8 @@ export class Work extends EventTarget {
   }
 
   #unsent(record) {
-    Object.assign(record, { state: "unsent", remote: null, error: null, claim: { tab: TAB, at: Date.now() } });
+    const claim = { tab: TAB, at: Date.now() };
+    Object.assign(record, { state: "unsent", remote: null, error: null, kept: [], claim });
     this.status.delete(record.id);
   }
 
@@ -260,7 +262,7 @@ export class Work extends EventTarget {
     const before = this.status.get(record.id);
     const state = before?.state === "cancelling" && !ENDS.includes(job.state) ? "cancelling" : job.state;
     this.status.set(record.id, { ...before, ...job, state, previews: previews(before, job) });
-    if (before?.state !== state && state === "running") say(`Drawing: ${short(record.drawing.prompt)}`);
+    if (before?.state !== state && state === "running" && !record.grid) say(`Drawing: ${short(record.drawing.prompt)}`);
     this.#changed(record.id);
     const ended = ENDS.includes(job.state);
     if (!ended && !(job.images?.some(Boolean) && !record.then)) return;
@@ -283,11 +285,10 @@ export class Work extends EventTarget {
   async #fetch(record, job) {
     const images = [];
     for (const [index, there] of (job.images ?? []).entries()) {
-      const id = `${record.id}/${index}`;
-      if (!there || (!record.then && (await store.get("pictures", id)))) continue;
+      if (!there || this.records.get(record.id)?.kept?.includes(index)) continue;
       const blob = await api.image(record.remote, index);
       if (record.then) images[index] = blob;
-      else await keep(id, record, job, index, blob);
+      else await keep(record, job, index, blob);
     }
     return images;
   }
@@ -299,7 +300,7 @@ export class Work extends EventTarget {
     const mine = await store.replaceJob(record.id, successors);
     if (!mine) return;
     if (job.state === "cancelled") say("Cancelled.");
-    else if (!successors.length) say(`Drawn${took(job)}: ${short(record.drawing.prompt)}`);
+    else if (!successors.length && !record.grid) say(`Drawn${took(job)}: ${short(record.drawing.prompt)}`);
   }
 }
 
@@ -308,12 +309,12 @@ const took = (job) => (job.started && job.ended ? ` in ${duration(job.ended - jo
 const previews = (before, { preview, index = 0 }) =>
   preview ? { ...before?.previews, [index]: preview } : before?.previews;
 
-async function keep(id, record, job, index, blob) {
+async function keep(record, job, index, blob) {
   const image = await open(blob);
   const seed = (job.seeds ?? record.seeds ?? [])[index] ?? record.drawing.seed;
   const settings = { ...withoutPictures(record.drawing), ...record.settings, seed, num_images: 1 };
-  await store.keepPicture(record.id, {
-    id,
+  await store.keepPicture(record.id, index, {
+    id: `${record.id}/${index}`,
     // Earlier pictures of a job stand before later ones, though the newest job stands first.
     created: record.created - index / 1000,
     blob,
