@@ -18,7 +18,7 @@ BRIEF = ["--steps", "2", "--seed", "7"]
 
 @pytest.fixture(scope="module")
 def server():
-    bounds = EngineSettings(lanes=4, smallest=4, most_per_client=3)
+    bounds = EngineSettings(lanes=4, smallest=4, most_per_client=1)
     with running(bounds=bounds, keys=(KEY,), most_steps=50) as found:
         yield found
 
@@ -57,14 +57,11 @@ def test_a_server_draws_what_this_machine_would(server, place, capsys):
 
 
 def test_a_grid_waits_where_the_server_has_no_room(server, place, capsys):
-    axes = ["--grid", "steps=1,2", "guidance=1,1.5"]
+    axes = ["--guidance", "1", "--grid", "steps=1,2"]
     command = ["generate", "a red apple", "--server", server.url, "--seed", "1", *axes]
     main([*command, "--output", "grid.png"])
-    texts = [Image.open(f"grid-{i}.png").text["parameters"] for i in range(4)]
-    shown = [text.split("\n")[1].split(", ") for text in texts]
-    assert [(line[0], line[3]) for line in shown] == [
-        (f"Steps: {steps}", f"CFG scale: {scale}") for scale in ("1", "1.5") for steps in (1, 2)
-    ]
+    texts = [Image.open(f"grid-{i}.png").text["parameters"] for i in range(2)]
+    assert [text.split("\n")[1].partition(",")[0] for text in texts] == ["Steps: 1", "Steps: 2"]
 
 
 @pytest.mark.slow
