@@ -28,3 +28,8 @@ def parameters_text(prompt: str, negative_prompt: str | None, settings: Mapping[
 def _quoted(text: str) -> str:
     # webui quotes values that would otherwise end the setting.
     return json.dumps(text) if {*text} & {",", ":"} else text
+
+
+def webui_clip_skip(clip_skip: int | None) -> int | None:
+    """Returns "Clip skip" as webui counts it: 1 leaves out no layer, where diffusers says 0."""
+    return None if clip_skip is None else clip_skip + 1

@@ -112,7 +112,7 @@ def test_options_reach_the_call(model, tmp_path):
     options = {"noise": "torch", "clip_skip": 1, "prompt_weighting": True, "long_prompt": True}
     options |= {"height": 32, "width": 40, "num_inference_steps": 2}
     np.testing.assert_array_equal(image, pipe("(a:1.9) b", seed=3, **options).images[0])
-    assert "Size: 40x32, Model: tiny, RNG: torch, Clip skip: 1, Version" in settings
+    assert "Size: 40x32, Model: tiny, RNG: torch, Clip skip: 2, Version" in settings
 
 
 def test_embeddings_are_words_of_prompts(model, tmp_path, capsys):

@@ -174,7 +174,7 @@ def test_png_files_say_how_they_were_drawn(pipe, whole, tmp_path):
         "an owl",
         "Negative prompt: blue",
         "Steps: 2, Sampler: PNDMScheduler, CFG scale: 7.5, Seed: 7, Size: 64x64, Model: model, "
-        f"RNG: jax, Clip skip: 1, Version: diffusax {diffusax.__version__}",
+        f"RNG: jax, Clip skip: 2, Version: diffusax {diffusax.__version__}",
     ]
     assert info["sampler"] == "PNDMScheduler"
 

@@ -146,6 +146,7 @@ def test_a_picture_that_is_not_finite_fails_alone(start):
     assert good.wait(SECONDS) == last.wait(SECONDS) == "done"
 
 
+@pytest.mark.slow
 def test_loras_are_loaded_when_a_drawing_names_them_and_a_bad_one_fails_alone(start):
     engine = start()
     plain = engine.submit(APPLE)

@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, parse
+from diffusax.parameters import webui_clip_skip
 from diffusax.text.lora_tags import read_tags
 from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 
@@ -255,7 +256,7 @@ def _scales(options: Generate) -> dict[str, Any]:
 def _settings(options: Generate) -> dict[str, Any]:
     """Returns the settings for the image's file that other commands do not have."""
     return {
-        "Clip skip": options.clip_skip,
+        "Clip skip": webui_clip_skip(options.clip_skip),
         "Image": options.image and options.image.name,
         "Denoising strength": options.strength,
         "Mask": options.mask and options.mask.name,

@@ -22,7 +22,7 @@ from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.offline.seating import Seated, seat_requests
-from diffusax.parameters import parameters_text
+from diffusax.parameters import parameters_text, webui_clip_skip
 from diffusax.pipelines.sample import decode
 from diffusax.runtime.signals import StopRequest
 
@@ -266,7 +266,7 @@ def png_text(info: Mapping[str, Any], order: Order) -> str:
         "Size": f"{info['width']}x{info['height']}",
         "Model": order.model,
         "RNG": "jax",
-        "Clip skip": order.settings.clip_skip,
+        "Clip skip": webui_clip_skip(order.settings.clip_skip),
         "Image number": info["number"] or None,
     }
     return parameters_text(info["prompt"], info["negative_prompt"], shown)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from diffusax.parameters import parameters_text
+from diffusax.parameters import parameters_text, webui_clip_skip
 from diffusax.serving.drawing import EDIT, INPAINT, TEXT, Control, Drawing
 from diffusax.serving.errors import Refused
 from diffusax.serving.fields import FIELDS
@@ -51,7 +51,7 @@ def write_infotext(drawing: Drawing, seed: int) -> str:
         "Size": f"{drawing.width}x{drawing.height}",
         "Model": drawing.model or None,
         "Denoising strength": None if task in (TEXT, EDIT) else _number(drawing.strength),
-        "Clip skip": None if drawing.clip_skip is None else drawing.clip_skip + 1,
+        "Clip skip": webui_clip_skip(drawing.clip_skip),
         "Mask blur": _number(drawing.mask_blur) if task == INPAINT else None,
         "Inpaint area": None if drawing.padding_mask_crop is None else "Only masked",
         "Masked area padding": drawing.padding_mask_crop,
