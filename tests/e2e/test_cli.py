@@ -560,7 +560,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
     ("args", "message"),
     [
         ([], "compile,export, convert,download,train,ema,cache-latents,evaluate"),
-        (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'info', 'compile'"),
+        (["draw"], "invalid choice: 'draw' (choose from 'generate', 'edit', 'serve', 'info'"),
         (["generate"], "Required options were not provided: PROMPT"),
         (["generate", "a", "--steps", "many"], "Error parsing --steps: invalid literal for int()"),
         (["generate", "a", "--steps", "0"], "steps must be a whole number from 1"),

@@ -101,7 +101,7 @@ def check_mixture(pipes, batch, mixture):
 @pytest.mark.parametrize(
     ("tasks", "few", "many"),
     [
-        (("text", "image", "inpaint"), 30, 180),
+        (("text", "image", "inpaint"), 12, 180),
         pytest.param(("control",), 0, 40, marks=pytest.mark.slow),
         pytest.param(("instruct",), 0, 40, marks=pytest.mark.slow),
         pytest.param(("xl",), 0, 40, marks=pytest.mark.slow),
