@@ -146,7 +146,7 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
     [
         ({"width": 65}, "width", "width must be divisible by 8 (got 65); use 64 or 72"),
         ({"width": "x"}, "width", "width must be a whole number"),
-        ({"prompt": 3}, "prompt", "prompt must be a text (got 3)"),
+        ({"prompt": 3}, "prompt", "prompt must be a text of length 1000000 at most (got 3)"),
         ({"seed": -1}, "seed", "seed must be a whole number from 0"),
         ({"num_images": 0}, "num_images", "from 1 up to"),
         ({"guidance_rescale": 2}, "guidance_rescale", "up to 1"),

@@ -1,79 +1,110 @@
 """What a client asks for: a drawing, with the settings of `diffusax.serving`'s interfaces."""
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 TEXT, IMAGE, INPAINT, EDIT = "text-to-image", "image-to-image", "inpainting", "edit"
 TASKS = TEXT, IMAGE, INPAINT, EDIT
 """The tasks of drawings."""
 
+# The types of fields, with their ranges, and what all interfaces say of them.
+Text = Annotated[str, Meta(max_length=1_000_000)]
+Name = Annotated[str, Meta(max_length=300)]
+Pixels = Annotated[int, Meta(ge=8, le=16_384)]
+Scale = Annotated[float, Meta(ge=-100, le=100)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
+NegativePrompt = Annotated[Text, Meta(description="What to steer away from.")]
+Model = Annotated[Name, Meta(description="A model's name; the default model for none.")]
+Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
+Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
+Guidance = Annotated[
+    Scale, Meta(description="The scale of classifier-free guidance; 1 and less turns it off.")
+]
+ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
+Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
+Seed = Annotated[
+    int, Meta(ge=0, le=2**32 - 1, description="Image i has the seed plus i; random for none.")
+]
+Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
+Strength = Annotated[Share, Meta(description="How much to change the image.")]
+Blur = Annotated[
+    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
+]
+Padding = Annotated[
+    int,
+    Meta(
+        ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
+    ),
+]
+ClipSkip = Annotated[
+    int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
+]
+Weighting = Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")]
+LongPrompt = Annotated[bool, Meta(description="Whether all of a long prompt is read.")]
+Weights = dict[str, Scale]
+Adapters = Annotated[Weights, Meta(description="The weights of LoRAs by name.")]
+ControlModel = Annotated[Name, Meta(description="The name of a ControlNet of the catalogue.")]
+ControlScale = Annotated[Scale, Meta(description="What the ControlNet counts for.")]
+ControlStart = Annotated[Share, Meta(description="The part of the run from which on it steers.")]
+ControlEnd = Annotated[Share, Meta(description="The part of the run until which it steers.")]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Control:
+class ControlSettings:
+    """How a ControlNet steers, without the picture that it sees."""
+
+    model: ControlModel
+    scale: ControlScale = 1.0
+    start: ControlStart = 0.0
+    end: ControlEnd = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Control(ControlSettings):
     """A picture that steers a drawing through a ControlNet."""
 
-    model: str
-    """The ControlNet's name in the catalogue."""
     image: Any
     """What it sees, a PIL image: edges, depth, a pose."""
-    scale: float = 1.0
-    """What it counts for."""
-    start: float = 0.0
-    """The fraction of the run from which on it steers."""
-    end: float = 1.0
-    """The fraction of the run until which it steers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A drawing to make. What is None takes the model's own value."""
+class Settings:
+    """The settings of a drawing that are no pictures. What is None takes the model's own value."""
 
-    prompt: str = ""
-    """What to draw; `<lora:name:0.8>` in it names an adapter of the catalogue."""
-    negative_prompt: str = ""
-    """What to steer away from."""
-    model: str = ""
-    """A name of the catalogue; empty for its default."""
-    width: int | None = None
-    """In pixels."""
-    height: int | None = None
-    """In pixels."""
-    num_inference_steps: int | None = None
-    """The sampler's steps."""
-    guidance_scale: float | None = None
-    """Classifier-free guidance; 1 and less turns it off."""
-    image_guidance_scale: float | None = None
-    """How closely an edit keeps to its picture (InstructPix2Pix)."""
-    guidance_rescale: float = 0.0
-    """phi of Lin et al. 2024, section 3.4."""
-    sampler: str | None = None
-    """A name of `diffusax.samplers.SAMPLER_NAMES`."""
-    seed: int | None = None
-    """The first image's seed; None takes one from the system."""
-    num_images: int = 1
-    """The number of images; image i is drawn by itself, with seed + i, and can be drawn again."""
+    prompt: Prompt = ""
+    negative_prompt: NegativePrompt = ""
+    model: Model = ""
+    width: Pixels | None = None
+    height: Pixels | None = None
+    num_inference_steps: Steps | None = None
+    guidance_scale: Guidance | None = None
+    image_guidance_scale: ImageGuidance | None = None
+    guidance_rescale: Rescale = 0.0
+    sampler: Sampler | None = None
+    seed: Seed | None = None
+    num_images: Images = 1
+    strength: Strength | None = None
+    mask_blur: Blur = 0.0
+    padding_mask_crop: Padding | None = None
+    adapters: Adapters = dataclasses.field(default_factory=dict)
+    clip_skip: ClipSkip | None = None
+    prompt_weighting: Weighting = True
+    long_prompt: LongPrompt = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing(Settings):
+    """A drawing to make; image i is drawn by itself, and can be drawn again."""
+
     image: Any = None
     """A PIL image to start from, or to edit where the model is InstructPix2Pix's."""
     mask_image: Any = None
     """A PIL image, white where to draw anew."""
-    strength: float | None = None
-    """How much of the noise to add to the image, from 0 to 1."""
-    mask_blur: float = 0.0
-    """The radius in pixels by which the mask's edge is softened."""
-    padding_mask_crop: int | None = None
-    """Draws only the masked part and as many pixels around it, at full size."""
     controls: tuple[Control, ...] = ()
     """The ControlNets that steer, with their pictures."""
-    adapters: Mapping[str, float] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
-    """The weights of LoRAs of the catalogue by name."""
-    clip_skip: int | None = None
-    """How many of the text encoder's last layers to leave out."""
-    prompt_weighting: bool = True
-    """Whether `(word:1.3)` is a weight."""
-    long_prompt: bool = True
-    """Whether all of a long prompt is read, in windows."""
 
     @property
     def task(self) -> str:

@@ -2,49 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from diffusax.serving.drawing import Drawing
+from diffusax.serving.drawing import ControlSettings, Drawing, Settings, Weights
 from diffusax.serving.errors import Refused
-from diffusax.typed.convert import Words, convert_fields, in_words, shortened
-from diffusax.typed.options import Seed
-from diffusax.typed.ranges import Count, Fraction, Pixels, Scale, Steps
+from diffusax.typed.convert import Words, convert_fields, field_types, in_words, shortened
 
-Blur = Annotated[float, Meta(ge=0, le=1024)]
-Padding = Annotated[int, Meta(ge=0, le=32_768)]
-Layers = Annotated[int, Meta(ge=0, le=100)]
-
-FIELDS: Mapping[str, Any] = {
-    "prompt": str,
-    "negative_prompt": str,
-    "model": str,
-    "width": Pixels | None,
-    "height": Pixels | None,
-    "num_inference_steps": Steps | None,
-    "guidance_scale": Scale | None,
-    "image_guidance_scale": Scale | None,
-    "guidance_rescale": Fraction,
-    "sampler": str | None,
-    "seed": Seed | None,
-    "num_images": Count,
-    "strength": Fraction | None,
-    "mask_blur": Blur,
-    "padding_mask_crop": Padding | None,
-    "clip_skip": Layers | None,
-    "prompt_weighting": bool,
-    "long_prompt": bool,
-    "adapters": dict[str, Scale],
-}
+FIELDS: Mapping[str, Any] = field_types(Settings)
 """The types of the fields that are no images, by name."""
-_CONTROL: Mapping[str, Any] = {"model": str, "scale": Scale, "start": Fraction, "end": Fraction}
+_CONTROL: Mapping[str, Any] = field_types(ControlSettings)
 _NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a text",
-    dict[str, Scale]: "weights by name",
+    Weights: "weights by name",
     type(None): "nothing",
 }
 _WORDS = Words("{where}{name} must be {must} (got {value})", (in_words(_NAMES),), shortened)

@@ -7,92 +7,31 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
+from diffusax.serving.drawing import ControlSettings, Settings, Weights
 from diffusax.serving.errors import Refused
 from diffusax.typed.convert import Mismatch, Words, by_type, convert, field_types, in_words
 
 T = TypeVar("T")
 
-Text = Annotated[str, Meta(max_length=1_000_000)]
-Name = Annotated[str, Meta(max_length=300)]
-Pixels = Annotated[int, Meta(ge=8, le=16_384)]
-Scale = Annotated[float, Meta(ge=-100, le=100)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Picture = Annotated[
     str, Meta(description="A PNG, JPEG or WebP picture: base64, or a data URI with base64.")
 ]
 
-# What several APIs take has its description here.
-Prompt = Annotated[Text, Meta(description="The prompt; <lora:name:0.8> in it names a LoRA.")]
-NegativePrompt = Annotated[Text, Meta(description="What to steer away from.")]
-Model = Annotated[Name, Meta(description="A model's name; the default model for none.")]
-Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
-Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
-Guidance = Annotated[
-    Scale, Meta(description="The scale of classifier-free guidance; 1 and less turns it off.")
-]
-ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
-Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
-Seed = Annotated[
-    int, Meta(ge=0, le=2**32 - 1, description="Image i has the seed plus i; random for none.")
-]
-Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
-Strength = Annotated[Share, Meta(description="How much to change the image.")]
-Blur = Annotated[
-    float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
-]
-Padding = Annotated[
-    int,
-    Meta(
-        ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
-    ),
-]
-ClipSkip = Annotated[
-    int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
-]
-Weighting = Annotated[bool, Meta(description="Whether (word:1.3) is a weight.")]
-LongPrompt = Annotated[bool, Meta(description="Whether all of a long prompt is read.")]
-Weights = dict[str, Scale]
-Adapters = Annotated[Weights, Meta(description="The weights of LoRAs by name.")]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ControlFields:
+class ControlFields(ControlSettings):
     """A picture that steers a ControlNet."""
 
-    model: Name
-    """The name of a ControlNet of the catalogue."""
     image: Picture
-    scale: Scale = 1.0
-    start: Share = 0.0
-    end: Share = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DrawingFields:
+class DrawingFields(Settings):
     """What to generate. Fields that are left out take the model's own values."""
 
-    prompt: Prompt = ""
-    negative_prompt: NegativePrompt = ""
-    model: Model = ""
-    width: Pixels | None = None
-    height: Pixels | None = None
-    num_inference_steps: Steps | None = None
-    guidance_scale: Guidance | None = None
-    image_guidance_scale: ImageGuidance | None = None
-    guidance_rescale: Rescale = 0.0
-    sampler: Sampler | None = None
-    seed: Seed | None = None
-    num_images: Images = 1
     image: Picture | None = None
     mask_image: Picture | None = None
-    strength: Strength | None = None
-    mask_blur: Blur = 0.0
-    padding_mask_crop: Padding | None = None
     controls: tuple[ControlFields, ...] = ()
-    adapters: Adapters = dataclasses.field(default_factory=dict)
-    clip_skip: ClipSkip | None = None
-    prompt_weighting: Weighting = True
-    long_prompt: LongPrompt = True
 
 
 _BRIEFLY = reprlib.Repr()

@@ -6,19 +6,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from diffusax.serving.errors import Refused
-from diffusax.serving.web.fields import (
+from diffusax.serving.drawing import (
     Adapters,
     Blur,
     ClipSkip,
-    ControlFields,
     Guidance,
     ImageGuidance,
     LongPrompt,
     Model,
     NegativePrompt,
     Padding,
-    Picture,
     Prompt,
     Rescale,
     Sampler,
@@ -27,6 +24,8 @@ from diffusax.serving.web.fields import (
     Strength,
     Weighting,
 )
+from diffusax.serving.errors import Refused
+from diffusax.serving.web.fields import ControlFields, Picture
 
 IGNORED = ("input_fidelity", "safety_identifier", "complexity")
 """Fields of OpenAI's newest models, which change nothing here."""

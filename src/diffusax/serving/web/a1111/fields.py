@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from diffusax.serving.drawing import Blur, Name, Scale, Share, Text
 from diffusax.serving.errors import Refused
-from diffusax.serving.web.fields import Blur, Name, Picture, Scale, Share, Text
+from diffusax.serving.web.fields import Picture
 
 Count = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=8, le=16_384)]
