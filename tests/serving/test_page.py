@@ -5,26 +5,7 @@ from PIL import Image
 
 pytest.importorskip("starlette")
 
-from serving.browser import chromium, drop, pixels, png, violations, visiting, waiting
-from serving.fake_server import serving
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def server():
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def visitor(browser, server):
-    with visiting(browser, server.url) as found:
-        yield found
+from serving.browser import drop, pixels, png, violations, visiting, waiting
 
 
 def test_a_drawing_is_kept_with_its_seed_and_axe_finds_nothing(visitor, server):

@@ -4,28 +4,9 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from serving.browser import Visitor, chromium, visiting, waiting
-from serving.fake_server import serving
+from serving.browser import Visitor, visiting, waiting
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def server():
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def visitor(browser, server):
-    with visiting(browser, server.url) as found:
-        yield found
 
 
 def test_pictures_settings_and_mask_survive_a_reload(visitor, server):

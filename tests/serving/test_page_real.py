@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
-from serving.browser import chromium, visiting
+from serving.browser import visiting
 from serving.running import running
 
 import diffusax
@@ -44,12 +44,6 @@ def killed(port):
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,28 +8,9 @@ from PIL.PngImagePlugin import PngInfo
 
 pytest.importorskip("starlette")
 
-from serving.browser import chromium, drop, pixels, png, transferred, visiting
-from serving.fake_server import serving
+from serving.browser import drop, pixels, png, transferred
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def server():
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def visitor(browser, server):
-    with visiting(browser, server.url) as found:
-        yield found
 
 
 def test_a_dropped_png_brings_its_settings_back(visitor, server):

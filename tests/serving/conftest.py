@@ -1,0 +1,27 @@
+"""What tests of the page share: a browser, a server that draws at the pace of the test, a tab."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from serving.browser import chromium
+
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def server():
+    from serving.fake_server import serving
+
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def visitor(browser, server):
+    from serving.browser import visiting
+
+    with visiting(browser, server.url) as found:
+        yield found
