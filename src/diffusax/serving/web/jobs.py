@@ -233,11 +233,17 @@ async def png_info(request: Request) -> Response:
     settings = service_of(request).settings
     if content_type(request) == "multipart/form-data":
         _, files = await read_form(request, settings.most_body)
-        data = files.get("image", [b""])[0]
+        sent: str | bytes = files.get("image", [b""])[0]
     else:
-        data = decode_base64(read_fields(PngInfoFields, await read_json(request)).image, "image")
-    picture = await in_thread(open_picture, data, "image", settings.most_pixels)
-    return Json({"settings": read_settings(picture), "text": text_of(picture)})
+        sent = read_fields(PngInfoFields, await read_json(request)).image
+    return Json(await in_thread(_read_png, sent, settings.most_pixels))
+
+
+def _read_png(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
+    """Returns the settings in a picture, which is sent as a file or in base64."""
+    data = decode_base64(sent, "image") if isinstance(sent, str) else sent
+    picture = open_picture(data, "image", most_pixels)
+    return {"settings": read_settings(picture), "text": text_of(picture)}
 
 
 OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)

@@ -83,10 +83,14 @@ async def png_info(request: Request) -> Response:
     """Reads the settings of a picture."""
     most = service_of(request).settings.most_pixels
     fields = read_fields(PictureFields, await read_json(request), tolerant=True)
-    picture = await in_thread(decode_picture, fields.image, "image", most)
-    text = text_of(picture)
+    return Json(await in_thread(_read_png, fields.image, most))
+
+
+def _read_png(sent: str, most_pixels: int) -> dict[str, Any]:
+    """Returns what webui tells of the text in a picture, which is sent in base64."""
+    text = text_of(decode_picture(sent, "image", most_pixels))
     items = {"parameters": text} if text else {}
-    return Json({"info": text, "items": items, "parameters": read_infotext(text) if text else {}})
+    return {"info": text, "items": items, "parameters": read_infotext(text) if text else {}}
 
 
 def _samplers(service: Service) -> Any:
