@@ -20,7 +20,8 @@ KEY, OTHER = "first-key-1234", "user:second-key-5678"
 def guarded():
     """A server with keys and narrow limits."""
     bounds = EngineSettings(lanes=4, smallest=4, most_queued=4, most_per_client=2)
-    with running(keys=(KEY, OTHER), bounds=bounds, most_body=100_000) as found:
+    own = {"keys": (KEY, OTHER), "priorities": {OTHER: 3}, "most_body": 100_000}
+    with running(bounds=bounds, **own) as found:
         yield found
 
 
@@ -94,6 +95,15 @@ def test_each_key_sees_its_own_jobs_and_has_its_own_limit(guarded):
     for job, key in ((jobs[0], first), (jobs[1], first), (other, second)):
         state = guarded.ask("DELETE", f"/jobs/{job.json['id']}", Authorization=key).json["state"]
         assert state == "cancelled"
+
+
+def test_a_job_has_the_priority_of_its_key(guarded):
+    found = {}
+    for key in (KEY, OTHER):
+        job = guarded.post("/jobs", {"prompt": "a"}, Authorization=bearer(key)).json
+        found[key] = guarded.engine.job(job["id"])
+    assert {key: job.priority for key, job in found.items()} == {KEY: 0, OTHER: 3}
+    assert {job.wait(60) for job in found.values()} == {"done"}
 
 
 def test_bodies_that_are_too_long_are_refused(guarded):

@@ -40,7 +40,7 @@ class EngineSettings:
     most_kept_bytes: int = 256 * 2**20
     """The bytes of their images."""
     deadline: float | None = None
-    """The seconds within which a job must be done that names no deadline of its own."""
+    """The most seconds within which a job must be done; it may name fewer."""
     memory: int | None = None
     """The bytes of a device that the process may use; most of them by default."""
     executables: Path | None = None
@@ -122,7 +122,7 @@ class Engine:
             drawing: the drawing.
             client: who asks for it; clients have equal shares of the device.
             priority: drawings with a higher one come first.
-            deadline: the seconds within which it must be done.
+            deadline: the seconds within which it must be done; never more than the settings'.
 
         Raises:
             Refused: the drawing cannot be made; says why.
@@ -132,8 +132,8 @@ class Engine:
         """
         try:
             checked = self.catalogue.check(drawing)
-            seconds = self.settings.deadline if deadline is None else deadline
-            until = None if seconds is None else time.time() + seconds
+            given = [s for s in (deadline, self.settings.deadline) if s is not None]
+            until = time.time() + min(given) if given else None
             with self._lock:
                 self._check_room(client)
                 return self._add(checked, client=client, priority=priority, deadline=until)

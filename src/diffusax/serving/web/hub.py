@@ -55,7 +55,7 @@ class HubFields:
     body=HubFields,
     raw_body=_PICTURES,
     answer="image/png",
-    errors=(404, 409, 413, 415, 422, 429, 503),
+    errors=(404, 409, 413, 415, 422, 429, 503, 504),
 )
 async def generate(request: Request) -> Response:
     """Generates one image."""

@@ -13,7 +13,7 @@ from diffusax.serving.errors import NotFound
 from diffusax.serving.infotext import read_settings, write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import DrawingFields, Picture, read_fields
+from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import (
     data_uri,
@@ -34,6 +34,13 @@ from diffusax.serving.web.service import (
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
 
 State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobFields(DrawingFields):
+    """What to generate, and by when. Fields that are left out take the model's own values."""
+
+    deadline: Deadline | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,8 @@ class JobAnswer:
     created: float | None
     started: float | None
     ended: float | None
+    deadline: float | None
+    """When it fails unless it is done."""
     error: JobError | None
     images: list[str | None]
     """The addresses of the images that are done."""
@@ -115,6 +124,7 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
         "created": job.created,
         "started": job.started,
         "ended": job.ended,
+        "deadline": job.deadline,
         "error": error,
         "images": [
             None if image is None else f"/jobs/{job.id}/images/{i}"
@@ -129,7 +139,7 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
     "/jobs",
     "Submit a drawing; answers at once.",
     group="Jobs",
-    body=DrawingFields,
+    body=JobFields,
     answer=JobAnswer,
     status=202,
     errors=(404, 413, 422, 429, 503),
@@ -137,9 +147,9 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
 async def submit(request: Request) -> Response:
     """Submits a job."""
     service = service_of(request)
-    fields = read_fields(DrawingFields, await read_json(request))
+    fields = read_fields(JobFields, await read_json(request))
     drawing = await in_thread(to_drawing, fields, service.settings)
-    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
     return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
 
 

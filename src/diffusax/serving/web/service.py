@@ -72,8 +72,15 @@ class Service:
                 code="limit_exceeded",
             )
 
-    def submit(self, drawings: Iterable[Drawing], client: str) -> list[Job]:
+    def submit(
+        self, drawings: Iterable[Drawing], client: str, deadline: float | None = None
+    ) -> list[Job]:
         """Submits drawings together: all of them, or none. May block for a moment.
+
+        Args:
+            drawings: the drawings.
+            client: who asks for them, see `client_of`.
+            deadline: the seconds within which they must be done.
 
         Raises:
             Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
@@ -84,9 +91,10 @@ class Service:
         count = sum(drawing.num_images for drawing in drawings)
         check_most("num_images", count, self.settings.most_images, "images")
         jobs: list[Job] = []
+        given: Any = {"client": client, "priority": self.settings.priority_of(client)}
         try:
             for drawing in drawings:
-                jobs.append(self.engine.submit(drawing, client=client))
+                jobs.append(self.engine.submit(drawing, deadline=deadline, **given))
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -142,7 +150,7 @@ def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
     # Before they are decoded, as small files may be large pictures.
     check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
     most_pixels = settings.most_pixels
-    values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+    values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(DrawingFields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
             values[name] = decode_picture(values[name], name, most_pixels)

@@ -1,8 +1,10 @@
 """The settings of the HTTP server."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.keys import client_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,6 +16,8 @@ class WebSettings:
 
     keys: tuple[str, ...] = ()
     """The API keys; without any, everybody who reaches the address may use the server."""
+    priorities: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The priorities of keys, higher ones first; the others have 0."""
     hosts: tuple[str, ...] = ()
     """Names under which browsers may reach the server without a key, beside IP addresses,
     localhost and the machine's own name; "*" stands for all."""
@@ -37,6 +41,11 @@ class WebSettings:
     """The longest wait for the next bytes of a body."""
     log_prompts: bool = False
     """Whether the log names prompts."""
+
+    def priority_of(self, client: str) -> int:
+        """Returns the priority of a client's drawings, which is that of its key."""
+        found = (value for key, value in self.priorities.items() if client_name(key) == client)
+        return next(found, 0)
 
 
 def check_most(name: str, value: int | None, most: int, unit: str) -> None:
