@@ -148,16 +148,15 @@ class Catalogue:
         return complete(checkpoint, drawing, nets)
 
     def acquire(self, drawing: Drawing) -> tuple[Any, dict[str, Any]]:
-        """Returns the pipeline for a drawing, and the arguments of its call.
+        """Returns the pipeline for a drawing that `check` returned, and the arguments of its call.
 
         The arguments lack the seed, the sampler and the adapters. The model is loaded if it must
         be, which takes a while, and stays in memory until `release`.
 
         Raises:
-            Refused: the model cannot make the drawing, or cannot be loaded; says why.
-            NotFound: the catalogue lacks something that it names.
+            Refused: the model cannot be loaded; says why.
+            NotFound: the catalogue no longer has something that it names.
         """
-        drawing = self.check(drawing)
         nets = [self._controlnet(control.model) for control in drawing.controls]
         model = self._checkpoint(drawing.model)
         pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)

@@ -77,6 +77,11 @@ class Metrics:
                 self._gaps.append((now, now - self._last))
             self._last = now
 
+    def count_job(self, state: str) -> None:
+        """Counts a job that has ended in some state, or one that was "refused"."""
+        with self._lock:
+            self.jobs[state] += 1
+
     def pause(self) -> None:
         """Tells that nothing is left to compute, so that the time until the next row is no gap."""
         self._last = None

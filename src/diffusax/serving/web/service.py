@@ -85,16 +85,16 @@ class Service:
         Raises:
             Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
         """
-        if self.draining:
-            raise Closing("the server is stopping; ask another one, or this one later")
-        drawings = [self.check(drawing) for drawing in drawings]
-        count = sum(drawing.num_images for drawing in drawings)
-        check_most("num_images", count, self.settings.most_images, "images")
+        try:
+            drawings = self._checked(drawings)
+        except Refused:
+            self.engine.metrics.count_job("refused")
+            raise
         jobs: list[Job] = []
         given: Any = {"client": client, "priority": self.settings.priority_of(client)}
         try:
             for drawing in drawings:
-                jobs.append(self.engine.submit(drawing, deadline=deadline, **given))
+                jobs.append(self.engine.submit(drawing, deadline=deadline, checked=True, **given))
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -117,6 +117,14 @@ class Service:
     def jobs_of(self, request: Request) -> list[Job]:
         """Returns the jobs of a request's key; without keys, all."""
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
+
+    def _checked(self, drawings: Iterable[Drawing]) -> list[Drawing]:
+        if self.draining:
+            raise Closing("the server is stopping; ask another one, or this one later")
+        found = [self.check(drawing) for drawing in drawings]
+        count = sum(drawing.num_images for drawing in found)
+        check_most("num_images", count, self.settings.most_images, "images")
+        return found
 
     def _check_bounds(self, drawing: Drawing) -> None:
         settings = self.settings
