@@ -1,6 +1,8 @@
 """The catalogue: what it lists, what it refuses, and what it keeps in memory."""
 
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
+from diffusax.serving.entries import describe_model
 from diffusax.serving.errors import NotFound, Refused
 
 PICTURE = Image.new("RGB", (70, 65), "navy")
@@ -286,6 +289,35 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     with pytest.raises(ValueError, match="model 'one' is no longer in"):
         catalogue.refresh()
     assert [entry.name for entry in catalogue.models] == ["one", "two"]
+
+
+def test_what_has_changed_is_loaded_anew(tmp_path):
+    (tmp_path / "embeddings").mkdir()
+    for name, source in (("checkpoints/one", "emoji"), ("controlnet/edges", "emoji-control")):
+        shutil.copytree(EMBEDDED[source], tmp_path / name)
+    catalogue = Catalogue("one", tmp_path)
+    steered = Drawing(controls=(Control(model="edges", image=PICTURE),))
+    pipe, _ = acquire(catalogue, steered)
+    catalogue.refresh()
+    assert acquire(catalogue, steered)[0] is pipe
+    config = tmp_path / "controlnet" / "edges" / "config.json"
+    os.utime(config, ns=(0, time.time_ns() + 10**9))
+    catalogue.refresh()
+    other, _ = acquire(catalogue, steered)
+    assert other.params["controlnet"] is not pipe.params["controlnet"]
+    assert other.params["unet"] is pipe.params["unet"]
+    embedding(tmp_path / "embeddings" / "sks.safetensors")
+    for words in (["sks"], []):
+        catalogue.refresh()
+        assert list(acquire(catalogue, Drawing())[0].tokenizer.words) == words
+        (tmp_path / "embeddings" / "sks.safetensors").unlink(missing_ok=True)
+
+
+def test_a_single_file_is_as_new_as_its_own_last_change(tmp_path):
+    file = tmp_path / "sd1.safetensors"
+    hollow(file, model_shapes("sd1", 4))
+    os.utime(file, ns=(0, 5 * 10**9))
+    assert describe_model(file, "sd1", "sd1.safetensors").changed == 5 * 10**9
 
 
 def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypatch):
