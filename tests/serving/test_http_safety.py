@@ -1,5 +1,6 @@
 """What a server refuses: keys, other sites' pages, long bodies, too many jobs."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -9,8 +10,10 @@ import threading
 
 import pytest
 from serving.running import running
+from starlette.requests import Request
 
 from diffusax.serving.engine import EngineSettings
+from diffusax.serving.web import bodies
 from diffusax.serving.web.keys import client_name, key_of
 
 KEY, OTHER = "first-key-1234", "user:second-key-5678"
@@ -182,6 +185,21 @@ def test_what_is_no_json_object_of_few_levels_is_refused(public, body):
     answer = public.ask("POST", "/jobs", body=body, Content_Type="application/json")
     assert answer.status == 400
     assert answer.json["error"]["message"].startswith("the body must be ")
+
+
+@pytest.mark.parametrize(("length", "elsewhere"), [(10, False), (100_000, True)])
+def test_long_bodies_are_read_outside_the_event_loop(monkeypatch, length, elsewhere):
+    threads = []
+    monkeypatch.setattr(bodies, "check_depth", lambda value: threads.append(threading.get_ident()))
+    body = json.dumps({"prompt": "a" * length}).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    assert len(asyncio.run(bodies.read_json(request))["prompt"]) == length
+    assert (threads != [threading.get_ident()]) == elsewhere
 
 
 def test_every_answer_tells_browsers_to_be_careful(public):

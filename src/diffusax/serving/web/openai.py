@@ -91,7 +91,7 @@ async def edits(request: Request) -> Response:
             raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
     else:
         fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
-        sent, masks = _json_pictures(fields)
+        sent, masks = await in_thread(_json_pictures, fields)
     pictures = await in_thread(_pictures, service, sent, masks)
     drawing = await in_thread(_drawing, service, fields, pictures)
     return await _answer(request, fields, drawing, "image_edit")
