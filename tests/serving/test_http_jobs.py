@@ -204,9 +204,18 @@ def test_capabilities_list_what_requests_can_name(server):
     assert not found["api_key_needed"]
 
 
-def test_health_readiness_and_metrics(server):
+def test_health_readiness_and_metrics(server, monkeypatch):
     assert server.get("/health").json == {"status": "ok"}
     assert server.get("/ready").json == {"status": "ready"}
+    assert server.get("/nix").status == 404
+    refused = server.engine.metrics.jobs["refused"]
+    assert server.post("/jobs", {"num_inference_steps": 51}).status == 422
+    with monkeypatch.context() as broken:
+        broken.delattr(server.engine, "metrics")
+        assert server.get("/metrics").status == 500
     text = server.get("/metrics").body.decode()
     assert "diffusax_queued " in text
+    assert f'diffusax_jobs_total{{state="refused"}} {refused + 1}' in text
+    for route, status in (("none", 404), ("/jobs", 422), ("/metrics", 500)):
+        assert f'diffusax_requests_total{{route="{route}",status="{status}"}}' in text
     assert 'diffusax_requests_total{route="/health",status="200"}' in text
