@@ -6,12 +6,14 @@ import pytest
 from diffusax.serving import policies
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.drawing import Drawing
+from diffusax.serving.engine import EngineSettings
 from diffusax.serving.errors import Busy, Failed
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
 from diffusax.serving.policies import Device, Drawn
 from diffusax.serving.previews import expected_latents
+from diffusax.serving.schedule import Schedule
 from diffusax.serving.sizes import KindSizes
 
 LINEAR = {1: 6e-3, 2: 12e-3, 4: 24e-3, 8: 48e-3}
@@ -224,6 +226,22 @@ def test_a_batch_grows_no_further_than_the_memory_by_the_compilers_figures():
     assert sizes.largest_of(kind) == 4
     assert sizes.has_room(kind, 4)
     assert not sizes.has_room(kind, 8)
+
+
+def test_a_smaller_size_that_cannot_be_compiled_bounds_nothing_and_is_asked_for_once():
+    schedule = Schedule(None, EngineSettings(lanes=8), Metrics())
+    schedule.close()
+    sizes, ask = schedule._sizes, lambda size: schedule._compiler.ask(KIND, size, None, None)
+    sizes.set_ready(KIND, 2)
+    schedule._not_compiled(KIND, 1, ValueError("no such program"))
+    assert sizes.cap(KIND) == 8
+    ask(1)
+    assert not schedule.is_compiling
+    schedule._not_compiled(KIND, 4, ValueError("no such program"))
+    assert sizes.cap(KIND) == 2
+    sizes.forget(KIND)
+    ask(1)
+    assert schedule.is_compiling
 
 
 def test_errors_are_told_to_clients_without_what_is_inside():
