@@ -288,3 +288,18 @@ def test_a_gap_is_counted_only_while_there_is_work(monkeypatch):
     assert metrics.rows_per_second(10.0) == 0.2
     names = {sample.name for sample in metrics.samples()}
     assert {"to_image_seconds", "jobs_total", "longest_gap_seconds"} <= names
+
+
+def test_quick_steps_push_no_gap_out_of_the_last_five_minutes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    metrics = Metrics()
+    metrics.count_rows(1)
+    now[0] = 2.0
+    for _ in range(6000):
+        metrics.count_rows(1)
+        now[0] += 2**-7
+    assert metrics.longest_gap() == 2.0
+    assert metrics.rows_per_second() == pytest.approx(128, rel=0.01)
+    now[0] += 300.0
+    assert metrics.longest_gap() == metrics.rows_per_second() == 0.0
