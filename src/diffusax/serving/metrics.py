@@ -98,7 +98,7 @@ class Metrics:
             return max((gap for at, gap, _ in self._seconds if at + 1 > since), default=0.0)
 
     def rows_per_second(self, seconds: float = 10.0) -> float:
-        """Returns the rows a second in these last seconds."""
+        """Returns the rows a second in these last seconds, at least one."""
         now = time.perf_counter()
         since = math.ceil(now - seconds)
         with self._lock:
