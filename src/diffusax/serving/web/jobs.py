@@ -3,15 +3,16 @@
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import NotFound
+from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
 from diffusax.serving.infotext import read_settings, write_infotext
-from diffusax.serving.jobs import Job
+from diffusax.serving.jobs import Job, State
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
 from diffusax.serving.web.operations import operation
@@ -32,8 +33,6 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
-
-State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,12 +98,9 @@ class PngInfoAnswer:
 
 def settings_of(drawing: Drawing) -> dict[str, Any]:
     """Returns a drawing's fields without its pictures."""
-    left_out = ("image", "mask_image", "controls")
-    found = {f.name: getattr(drawing, f.name) for f in dataclasses.fields(drawing)}
-    found = {name: value for name, value in found.items() if name not in left_out}
+    found = {name: getattr(drawing, name) for name in FIELDS}
     controls = [
-        {name: value for name, value in vars(control).items() if name != "image"}
-        for control in drawing.controls
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
     ]
     return {**found, "adapters": dict(drawing.adapters), "controls": controls}
 
