@@ -1,13 +1,17 @@
 """The queue's order, the policies and what is counted, without a device."""
 
+import threading
+import types
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from diffusax.serving import policies
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.drawing import Drawing
-from diffusax.serving.engine import EngineSettings
-from diffusax.serving.errors import Busy, Failed
+from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.serving.errors import Busy, Failed, Refused
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
@@ -242,6 +246,37 @@ def test_a_smaller_size_that_cannot_be_compiled_bounds_nothing_and_is_asked_for_
     sizes.forget(KIND)
     ask(1)
     assert schedule.is_compiling
+
+
+class Idle:
+    """A catalogue whose models take for ever to load."""
+
+    def __init__(self):
+        self.end = threading.Event()
+
+    def check(self, drawing):
+        return drawing
+
+    def entry(self, name):
+        return types.SimpleNamespace(loaded=True)
+
+    def acquire(self, drawing):
+        self.end.wait()
+        raise Refused("there is no model")
+
+
+def test_pictures_of_those_that_wait_take_bounded_memory():
+    catalogue, large = Idle(), Drawing(image=Image.new("RGB", (1000, 1000)))
+    with Engine(catalogue, EngineSettings(most_live_bytes=7_000_000)) as engine:
+        jobs = [engine.submit(large) for _ in range(2)]
+        full = "pictures of 2 jobs under way take 6 MB and this one 3, more than 7 in all"
+        with pytest.raises(Busy, match=full):
+            engine.submit(large)
+        # Without pictures there is room; one that is too large beside others is let in alone.
+        for job in [*jobs, engine.submit(Drawing())]:
+            job.cancel()
+        engine.submit(Drawing(image=Image.new("RGB", (2000, 2000))))
+        catalogue.end.set()
 
 
 def test_errors_are_told_to_clients_without_what_is_inside():
