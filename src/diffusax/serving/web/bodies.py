@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from anyio import to_thread
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
@@ -76,7 +76,7 @@ async def read_json(request: Request) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     if len(body) > _LONG:
-        return await to_thread.run_sync(_object, body)
+        return await run_in_threadpool(_object, body)
     return _object(body)
 
 

@@ -17,6 +17,7 @@ from diffusax.serving.engine import Engine
 from diffusax.serving.errors import Closing, NotFound, Refused
 from diffusax.serving.jobs import Job
 from diffusax.serving.web.fields import DrawingFields
+from diffusax.serving.web.keys import client_name
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most
@@ -91,7 +92,7 @@ class Service:
             self.engine.metrics.count_job("refused")
             raise
         jobs: list[Job] = []
-        given: Any = {"client": client, "priority": self.settings.priority_of(client)}
+        given: Any = {"client": client, "priority": self._priority_of(client)}
         try:
             for drawing in drawings:
                 jobs.append(self.engine.submit(drawing, deadline=deadline, checked=True, **given))
@@ -117,6 +118,11 @@ class Service:
     def jobs_of(self, request: Request) -> list[Job]:
         """Returns the jobs of a request's key; without keys, all."""
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
+
+    def _priority_of(self, client: str) -> int:
+        """Returns the priority of a client's drawings, which is that of its key."""
+        own = self.settings.priorities.items()
+        return next((priority for key, priority in own if client_name(key) == client), 0)
 
     def _checked(self, drawings: Iterable[Drawing]) -> list[Drawing]:
         if self.draining:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from diffusax.serving.errors import Refused
-from diffusax.serving.web.keys import client_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +40,6 @@ class WebSettings:
     """The longest wait for the next bytes of a body."""
     log_prompts: bool = False
     """Whether the log names prompts."""
-
-    def priority_of(self, client: str) -> int:
-        """Returns the priority of a client's drawings, which is that of its key."""
-        found = (value for key, value in self.priorities.items() if client_name(key) == client)
-        return next(found, 0)
 
 
 def check_most(name: str, value: int | None, most: int, unit: str) -> None:
