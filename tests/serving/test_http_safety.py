@@ -105,8 +105,8 @@ def test_a_job_has_the_priority_of_its_key(guarded):
     for key in (KEY, OTHER):
         job = guarded.post("/jobs", {"prompt": "a"}, Authorization=bearer(key)).json
         found[key] = guarded.engine.job(job["id"])
+        found[key].cancel()
     assert {key: job.priority for key, job in found.items()} == {KEY: 0, OTHER: 3}
-    assert {job.wait(60) for job in found.values()} == {"done"}
 
 
 def test_bodies_that_are_too_long_are_refused(guarded):
