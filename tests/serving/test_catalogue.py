@@ -148,7 +148,9 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
     assert catalogue.check(drawn) == drawn
 
 
-def test_pictures_are_resampled_once(catalogue, monkeypatch):
+def test_pictures_are_resampled_once(monkeypatch):
+    catalogue = Catalogue("emoji")
+
     def fail(*_, **__):
         raise AssertionError("resampled for nothing")
 
