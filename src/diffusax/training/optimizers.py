@@ -145,8 +145,8 @@ def _optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTrans
 def _matrices(params: Params) -> Any:
     """Returns which parameters Muon (Jordan et al. 2024) orthogonalises, as inputs by outputs.
 
-    They are all kernels but those of the first and last convolution, as its authors advise, and all
-    A and B of adapters.
+    They are all kernels but those of the first and last convolution, as its authors advise; of
+    adapters they are A and B.
     """
 
     def axes(path: tuple[Any, ...], x: jax.Array) -> MuonDimensionNumbers | None:

@@ -40,7 +40,7 @@ pipe({call}).images[0].save("picture.png")
 PyTorch diffusers opens the same folder.
 """
 
-_LORA_USAGE = """The adapters go beside the model that they were trained on, in diffusax as in PyTorch diffusers:
+_LORA_USAGE = """The adapters go beside the model that they were trained on:
 
 ```python
 import diffusax
@@ -49,6 +49,8 @@ pipe = diffusax.DiffusionPipeline.from_pretrained("{base}")
 pipe.load_lora_weights("{location}")
 pipe({call}).images[0].save("picture.png")
 ```
+
+PyTorch diffusers loads them by the same method.
 """
 
 _CONTROLNET_LORA_USAGE = """The adapters go beside the ControlNet that they were trained on:
@@ -62,8 +64,8 @@ pipe.load_lora_weights("{location}")
 pipe("a prompt", image="edges.png").images[0].save("picture.png")
 ```
 
-PyTorch diffusers has no loader for adapters of a ControlNet; PEFT's `set_peft_model_state_dict` puts
-them into one.
+PyTorch diffusers has no loader for adapters of a ControlNet; PEFT's `set_peft_model_state_dict`
+puts them into one.
 """
 
 _CALLS = {
