@@ -9,7 +9,7 @@ from diffusax.runtime.flops import count_flops, count_training_flops
 from diffusax.runtime.mesh import make_mesh
 from diffusax.training import LoRAConfig, TextToImageConfig, text_to_image
 from diffusax.training.memory import bytes_on_device
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.program import abstract_arguments, optimizer_of, step_program
 
 
 def compiled_step(checkpoint, pictures, **options):
@@ -23,7 +23,9 @@ def compiled_step(checkpoint, pictures, **options):
     )
     recipe, mesh = text_to_image(config), make_mesh("data=1", devices=jax.local_devices()[:1])
     arguments = abstract_arguments(recipe, config, mesh)
-    return lower_step(recipe, config, mesh).compile(), arguments, recipe
+    program = step_program(recipe, config, optimizer_of(config), mesh)
+    with jax.set_mesh(mesh):
+        return program.lower(*arguments).compile(), arguments, recipe
 
 
 def network_flops(recipe, arguments) -> tuple[int, int]:
@@ -50,10 +52,18 @@ def test_no_gradient_of_a_frozen_kernel_is_computed(checkpoint, pictures):
 
 @pytest.mark.slow
 def test_a_step_needs_memory_for_adapters_and_activations_alone(checkpoint, pictures):
-    step, arguments, recipe = compiled_step(checkpoint, pictures, lora=LoRAConfig(rank=16, targets=("all",)))
+    step, arguments, recipe = compiled_step(
+        checkpoint, pictures, lora=LoRAConfig(rank=16, targets=("all",))
+    )
     state, frozen, batch = arguments
     memory = step.memory_analysis()
     adapters = bytes_on_device(state.params)
     given = memory.argument_size_in_bytes - bytes_on_device(frozen) - bytes_on_device(batch)
-    print(given, adapters, memory.temp_size_in_bytes, memory.alias_size_in_bytes, bytes_on_device(frozen))
+    print(
+        given,
+        adapters,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        bytes_on_device(frozen),
+    )
     assert abs(given - 3 * adapters) < 0.02 * adapters
