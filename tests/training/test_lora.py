@@ -15,8 +15,11 @@ from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.models.adapters import kernel_shapes
 from diffusax.training import (
     DenoiserValidationConfig,
+    EditDataConfig,
+    InstructPix2PixConfig,
     LoRAConfig,
     TextToImageConfig,
+    instruct_pix2pix,
     read_config,
     text_to_image,
 )
@@ -181,6 +184,13 @@ def test_options_that_do_not_go_together(checkpoint, pictures, pairs, message):
     given = [f"model={checkpoint}", f"data.path={pictures}", "data.resolution=32"]
     with pytest.raises(ValueError, match=message):
         text_to_image(read_config(TextToImageConfig, None, [*given, *pairs]))
+
+
+def test_a_checkpoint_that_edits_is_needed_for_adapters_that_edit(checkpoint, edits):
+    data = EditDataConfig(str(edits), resolution=32)
+    config = InstructPix2PixConfig(model=str(checkpoint), data=data, lora=LoRAConfig(rank=2))
+    with pytest.raises(ValueError, match="is no InstructPix2Pix checkpoint, so that"):
+        instruct_pix2pix(config)
 
 
 @pytest.mark.slow
