@@ -158,10 +158,10 @@ def test_what_cannot_be(checkpoint, start, steered):
         make(checkpoint, steered, controlnet=str(start), from_scratch=True)
     with pytest.raises(ValueError, match="holds a UNet2DConditionModel, no ControlNetModel"):
         make(checkpoint, steered, controlnet=str(checkpoint / "unet"))
-    with pytest.raises(ValueError, match="controlnet must be given with lora.rank"):
+    with pytest.raises(ValueError, match=r"controlnet must be given with lora\.rank"):
         make(checkpoint, steered, lora=LoRAConfig(rank=2))
+    lora = LoRAConfig(rank=2, format="both")
     with pytest.raises(ValueError, match="kohya's files have no layers of a ControlNet"):
-        lora = LoRAConfig(rank=2, format="both")
         make(checkpoint, steered, controlnet=str(start), lora=lora)
 
 
