@@ -101,7 +101,8 @@ def run(request, tmp_path_factory, tiny_checkpoints, pictures):
     output = tmp_path_factory.mktemp("run")
     options = ["--lora.format", "both", "--train-text-encoder", "--ema.rule", "power"]
     options += ["--ema.snapshot-every", "2", "--text-encoder-learning-rate", "1e-2"]
-    options += ["--lora.targets", "to_q", "to_v", "conv1", "q_proj", "fc1"]
+    # Of kohya's files diffusers drops a text encoder's attention where out_proj is not among it.
+    options += ["--lora.targets", "to_q", "to_v", "conv1", "q_proj", "out_proj", "fc1"]
     return folder, trained_by_command(output, folder, pictures, *options)
 
 
@@ -164,7 +165,8 @@ def test_a_folder_holds_adapters_alone_and_says_how_to_load_them(run, capsys):
 
 @pytest.mark.slow
 def test_killed_runs_end_in_the_same_bits(tmp_path, checkpoint, pictures):
-    own = ["lora.rank=2", "lora.dropout=0.2", "steps=60", "checkpoint_every=5", "log_every=1"]
+    own = ["lora.rank=2", "lora.dropout=0.2", "steps=40", "batch_size=2"]
+    own += ["checkpoint_every=5", "log_every=1"]
 
     def start(output):
         command = [sys.executable, str(RUN), str(checkpoint), str(pictures), str(output), *own]
@@ -178,7 +180,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path, checkpoint, pictures):
         wait_for(killed, lambda step=step: max(steps_logged(broken), default=0) >= step)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        assert max(steps_logged(broken)) < 60
+        assert max(steps_logged(broken)) < 40
     finish(start(broken))
     for name in ("model", "model_ema"):
         expected = load_file(tmp_path / "whole" / name / WEIGHT_NAME)
