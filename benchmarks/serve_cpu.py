@@ -3,8 +3,10 @@
 Each policy gets the same drawings at the same times: one at a time, whole batches of equals, and a
 running batch. The load is the rate of arrivals over the rate at which one drawing after the other
 can be made. Then the longest gap between steps while programs for another size are compiled, and
-what the engine costs beside calls of the pipeline in a loop.
+what the engine costs beside calls of the pipeline in a loop. With --server-async, diffusers' own
+example of a server gets the same drawings, too.
     python benchmarks/serve_cpu.py [--jobs 60] [--load 0.5 0.8 1.0 1.5] [--model emoji]
+        [--server-async DIFFUSERS/examples/server-async]
 """
 
 import argparse
@@ -12,11 +14,13 @@ import dataclasses
 import itertools
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from continuous_cpu import requests
 from machine import describe
+from server_async import ServerAsync
 
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue import Catalogue
@@ -56,12 +60,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="pixels; by default the model's own size")
     parser.add_argument("--slow-size", type=int, default=256, help="where a step takes over 100 ms")
     parser.add_argument("--queue", type=int, default=16, help="drawings that may wait")
+    parser.add_argument("--rounds", type=int, default=12, help="of drawings beside calls")
+    parser.add_argument("--server-async", type=Path, help="diffusers' folder of that name")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     print(describe())
     catalogue = Catalogue(args.model)
     drawings = [Drawing(**call, width=args.size, height=args.size) for call in requests(args.jobs)]
-    engines = {
+    engines: dict[str, Any] = {
         name: Engine(
             catalogue, EngineSettings(policy=name, lanes=args.lanes, most_queued=args.queue)
         )
@@ -74,6 +80,10 @@ def main() -> None:
         while engine.state().compiling:
             time.sleep(0.1)
         print(f"{name}: warm after {time.perf_counter() - began:.1f} s", flush=True)
+    if args.server_async is not None:
+        checkpoint = catalogue.entry().path
+        engines["server-async"] = ServerAsync(args.server_async, checkpoint)
+        closed_loop(engines["server-async"], drawings[:3])
     for engine in engines.values():
         seconds = closed_loop(engine, drawings)
         print(f"{engine.settings.policy}: {1 / seconds:.2f} drawings/s without a pause", flush=True)
@@ -84,7 +94,10 @@ def main() -> None:
             print(f"load {load:.0%}, {name}: {report(engine, drawings, gaps)}", flush=True)
     engine = engines[args.policies[-1]]
     print(f"longest gap while another size compiles: {gap_beside(engine, drawings)}", flush=True)
-    print(f"beside a loop of calls: {overhead(engine, catalogue, args.slow_size)}", flush=True)
+    print(
+        f"beside a loop of calls: {overhead(engine, catalogue, args.slow_size, args.rounds)}",
+        flush=True,
+    )
     for engine in engines.values():
         engine.close()
 
@@ -155,7 +168,7 @@ def gap_beside(engine: Engine, drawings: list[Drawing]) -> str:
     )
 
 
-def overhead(engine: Engine, catalogue: Catalogue, size: int) -> str:
+def overhead(engine: Engine, catalogue: Catalogue, size: int, rounds: int) -> str:
     """Compares drawings one after the other with calls of the pipeline."""
     drawing = Drawing(
         prompt="a red apple",
@@ -169,7 +182,7 @@ def overhead(engine: Engine, catalogue: Catalogue, size: int) -> str:
     pipe, arguments = catalogue.acquire(engine.catalogue.check(drawing))
     own, pipe.scheduler = pipe.scheduler, scheduler_from_name("euler", pipe.scheduler)
     calls, jobs = [], []
-    for seed in range(6):
+    for seed in range(1 + rounds):
         began = time.perf_counter()
         pipe(**arguments, seed=seed)
         calls.append(time.perf_counter() - began)
