@@ -327,14 +327,19 @@ def pickled(scheduler):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
-def test_copies_go_on_by_themselves(copied):
-    ours = samplers.UniPCMultistepScheduler(**SD)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("UniPCMultistepScheduler", {}), ("EulerAncestralDiscreteScheduler", {"generator": 7})],
+)
+def test_copies_go_on_by_themselves(name, options, copied):
+    ours = samplers.SCHEDULERS[name](**SD)
     ours.set_timesteps(6)
     x = first_sample(ours.schedule(6)).numpy()
     for t in ours.timesteps[:3]:
-        x = ours.step(predict(x, t), t, x).prev_sample
+        scaled = ours.scale_model_input(x, t)
+        x = ours.step(predict(scaled, t), t, x, **options).prev_sample
     second = copied(ours)
-    found = [steps_of(scheduler, x, begin=3) for scheduler in (ours, second)]
+    found = [steps_of(scheduler, x, begin=3, **options) for scheduler in (ours, second)]
     np.testing.assert_array_equal(*found)
 
 

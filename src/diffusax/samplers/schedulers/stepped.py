@@ -1,5 +1,6 @@
 """What diffusers' schedulers offer to loops of one's own: timesteps, steps and noise."""
 
+import copy
 import dataclasses
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -118,7 +119,11 @@ class Stepped:
         """Returns the attributes, for copies and pickles, whose runs go on by themselves."""
         run = self._hand_run
         state = dict(self.__dict__)
-        return state if run is None else {**state, "_run_by_hand": dataclasses.replace(run)}
+        if run is not None:
+            # The streams of integers' generators go on with every draw.
+            own = dataclasses.replace(run, noise=copy.deepcopy(run.noise))
+            state["_run_by_hand"] = own
+        return state
 
     def set_timesteps(
         self,
