@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -307,6 +307,13 @@ class Stepped:
     @property
     def _hand_run(self) -> HandRun | None:
         return self.__dict__.get("_run_by_hand")
+
+    def _without_run(self) -> Self:
+        """Returns an equal scheduler whose attributes are this one's, but for the run."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("_run_by_hand", None)
+        return other
 
     def _begun(self) -> HandRun:
         """Returns the run.
