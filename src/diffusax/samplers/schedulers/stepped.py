@@ -53,6 +53,8 @@ class Stepped:
     draws_in_vain: ClassVar[bool] = False
     # The field of diffusers' output beside prev_sample.
     second_output: ClassVar[str | None] = None
+    # Whether the rows' noise levels are what diffusers' `sigmas` has.
+    on_sigmas: ClassVar[bool] = False
     # Whether the network is given the sample times a number.
     scales_input: ClassVar[bool] = False
     # Whether timesteps are integers.
@@ -351,12 +353,15 @@ class Stepped:
         return P
 
     def _untimed(self) -> Untimed:
-        """Returns what is shown before `set_timesteps`."""
-        return Untimed(np.arange(len(self), dtype=np.float64)[::-1])
+        """Returns what is shown before `set_timesteps`: the training, or a run of as many steps."""
+        if not self.on_sigmas:
+            return Untimed(np.arange(len(self), dtype=np.float64)[::-1])
+        whole = cached_schedule(cast(Sampler, self), steps=len(self), uncut=True)
+        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
 
     def _sigmas_of(self, levels: np.ndarray) -> np.ndarray | None:
         """Returns the sigmas of levels, n 2; None for samplers on alphas_cumprod."""
-        return None
+        return levels[:, 1] if self.on_sigmas else None
 
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the (signal, noise) of x at timesteps of the training."""
