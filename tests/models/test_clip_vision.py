@@ -112,7 +112,7 @@ def test_both_towers_equal_transformers(tmp_path):
     )
     assert_close(network.run(x, method="get_image_features"), images)
     assert_close(network.run(IDS, method="get_text_features"), texts)
-    assert_close(network.run(IDS, x), model(**inputs).logits_per_image)
+    assert_close(network.run(IDS, x).logits_per_image, model(**inputs).logits_per_image)
 
     vision = diffusax.CLIPVisionModelWithProjection.from_pretrained(tmp_path)
     assert vision.class_name == "CLIPVisionModelWithProjection"

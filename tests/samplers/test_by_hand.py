@@ -1,6 +1,7 @@
 """Schedulers stepped by hand, against diffusers' loops, and what a run by hand leaves alone."""
 
 import copy
+import gc
 import inspect
 import itertools
 import pickle
@@ -327,15 +328,47 @@ def pickled(scheduler):
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
-def test_copies_go_on_by_themselves(copied):
-    ours = samplers.UniPCMultistepScheduler(**SD)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("UniPCMultistepScheduler", {}), ("EulerAncestralDiscreteScheduler", {"generator": 7})],
+)
+def test_copies_go_on_by_themselves(name, options, copied):
+    ours = samplers.SCHEDULERS[name](**SD)
     ours.set_timesteps(6)
     x = first_sample(ours.schedule(6)).numpy()
     for t in ours.timesteps[:3]:
-        x = ours.step(predict(x, t), t, x).prev_sample
+        scaled = ours.scale_model_input(x, t)
+        x = ours.step(predict(scaled, t), t, x, **options).prev_sample
     second = copied(ours)
-    found = [steps_of(scheduler, x, begin=3) for scheduler in (ours, second)]
+    found = [steps_of(scheduler, x, begin=3, **options) for scheduler in (ours, second)]
     np.testing.assert_array_equal(*found)
+
+
+def memories(shape):
+    """The arrays on the device with a sampler's memory slots, for samples of a shape."""
+    gc.collect()
+    return [array for array in jax.live_arrays() if array.shape[1:] == shape]
+
+
+def test_samplers_that_count_no_rows_keep_no_memory():
+    ours, x = samplers.DDIMScheduler(**SD), np.ones((1, 4, 7, 3), np.float32)
+    ours.set_timesteps(5)
+    ours.step(x, ours.timesteps[0], x)
+    ours.step(x, 333, x)
+    assert memories(x.shape) == []
+
+
+def test_the_memory_of_a_loop_that_stopped_early_goes_with_its_scheduler():
+    # Options that no other test has a schedule of.
+    ours = samplers.DPMSolverMultistepScheduler(**{**SD, "beta_end": 0.0123})
+    x = np.ones((1, 4, 7, 3), np.float32)
+    ours.schedule(5)
+    ours.set_timesteps(5)
+    ours.step(x, ours.timesteps[0], x)
+    samplers.scheduler_from_function(lambda steps: steps.rows, ours).schedule(5)
+    assert len(memories(x.shape)) == 1
+    del ours
+    assert memories(x.shape) == []
 
 
 def test_pndm_begins_at_either_row_of_the_timestep_that_it_repeats():

@@ -16,6 +16,7 @@ from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
 from diffusax.serving.entries import describe_model
 from diffusax.serving.errors import NotFound, Refused
+from diffusax.training.base_model import BaseModel
 
 PICTURE = Image.new("RGB", (70, 65), "navy")
 MASK = Image.new("L", (70, 65), 255)
@@ -344,6 +345,18 @@ def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
     with pytest.raises(Refused, match=r"model 'bad' cannot be loaded: .*vae") as caught:
         acquire(catalogue, Drawing())
     assert caught.value.status == 500
+
+
+@pytest.mark.parametrize("read", [lambda path: describe_model(path, "", ""), BaseModel.open])
+def test_a_scheduler_that_cannot_be_read_is_named_with_its_file(tmp_path, read):
+    for part in EMBEDDED["emoji"].iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    (tmp_path / "scheduler").unlink()
+    path = tmp_path / "scheduler" / "scheduler_config.json"
+    path.parent.mkdir()
+    path.write_text('{"beta_schedule": "steep"}')
+    with pytest.raises(ValueError, match=rf"^{path}: .*beta_schedule"):
+        read(str(tmp_path))
 
 
 def _leaves(tree):

@@ -50,8 +50,8 @@ def publish(
     """
     api = huggingface_hub.HfApi(token=token)
     # First, so that a mistake shows before large files are written.
+    repo = create_repository(api, repo_id, private=private)
     with hub_errors(repo_id):
-        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         has_card = bool(subfolder) or api.file_exists(repo, "README.md")
     with tempfile.TemporaryDirectory() as written:
         folder = Path(written)
@@ -59,15 +59,38 @@ def publish(
         if not has_card:
             card = _CARD.format(name=repo.rpartition("/")[2], kind=kind)
             (folder / "README.md").write_text(card, "utf-8")
-        with hub_errors(repo_id):
-            commit = api.upload_folder(
-                repo_id=repo,
-                folder_path=folder,
-                commit_message=commit_message or f"Upload {kind}",
-                create_pr=create_pr,
-                path_in_repo=subfolder,
-            )
-    return str(commit)
+        return upload_folder(
+            api,
+            repo,
+            folder,
+            commit_message=commit_message or f"Upload {kind}",
+            create_pr=create_pr,
+            path_in_repo=subfolder,
+        )
+
+
+def create_repository(
+    api: huggingface_hub.HfApi, repo_id: str, *, private: bool | None = None
+) -> str:
+    """Creates a Hub repository unless it is there, and returns its name, "owner/name".
+
+    Raises:
+        ValueError: the Hub refuses or does not answer; says why.
+    """
+    with hub_errors(repo_id):
+        return api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+
+
+def upload_folder(api: huggingface_hub.HfApi, repo_id: str, folder: Path, **options: Any) -> str:
+    """Uploads a folder to a Hub repository, and returns the commit's address.
+
+    options: those of `HfApi.upload_folder`.
+
+    Raises:
+        ValueError: the Hub refuses the upload or does not answer; says why.
+    """
+    with hub_errors(repo_id):
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
 
 
 class Publishing:

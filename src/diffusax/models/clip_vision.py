@@ -29,6 +29,18 @@ class CLIPVisionOutput(NamedTuple):
     image_embeds: jax.Array | None
 
 
+class CLIPModelOutput(NamedTuple):
+    """What CLIP says of images and texts.
+
+    logits_per_image: b n, the scaled cosines of each image and each text. text_embeds: n p, and
+    image_embeds: b p, of length one. All are float32.
+    """
+
+    logits_per_image: jax.Array
+    text_embeds: jax.Array
+    image_embeds: jax.Array
+
+
 class CLIPVisionEmbeddings(nnx.Module):
     """A class token and the patches, with their positions. pixel_values: b h w c -> b 1+n d."""
 
@@ -132,8 +144,8 @@ class CLIPModel(nnx.Module):
         self.text_projection = Linear(text.hidden_size, joint, bias=False, rngs=rngs)
         self.logit_scale = nnx.Param(scale(rngs.params(), (), jnp.float32))
 
-    def __call__(self, input_ids: jax.Array, pixel_values: jax.Array) -> jax.Array:
-        """Returns the scaled cosines of each image and each text, called logits_per_image: b n.
+    def __call__(self, input_ids: jax.Array, pixel_values: jax.Array) -> CLIPModelOutput:
+        """Compares images and texts.
 
         input_ids: n t. pixel_values: b h w c, normalised as by the image processor.
 
@@ -143,7 +155,8 @@ class CLIPModel(nnx.Module):
         images = self.get_image_features(pixel_values).astype(jnp.float32)
         texts = self.get_text_features(input_ids).astype(jnp.float32)
         images, texts = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (images, texts))
-        return jnp.exp(self.logit_scale[...]) * (images @ texts.T)
+        logits = jnp.exp(self.logit_scale[...]) * (images @ texts.T)
+        return CLIPModelOutput(logits, texts, images)
 
     def get_image_features(self, pixel_values: jax.Array) -> jax.Array:
         """Returns the features of images. pixel_values: b h w c, normalised -> b p."""

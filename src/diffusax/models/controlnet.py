@@ -13,7 +13,7 @@ from flax import nnx
 from diffusax.models import resnet, transformer
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
-from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig
+from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig, skip_widths
 from diffusax.typed.config import Channels, Widths
 
 Residuals = tuple[tuple[jax.Array, ...], jax.Array]
@@ -87,10 +87,9 @@ class ControlNetModel(UNetEncoder):
             width,
             rngs=rngs,
         )
-        widths = [width]
-        for block, d in zip(self.down_blocks, config.block_out_channels):
-            widths += [d] * (len(block.resnets) + (block.downsamplers is not None))
-        self.controlnet_down_blocks = nnx.List([Conv2d(d, d, 1, rngs=rngs) for d in widths])
+        self.controlnet_down_blocks = nnx.List(
+            [Conv2d(d, d, 1, rngs=rngs) for d in skip_widths(config)]
+        )
         self.controlnet_mid_block = Conv2d(
             config.block_out_channels[-1], config.block_out_channels[-1], 1, rngs=rngs
         )

@@ -11,6 +11,16 @@ import jax
 import numpy as np
 
 OVERLAP = 0.25
+_SIDE = 512
+
+
+def tile_of(config: Any, factor: int) -> int:
+    """Returns the side of an autoencoder's tiles in latents: its sample_size's, or 512 pixels'.
+
+    config: the autoencoder's. factor: the pixels per latent, in each direction.
+    """
+    side = getattr(config, "sample_size", _SIDE)
+    return (side[0] if isinstance(side, tuple) else side) // factor
 
 
 def tiled_decode(

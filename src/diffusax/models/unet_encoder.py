@@ -173,6 +173,15 @@ def down_levels(config: UNetEncoderConfig) -> list[Level]:
     return result
 
 
+def skip_widths(config: UNetEncoderConfig) -> list[int]:
+    """Returns the channels of each skip connection on the way down, the largest maps first."""
+    counts, last = config.per_level("layers_per_block"), len(config.block_out_channels) - 1
+    widths = [config.block_out_channels[0]]
+    for level, (width, count) in enumerate(zip(config.block_out_channels, counts, strict=True)):
+        widths += [width] * (count + (level < last))
+    return widths
+
+
 def mid_level(config: UNetEncoderConfig) -> Level:
     """Returns the middle level; its transformer, if any, is between the resnet and a second one."""
     level, width = len(config.block_out_channels) - 1, config.block_out_channels[-1]

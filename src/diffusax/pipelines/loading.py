@@ -1,6 +1,6 @@
 """Reads the components of a pipeline from a checkpoint's folder, and writes them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from diffusax.models.token_table import without_spare_rows
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.placement import component_mesh
-from diffusax.samplers import scheduler_from_config
+from diffusax.samplers import Scheduler, scheduler_from_config
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 """The components of diffusers' checkpoints that diffusax runs in none or only some classes."""
@@ -93,12 +93,7 @@ def load_components(
             hint = f"; give {name}=" if component in target.extra_components else ""
             raise ValueError(f"{folder / 'model_index.json'} has no {name}{hint}")
         if role == "scheduler":
-            path = component_folder(folder, name) / "scheduler_config.json"
-            config = {"_class_name": listed[name][1], **load_json(path)}
-            try:
-                loaded[name] = scheduler_from_config(config)
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
+            loaded[name] = load_scheduler(folder, name, listed[name][1])
         elif role == "tokenizer":
             loaded[name] = component.kind.from_folder(folder / name)
         elif role == "image_processor":
@@ -119,6 +114,32 @@ def load_components(
             ]
             loaded[name] = models if len(models) > 1 else models[0]
     return loaded
+
+
+def load_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:
+    """Reads a checkpoint's scheduler.
+
+    Args:
+        folder: the checkpoint.
+        name: the scheduler's name among the components.
+        class_name: its class, from model_index.json.
+        changes: options instead of the file's.
+
+    Raises:
+        ValueError: it cannot be read; says which file and why.
+    """
+    path = component_folder(folder, name) / "scheduler_config.json"
+    config = {"_class_name": class_name, **load_json(path)}
+    try:
+        return scheduler_from_config(config, **changes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def with_class_options(scheduler: Scheduler, options: Mapping[str, Any]) -> Scheduler:
+    """Returns a scheduler with a class's `scheduler_options`, as far as it has such options."""
+    changed = {k: v for k, v in options.items() if getattr(scheduler, k, v) != v}
+    return scheduler.with_options(**changed) if changed else scheduler
 
 
 def save_components(

@@ -32,6 +32,7 @@ from diffusax.pipelines.loading import (
     class_for,
     load_components,
     save_components,
+    with_class_options,
 )
 from diffusax.pipelines.lora import LoraMethods
 from diffusax.pipelines.offloading import Offloading
@@ -124,10 +125,7 @@ class DiffusionPipeline(
         known = sorted(self.parts.params, key=lambda name: name != first)
         meshes = (mesh_of(self.parts.params[name]) for name in known)
         self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
-        scheduler = self.parts.scheduler
-        old = {k: v for k, v in self.scheduler_options.items() if getattr(scheduler, k, v) != v}
-        if old:
-            self.parts.scheduler = scheduler.with_options(**old)
+        self.parts.scheduler = with_class_options(self.parts.scheduler, self.scheduler_options)
         # A scheduler that is assigned later may not say it: `FlowMatchEulerDiscreteScheduler()`.
         self.parts.process = self.parts.scheduler.process
 

@@ -20,7 +20,7 @@ from diffusax.models.adapters import Layers
 from diffusax.models.image_prompts import Layers as ImageLayers
 from diffusax.models.latents import to_unit
 from diffusax.models.network import Params
-from diffusax.models.tiling import tiled_decode
+from diffusax.models.tiling import tile_of, tiled_decode
 from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser
@@ -245,16 +245,13 @@ def _decode_tiles(
     c: Components, latents: Any, condition: DecoderCondition | None, **options: bool
 ) -> tuple[Any, Any]:
     """Decodes as `programs.decode` does, in overlapping tiles where the images are large."""
-    side = getattr(c.autoencoder.config, "sample_size", 512)
-    tile = (side[0] if isinstance(side, tuple) else side) // c.latents.factor
-    params = c.autoencoder_params
+    params, factor = c.autoencoder_params, c.latents.factor
 
     def decode_tile(part: np.ndarray, *shown: np.ndarray) -> jax.Array:
         given = part, DecoderCondition(*shown) if shown else None
         with in_mesh(c.local_mesh):
             return programs.decode_pixels(c.autoencoder, params, *given, **options)
 
-    images = tiled_decode(
-        decode_tile, latents, *(condition or ()), tile=tile, factor=c.latents.factor
-    )
+    tile = tile_of(c.autoencoder.config, factor)
+    images = tiled_decode(decode_tile, latents, *(condition or ()), tile=tile, factor=factor)
     return to_unit(jnp.asarray(images)), np.isfinite(images).all((1, 2, 3))

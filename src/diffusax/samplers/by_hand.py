@@ -45,7 +45,7 @@ class HandRun:
     options: the arguments of `cached_schedule` that give it. whole: all its rows. begin_index: the
     row to begin at, or None to find it by the first timestep. first: the row that it began at.
     step_index: the next row, or None before the first step. memory: 5 ..., the sampler's memory
-    slots; None before the first step and after the last.
+    slots; None before the first step and after the last, and for samplers that count no rows.
     """
 
     options: dict[str, Any]
@@ -120,7 +120,7 @@ def take_step(
         options = options._replace(generator=default_generator(model_output, sample))
     x = as_jax(sample)
     raw = _prediction(as_jax(model_output), x)
-    if scheduler.counts_rows and run.memory is not None and run.memory.shape[1:] != x.shape:
+    if run.memory is not None and run.memory.shape[1:] != x.shape:
         raise ValueError(
             f"sample must have the shape of the steps before, {run.memory.shape[1:]} (got "
             f"{x.shape}); call set_timesteps for another run"
@@ -129,12 +129,12 @@ def take_step(
     draws = bool(row.x[_NOISE]) or any(m[_NOISE] for m in row.memory)
     noise = _noise(scheduler, run, x, number, options, draws=draws)
     memory = run.memory
-    if memory is None or not scheduler.counts_rows:
+    if memory is None:
         memory = jnp.zeros((SLOTS - 1, *x.shape), jnp.float32)
     second = scheduler.second_output
     shown = np.zeros(SLOTS + 3) if second is None else scheduler._second_output(row)
     after, predicted, memory = _ADVANCE(x, memory, raw, noise, *_coefficients(row, shown))
-    run.memory = None if run.step_index == len(run) else memory
+    run.memory = memory if scheduler.counts_rows and run.step_index != len(run) else None
     output = SchedulerOutput(after, **({} if second is None else {second: predicted}))
     return alike(output, sample, model_output)
 

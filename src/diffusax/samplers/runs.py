@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -60,13 +60,30 @@ class Sampler(Protocol):
 
     def __hash__(self) -> int: ...
 
+    def _without_run(self) -> Self: ...
+
     def _check_custom(self, name: str, values: np.ndarray) -> None: ...
 
     def _run(self, request: Request) -> Run: ...
 
 
+def cached_schedule(scheduler: Sampler, **options: Any) -> Schedule:
+    """Computes `Scheduler.schedule` from arguments that `checked_options` returned, and others.
+
+    Args:
+        scheduler: the sampler.
+        **options: also begin and end, integers, and uncut: whether to allow rows without a finite
+            step, because the caller will use a part of the run that may not contain them.
+
+    Raises:
+        ValueError: for the reasons of `Scheduler.schedule`.
+    """
+    # The cache outlives the scheduler, whose run by hand holds samples.
+    return _schedule(scheduler._without_run(), **options)
+
+
 @functools.lru_cache(maxsize=64)
-def cached_schedule(
+def _schedule(
     scheduler: Sampler,
     *,
     steps: int | None = None,
@@ -81,14 +98,7 @@ def cached_schedule(
     use_clipped_model_output: bool = False,
     uncut: bool = False,
 ) -> Schedule:
-    """Computes `Scheduler.schedule`; the arguments must have exactly these types.
-
-    uncut: whether to allow rows without a finite step, because the caller will use a part of the
-    run that may not contain them.
-
-    Raises:
-        ValueError: for the reasons of `Scheduler.schedule`.
-    """
+    """Computes `cached_schedule`; the arguments must have exactly these types."""
     custom = {"timesteps": timesteps, "sigmas": sigmas}
     given = [name for name, value in custom.items() if value is not None]
     if not 0 <= strength <= 1:

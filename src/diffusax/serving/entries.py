@@ -18,15 +18,10 @@ from diffusax.pipelines.auto import (
     AutoPipelineForText2Image,
 )
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.loading import class_for
+from diffusax.pipelines.loading import class_for, load_scheduler, with_class_options
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.tasks import instruct
-from diffusax.samplers import (
-    Scheduler,
-    fitting_samplers,
-    scheduler_from_config,
-    scheduler_from_name,
-)
+from diffusax.samplers import Scheduler, fitting_samplers, scheduler_from_name
 
 Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
 
@@ -252,10 +247,8 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
     """Returns the scheduler that pipelines of the checkpoint have."""
     if "scheduler" not in listed:
         raise ValueError(f"{folder / 'model_index.json'} has no scheduler")
-    path = component_folder(folder, "scheduler") / "scheduler_config.json"
-    scheduler = scheduler_from_config({"_class_name": listed["scheduler"][1], **load_json(path)})
-    old = {k: v for k, v in origin.scheduler_options.items() if getattr(scheduler, k, v) != v}
-    return scheduler.with_options(**old) if old else scheduler
+    scheduler = load_scheduler(folder, "scheduler", listed["scheduler"][1])
+    return with_class_options(scheduler, origin.scheduler_options)
 
 
 @functools.lru_cache(256)

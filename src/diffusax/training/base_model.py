@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints import load_network, read_model_index, resolve
-from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
-from diffusax.files import load_json
 from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, Network, Params
 from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
-from diffusax.pipelines.loading import class_for
-from diffusax.samplers import Scheduler, scheduler_from_config
+from diffusax.pipelines.loading import class_for, load_scheduler
+from diffusax.samplers import Scheduler
 from diffusax.training.converting import check_channels
 from diffusax.training.data.examples import clean_caption
 from diffusax.training.denoising import LENGTHS, ids_name
@@ -167,19 +165,12 @@ class BaseModel:
 
 
 def read_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> Scheduler:
-    """Returns a checkpoint's scheduler.
-
-    Args:
-        folder: the checkpoint.
-        name: the scheduler's name among the components.
-        class_name: its class, from model_index.json.
-        changes: options instead of the file's.
+    """Reads a checkpoint's scheduler as `load_scheduler`, and checks it for the training.
 
     Raises:
         ValueError: it cannot be read, or diffusax cannot train the networks that it is for.
     """
-    path = component_folder(folder, name) / "scheduler_config.json"
-    scheduler = scheduler_from_config({"_class_name": class_name, **load_json(path)}, **changes)
+    scheduler = load_scheduler(folder, name, class_name, **changes)
     try:
         scheduler.forward_process  # noqa: B018
     except ValueError:

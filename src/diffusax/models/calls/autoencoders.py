@@ -12,7 +12,7 @@ from diffusax.models.outputs import (
     DecoderOutput,
     DiagonalGaussianDistribution,
 )
-from diffusax.models.tiling import tiled_decode
+from diffusax.models.tiling import tile_of, tiled_decode
 from diffusax.tensors import alike
 
 
@@ -195,12 +195,11 @@ def _decode(
 
 def _decode_tiles(model: Model, latents: Any, shown: list[Any]) -> np.ndarray:
     """Decodes latents of more than the autoencoder's sample_size in overlapping tiles."""
-    side = getattr(model.config, "sample_size", 512)
     factor = model.config.downsampling
     images = tiled_decode(
         lambda *parts: model.run(*parts, method="decode"),
         *(np.moveaxis(np.asarray(x), 1, -1) for x in (latents, *shown)),
-        tile=(side[0] if isinstance(side, tuple) else side) // factor,
+        tile=tile_of(model.config, factor),
         factor=factor,
     )
     return np.moveaxis(images, -1, 1)

@@ -15,6 +15,7 @@ from diffusax.models.outputs import (
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
 )
+from diffusax.runtime.bounded import is_traced
 from diffusax.tensors import alike, as_array
 
 _ATTENTIONS = "output_attentions must be None or False: attention's weights are never held whole"
@@ -133,10 +134,9 @@ class TextAndImageEncoder(Model):
         Raises:
             ValueError: the tokens or images do not have the network's shapes.
         """
-        found = self.get_text_features(input_ids), self.get_image_features(pixel_values)
-        features = (as_array(x).astype(np.float32) for x in found)
-        texts, images = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in features)
-        logits = jnp.exp(self.params["logit_scale"]) * (images @ texts.T)
+        ids = _ids(input_ids, self.config.text_config)
+        pixels = _pixels(pixel_values, self.config.vision_config)
+        logits, texts, images = self.run(ids, pixels, channels_first=True)
         output = CLIPOutput(logits, logits.T, texts, images)
         return result(output, return_dict is not False, input_ids)
 
@@ -173,7 +173,7 @@ def _ids(input_ids: Any, config: Any) -> Any:
             f"{tuple(ids.shape)})"
         )
     # The values of an array that is being traced are not known.
-    if not isinstance(ids, jax.core.Tracer) and getattr(config, "vocab_size", None):
+    if not is_traced(ids) and getattr(config, "vocab_size", None):
         check_token_ids(config, np.asarray(ids))
     return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
 

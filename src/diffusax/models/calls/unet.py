@@ -16,6 +16,7 @@ from diffusax.models.calls.arguments import (
 from diffusax.models.controlnet import guess_scales
 from diffusax.models.network import Model
 from diffusax.models.outputs import ControlNetOutput, UNet2DConditionOutput
+from diffusax.models.unet_encoder import skip_widths
 
 _MASK = "{} must be None: Stable Diffusion's networks attend to all tokens"
 _ADDED = ("text_embeds", "time_ids")
@@ -150,7 +151,7 @@ class ControlNet(Model):
                 f"and one image for all samples or for each (got shape {tuple(cond.shape)} for "
                 f"sample of shape {tuple(args[0].shape)})"
             )
-        count = len(_widths(self.config)) + 1
+        count = len(skip_widths(self.config)) + 1
         guesses = guess_mode and not self.config.global_pool_conditions
         scales = guess_scales(count) if guesses else np.ones(count, np.float32)
         down, mid = self.run(
@@ -218,21 +219,12 @@ def _added(given: Mapping[str, Any] | None, count: int) -> dict[str, Any]:
     return added
 
 
-def _widths(config: Any) -> list[int]:
-    """Returns the channels of each skip connection, the largest maps first."""
-    counts, last = config.per_level("layers_per_block"), len(config.block_out_channels) - 1
-    widths = [config.block_out_channels[0]]
-    for level, (width, count) in enumerate(zip(config.block_out_channels, counts, strict=True)):
-        widths += [width] * (count + (level < last))
-    return widths
-
-
 def _check_residuals(config: Any, residuals: Sequence[Any] | None) -> None:
     """Raises ValueError unless there is a residual of the right width for each skip connection."""
     # A PyTorch module's config has its options alone.
     if residuals is None or not hasattr(type(config), "per_level"):
         return
-    widths = _widths(config)
+    widths = skip_widths(config)
     if len(residuals) != len(widths):
         raise ValueError(
             f"down_block_additional_residuals must have {len(widths)} entries, one for each skip "

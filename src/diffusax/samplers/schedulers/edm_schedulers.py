@@ -11,7 +11,7 @@ from diffusax.samplers.methods import sigma_methods, snr_methods
 from diffusax.samplers.noise_levels import exponential_sigmas, karras_sigmas, rounded
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import RAW, X
-from diffusax.samplers.runs import Request, Run, cached_schedule
+from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import limits_of
 from diffusax.samplers.schedulers.options import (
     FinalSigma,
@@ -24,7 +24,6 @@ from diffusax.samplers.schedulers.options import (
 )
 from diffusax.samplers.schedulers.scheduler import Scheduler
 from diffusax.samplers.schedulers.step_signatures import step_with_churn
-from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 
@@ -33,6 +32,7 @@ __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 class EDMScheduler(Scheduler, sampler=False):
     """The preconditioning that both samplers share (Karras et al. 2022, table 1)."""
 
+    on_sigmas = True
     scales_input = True
 
     prediction_type: NoisePrediction = "epsilon"
@@ -62,13 +62,6 @@ class EDMScheduler(Scheduler, sampler=False):
             sigmas = exponential_sigmas(n, self.sigma_max, self.sigma_min)[::-1]
         sigmas = rounded(sigmas)
         return np.log(sigmas) / 4, sigmas
-
-    def _untimed(self) -> Untimed:
-        whole = cached_schedule(self, steps=self.num_train_timesteps, uncut=True)
-        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
-
-    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
-        return levels[:, 1]
 
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.ones_like(timesteps), jnp.exp(4 * timesteps)

@@ -27,6 +27,7 @@ class FlowMatchScheduler(Scheduler, sampler=False):
     """A sampler for models that predict the velocity from samples to noise."""
 
     swappable = False
+    on_sigmas = True
     # diffusers' classes lack this option, because flow matching has one kind of prediction.
     prediction_type: ClassVar[str] = "flow_prediction"  # type: ignore[misc]
 
@@ -52,12 +53,8 @@ class FlowMatchScheduler(Scheduler, sampler=False):
         sigmas = self.forward_process.shifted(np.arange(total, 0, -1) / total)
         return Untimed(sigmas * total, sigmas)
 
-    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
-        return levels[:, 1]
-
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        sigmas = timesteps / self.num_train_timesteps
-        return 1 - sigmas, sigmas
+        return self.forward_process.levels(timesteps / self.num_train_timesteps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

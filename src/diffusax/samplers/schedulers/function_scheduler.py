@@ -124,7 +124,7 @@ class FunctionScheduler(Scheduler, sampler=False):
             given = {k: v for k, v in like.to_config().items() if k != "_class_name"}
             like = kind.from_config(given, **options)
         own = {name: getattr(like, name) for name in _OWN_ATTRIBUTES}
-        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like}
+        own |= {"num_train_timesteps": like.num_train_timesteps, "like": like._without_run()}
         own |= {"prediction_type": like.prediction_type, "class_name": _name(function)}
         for name, value in own.items():
             object.__setattr__(self, name, value)

@@ -14,7 +14,7 @@ from diffusax.samplers.methods import sigma_methods
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import Row
-from diffusax.samplers.runs import Request, Run, cached_schedule
+from diffusax.samplers.runs import Request, Run
 from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
 from diffusax.samplers.schedulers.options import (
     Beta,
@@ -26,7 +26,6 @@ from diffusax.samplers.schedulers.options import (
     Seeds,
 )
 from diffusax.samplers.schedulers.step_signatures import step_with_churn, step_without_noise
-from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = [
     "DPMSolverSDEScheduler",
@@ -43,6 +42,7 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
     """A sampler whose x is the sample plus sigma times noise."""
 
     whole_timesteps = False
+    on_sigmas = True
     scales_input = True
     second_output = "pred_original_sample"
 
@@ -67,13 +67,6 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
             sigmas, timesteps = spaced, noise_levels.sigmas_to_timesteps(spaced, every)
         last = every[0] if getattr(self, "final_sigmas_type", "zero") == "sigma_min" else 0.0
         return timesteps, noise_levels.rounded(np.append(sigmas, last))
-
-    def _untimed(self) -> Untimed:
-        whole = cached_schedule(self, steps=self.num_train_timesteps, uncut=True)
-        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
-
-    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
-        return levels[:, 1]
 
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         signal, noise = super()._training_levels(timesteps)

@@ -99,8 +99,7 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not self.use_flow_sigmas:
             return super()._training_levels(timesteps)
-        sigmas = timesteps / self.num_train_timesteps
-        return 1 - sigmas, sigmas
+        return self.forward_process.levels(timesteps / self.num_train_timesteps)
 
     @property
     def forward_process(self) -> Process:

@@ -26,17 +26,7 @@ def step_with_churn(
 ) -> Any:
     """Returns the sample after the row of this timestep; see `Stepped.step`.
 
-    s_churn must be 0, and then s_tmin, s_tmax and s_noise say nothing.
-
-    Raises:
-        ValueError: s_churn is not 0.
-    """
-    check_churn(s_churn)
-    return self._step(model_output, timestep, sample, return_dict, generator=generator)
-
-
-def check_churn(s_churn: float) -> None:
-    """Raises an error for churn, which rows cannot hold.
+    s_churn must be 0, because rows cannot hold it, and then s_tmin, s_tmax and s_noise say nothing.
 
     Raises:
         ValueError: s_churn is not 0.
@@ -46,6 +36,7 @@ def check_churn(s_churn: float) -> None:
             f"s_churn must be 0 (got {s_churn:g}); for noise in every step use "
             "EulerAncestralDiscreteScheduler"
         )
+    return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
 
 def step_with_variance_noise(

@@ -1,7 +1,8 @@
 """What diffusers' schedulers offer to loops of one's own: timesteps, steps and noise."""
 
+import copy
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,8 @@ class Stepped:
     draws_in_vain: ClassVar[bool] = False
     # The field of diffusers' output beside prev_sample.
     second_output: ClassVar[str | None] = None
+    # Whether the rows' noise levels are what diffusers' `sigmas` has.
+    on_sigmas: ClassVar[bool] = False
     # Whether the network is given the sample times a number.
     scales_input: ClassVar[bool] = False
     # Whether timesteps are integers.
@@ -118,7 +121,11 @@ class Stepped:
         """Returns the attributes, for copies and pickles, whose runs go on by themselves."""
         run = self._hand_run
         state = dict(self.__dict__)
-        return state if run is None else {**state, "_run_by_hand": dataclasses.replace(run)}
+        if run is not None:
+            # The streams of integers' generators go on with every draw.
+            own = dataclasses.replace(run, noise=copy.deepcopy(run.noise))
+            state["_run_by_hand"] = own
+        return state
 
     def set_timesteps(
         self,
@@ -303,6 +310,13 @@ class Stepped:
     def _hand_run(self) -> HandRun | None:
         return self.__dict__.get("_run_by_hand")
 
+    def _without_run(self) -> Self:
+        """Returns an equal scheduler whose attributes are this one's, but for the run."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("_run_by_hand", None)
+        return other
+
     def _begun(self) -> HandRun:
         """Returns the run.
 
@@ -339,12 +353,15 @@ class Stepped:
         return P
 
     def _untimed(self) -> Untimed:
-        """Returns what is shown before `set_timesteps`."""
-        return Untimed(np.arange(len(self), dtype=np.float64)[::-1])
+        """Returns what is shown before `set_timesteps`: the training, or a run of as many steps."""
+        if not self.on_sigmas:
+            return Untimed(np.arange(len(self), dtype=np.float64)[::-1])
+        whole = cached_schedule(cast(Sampler, self), steps=len(self), uncut=True)
+        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
 
     def _sigmas_of(self, levels: np.ndarray) -> np.ndarray | None:
         """Returns the sigmas of levels, n 2; None for samplers on alphas_cumprod."""
-        return None
+        return levels[:, 1] if self.on_sigmas else None
 
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the (signal, noise) of x at timesteps of the training."""

@@ -1,6 +1,5 @@
 """Writes the result of a run: folders that diffusers opens, with a model card."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import yaml
 
 from diffusax._version import __version__
-from diffusax.checkpoints.hub import hub_errors
+from diffusax.checkpoints.publishing import create_repository, upload_folder
 from diffusax.models.network import Params
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import to_yaml
@@ -162,8 +161,7 @@ def create_on_hub(repo: str) -> None:
     Raises:
         ValueError: the Hub refuses; says why.
     """
-    with hub_errors(repo):
-        _api().create_repo(repo, exist_ok=True)
+    create_repository(huggingface_hub.HfApi(), repo)
 
 
 def push_to_hub(folder: Path, repo: str) -> None:
@@ -172,10 +170,5 @@ def push_to_hub(folder: Path, repo: str) -> None:
     Raises:
         ValueError: the Hub refuses; says why.
     """
-    create_on_hub(repo)
-    with hub_errors(repo):
-        _api().upload_folder(repo_id=repo, folder_path=folder)
-
-
-def _api() -> huggingface_hub.HfApi:
-    return huggingface_hub.HfApi(token=os.environ.get("HF_TOKEN"))
+    api = huggingface_hub.HfApi()
+    upload_folder(api, create_repository(api, repo), folder)
