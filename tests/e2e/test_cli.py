@@ -451,7 +451,7 @@ HELPS = [
         "cache-latents",
     ),
     *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
-    "train unconditional",
+    *("train dreambooth", "train unconditional"),
     *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),
 ]
 

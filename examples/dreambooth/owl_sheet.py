@@ -1,0 +1,60 @@
+"""Draws the sheet docs/dreambooth.png: what was learnt from, and prompts before and after.
+
+python examples/dreambooth/owl_sheet.py --trained out/dreambooth/lora/model
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from draw_subject import POSES, owl
+from PIL import Image
+
+import diffusax
+from diffusax.images.sheets import labelled_grid
+
+PROMPTS = (
+    "a sks owl",
+    "a sks owl on a blue background",
+    "a sks owl on a yellow background",
+    "an owl",
+    "a red apple",
+)
+CELL = 96
+
+
+def draw(pipe: Any) -> list[Image.Image]:
+    """A picture of each prompt."""
+    pipe.set_progress_bar_config(disable=True)
+    return list(pipe(list(PROMPTS), seed=[1] * len(PROMPTS)).images)
+
+
+def load(path: str, model: str) -> Any:
+    """A pipeline's folder, or a LoRA's on top of the model."""
+    if (Path(path) / "model_index.json").is_file():
+        return diffusax.DiffusionPipeline.from_pretrained(path)
+    pipe = diffusax.DiffusionPipeline.from_pretrained(model)
+    pipe.load_lora_weights(path)
+    return pipe
+
+
+def main() -> None:
+    """Writes the sheet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="emoji")
+    parser.add_argument("--trained", default="out/dreambooth/lora/model")
+    parser.add_argument("--output", type=Path, default=Path("docs/dreambooth.png"))
+    args = parser.parse_args()
+    rows = {
+        "five pictures": [owl(pose) for pose in POSES],
+        "before": draw(diffusax.DiffusionPipeline.from_pretrained(args.model)),
+        "after": draw(load(args.trained, args.model)),
+    }
+    larger = [
+        [x.resize((CELL, CELL), Image.Resampling.BICUBIC) for x in row] for row in rows.values()
+    ]
+    labelled_grid(larger, list(rows), list(PROMPTS)).save(args.output, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
