@@ -2,7 +2,7 @@
 
 Each picture is compared, by root mean squares over pixels at 32x32, with three kinds of pictures:
 the subject on the background asked for (drawn as for the training, so that the truth is known), an
-owl, and 60 other emoji, as the model draws these before the training on that background. Which is
+owl, and 30 other emoji, as the model draws these before the training on that background. Which is
 nearest? Prompts of the subject should come nearest to it, those of the class to the class, those
 of others each to the picture that the model drew for the same prompt before.
 
@@ -31,14 +31,10 @@ from owl_sheet import load
 
 SUBJECT, CLASS = "sks owl", "owl"
 OTHERS = (
-    *("red apple", "frog", "cat face", "dog face", "rocket", "rainbow", "snowman", "dragon"),
-    *("whale", "house", "banana", "carrot", "crown", "bus", "taxi", "airplane", "sailboat"),
-    *("umbrella", "bell", "books", "key", "hammer", "camera", "watch", "balloon", "pizza"),
-    *("hamburger", "doughnut", "cookie", "birthday cake", "lemon", "grapes", "watermelon"),
-    *("tomato", "mushroom", "tulip", "sunflower", "cactus", "palm tree", "spider", "snail"),
-    *("butterfly", "honeybee", "octopus", "penguin", "parrot", "peacock", "eagle", "duck"),
-    *("rooster", "elephant", "giraffe", "lion", "tiger face", "panda", "koala", "monkey face"),
-    *("unicorn", "ghost", "robot"),
+    *("red apple", "frog", "dog face", "rocket", "snowman", "whale", "house", "banana"),
+    *("carrot", "crown", "bus", "airplane", "umbrella", "bell", "key", "camera", "pizza"),
+    *("doughnut", "lemon", "mushroom", "tulip", "cactus", "butterfly", "octopus", "penguin"),
+    *("eagle", "duck", "koala", "ghost", "robot"),
 )
 SEEDS = 2
 """The number of pictures of the subject, and of the class, on each background."""

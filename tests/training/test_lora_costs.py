@@ -50,10 +50,18 @@ def test_no_gradient_of_a_frozen_kernel_is_computed(checkpoint, pictures):
 
 @pytest.mark.slow
 def test_a_step_needs_memory_for_adapters_and_activations_alone(checkpoint, pictures):
-    step, arguments, recipe = compiled_step(checkpoint, pictures, lora=LoRAConfig(rank=16, targets=("all",)))
+    step, arguments, recipe = compiled_step(
+        checkpoint, pictures, lora=LoRAConfig(rank=16, targets=("all",))
+    )
     state, frozen, batch = arguments
     memory = step.memory_analysis()
     adapters = bytes_on_device(state.params)
     given = memory.argument_size_in_bytes - bytes_on_device(frozen) - bytes_on_device(batch)
-    print(given, adapters, memory.temp_size_in_bytes, memory.alias_size_in_bytes, bytes_on_device(frozen))
+    print(
+        given,
+        adapters,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        bytes_on_device(frozen),
+    )
     assert abs(given - 3 * adapters) < 0.02 * adapters
