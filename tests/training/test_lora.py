@@ -5,13 +5,24 @@ import json
 import jax
 import numpy as np
 import pytest
+from effort import few
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from test_text_to_image import keys, prepared
 
 import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.models.adapters import kernel_shapes
-from diffusax.training import LoRAConfig, TextToImageConfig, read_config, text_to_image
+from diffusax.training import (
+    DenoiserValidationConfig,
+    EditDataConfig,
+    InstructPix2PixConfig,
+    LoRAConfig,
+    TextToImageConfig,
+    instruct_pix2pix,
+    read_config,
+    text_to_image,
+)
 from diffusax.training.data.batches import Batches
 from diffusax.training.lora.files import KOHYA_NAME
 
@@ -101,7 +112,7 @@ def test_dropout_depends_on_the_key_of_an_example_alone(checkpoint, pictures):
     np.testing.assert_allclose(losses(half, keys(4)[2:], 0.5), dropped[2:], rtol=1e-5)
 
 
-@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dora", few([True, False], True))
 def test_a_result_says_ranks_and_alphas_and_is_trained_further(
     checkpoint, pictures, tmp_path, dora
 ):
@@ -142,8 +153,6 @@ def test_what_is_no_product_is_not_trained_further(checkpoint, pictures, tmp_pat
             "w2_b": (2, 64),
         }.items()
     }
-    from safetensors.numpy import save_file
-
     save_file(tensors, tmp_path / "loha.safetensors")
     with pytest.raises(ValueError, match="is no product of low rank; only such"):
         recipe_of(checkpoint, pictures, LoRAConfig(path=str(tmp_path / "loha.safetensors")))
@@ -177,13 +186,18 @@ def test_options_that_do_not_go_together(checkpoint, pictures, pairs, message):
         text_to_image(read_config(TextToImageConfig, None, [*given, *pairs]))
 
 
+def test_a_checkpoint_that_edits_is_needed_for_adapters_that_edit(checkpoint, edits):
+    data = EditDataConfig(str(edits), resolution=32)
+    config = InstructPix2PixConfig(model=str(checkpoint), data=data, lora=LoRAConfig(rank=2))
+    with pytest.raises(ValueError, match="is no InstructPix2Pix checkpoint, so that"):
+        instruct_pix2pix(config)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True])
 def test_pictures_are_drawn_as_a_pipeline_with_the_result_draws_them(
     checkpoint, pictures, tmp_path, dora
 ):
-    from diffusax.training import DenoiserValidationConfig
-
     lora = LoRAConfig(rank=2, targets=("to_q", "conv1", "q_proj"), dora=dora)
     validation = DenoiserValidationConfig(every=1, prompts=("a dog", "a cat"), steps=3)
     recipe = recipe_of(checkpoint, pictures, lora, train_text_encoder=True, validation=validation)

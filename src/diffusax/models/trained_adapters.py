@@ -51,7 +51,9 @@ class TrainedLayer(NamedTuple):
             own = product(x, base.kernel)
         else:
             own = base.y if base.bias is None else base.y - base.bias
-        gain = self.magnitude / self._lengths(base.kernel)
+        lengths = self._lengths(base.kernel)
+        # A column of zeros has the length zero, and stays one.
+        gain = self.magnitude / jnp.where(lengths > 0, lengths, 1)
         return (gain - 1).astype(x.dtype) * own + gain.astype(x.dtype) * lora
 
     def _dropped(self, x: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.adapters import AdaptedNetwork, kernel_shapes
@@ -126,7 +125,8 @@ def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Ar
     """Returns the lengths of the columns of a network's kernels by the layers' paths, d each."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     kernels = {tree_name(path[:-1]): leaf for path, leaf in leaves if path[-1].key == "kernel"}
-    return {path: column_lengths(jnp.asarray(kernels[path], jnp.float32)) for path in paths}
+    chosen = {path: kernels[path] for path in paths}
+    return jax.jit(lambda tree: jax.tree.map(column_lengths, tree))(chosen)
 
 
 def _first(shapes: Params, init: str, rng: np.random.Generator) -> Params:
