@@ -2,7 +2,7 @@
 
 Each picture is compared, by root mean squares over pixels at 32x32, with three kinds of pictures:
 the subject on the background asked for (drawn as for the training, so that the truth is known), an
-owl, and 30 other emoji, as the model draws these before the training on that background. Which is
+owl, and 15 other emoji, as the model draws these before the training on that background. Which is
 nearest? Prompts of the subject should come nearest to it, those of the class to the class, those
 of others each to the picture that the model drew for the same prompt before.
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from edit_quality import small
-from emoji_quality import draw
 from machine import describe
 
 import diffusax
@@ -32,12 +31,24 @@ from owl_sheet import load
 SUBJECT, CLASS = "sks owl", "owl"
 OTHERS = (
     *("red apple", "frog", "dog face", "rocket", "snowman", "whale", "house", "banana"),
-    *("carrot", "crown", "bus", "airplane", "umbrella", "bell", "key", "camera", "pizza"),
-    *("doughnut", "lemon", "mushroom", "tulip", "cactus", "butterfly", "octopus", "penguin"),
-    *("eagle", "duck", "koala", "ghost", "robot"),
+    *("crown", "bus", "bell", "cactus", "penguin", "eagle", "robot"),
 )
+COLORS = ("white", "blue", "yellow", "green")
+BATCH = 16
 SEEDS = 2
 """The number of pictures of the subject, and of the class, on each background."""
+
+
+def draw(pipe: Any, prompts: list[str], args: argparse.Namespace) -> np.ndarray:
+    """Pictures in [0, 1]."""
+    options = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    batches = []
+    for start in range(0, len(prompts), BATCH):
+        # The last batch is filled up, so that there is one shape to compile.
+        chunk = (prompts[start : start + BATCH] * BATCH)[:BATCH]
+        seeds = [args.seed + start + i for i in range(BATCH)]
+        batches.append(pipe(chunk, seed=seeds, output_type="np", **options).images)
+    return np.concatenate(batches)[: len(prompts)]
 
 
 def prompt(name: str, background: str) -> str:
@@ -57,12 +68,11 @@ class Truth:
 
     def __init__(self, pipe: Any, args: argparse.Namespace):
         """Draws the class and the other emoji with the model before its training."""
-        backgrounds = list(BACKGROUNDS)
         names = (CLASS, *OTHERS)
-        prompts = [prompt(name, b) for b in backgrounds for name in names]
+        prompts = [prompt(name, b) for b in COLORS for name in names]
         drawn = np.stack([small(x) for x in draw(pipe, prompts, args)])
-        known = drawn.reshape(len(backgrounds), len(names), *drawn.shape[1:])
-        self.known = dict(zip(backgrounds, known))
+        known = drawn.reshape(len(COLORS), len(names), *drawn.shape[1:])
+        self.known = dict(zip(COLORS, known))
 
     def nearest(self, picture: np.ndarray, background: str) -> str:
         """The name of what a picture 64 64 3 is nearest to."""
@@ -73,9 +83,8 @@ class Truth:
 
 def shares(pipe: Any, truth: Truth, args: argparse.Namespace) -> list[float]:
     """Of the prompts of the subject, of the class and of others: right, and the subject instead."""
-    backgrounds = list(BACKGROUNDS)
-    asked = [(name, b) for name in (SUBJECT, CLASS) for b in backgrounds for _ in range(SEEDS)]
-    asked += [(name, backgrounds[i % len(backgrounds)]) for i, name in enumerate(OTHERS)]
+    asked = [(name, b) for name in (SUBJECT, CLASS) for b in COLORS for _ in range(SEEDS)]
+    asked += [(name, COLORS[i % len(COLORS)]) for i, name in enumerate(OTHERS)]
     images = draw(pipe, [prompt(*pair) for pair in asked], args)
     found = np.array([truth.nearest(x, pair[1]) for x, pair in zip(images, asked)])
     names = np.array([name for name, _ in asked])
