@@ -268,6 +268,26 @@ def test_the_result_draws_the_same_in_pytorch(checkpoint, uninterrupted):
 
 
 @pytest.mark.slow
+def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tmp_path):
+    lora = ("--lora.rank", "4", "--train-text-encoder", "--optimizer.learning-rate", "1e-2")
+    args = command(checkpoint, subject, tmp_path, *lora)
+    run([*args, "--class-data", str(uninterrupted / "class")])
+    folder = tmp_path / "model"
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)
+    theirs.set_progress_bar_config(disable=True)
+    latents = torch.randn((1, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+    call = {"num_inference_steps": 3, "output_type": "np"}
+    before = theirs(INSTANCE, latents=latents, **call).images
+    theirs.load_lora_weights(folder)
+    expected = theirs(INSTANCE, latents=latents, **call).images
+    assert np.abs(expected - before).max() > 1e-2
+    ours = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
+    ours.load_lora_weights(folder)
+    images = ours(INSTANCE, latents=latents.numpy(), **call).images
+    np.testing.assert_allclose(images, expected, atol=1e-4)
+
+
+@pytest.mark.slow
 def test_devices_and_processes_train_alike(checkpoint, tmp_path):
     # Each process has an order of its own, so that there is one picture of each kind.
     for i, kind in enumerate(("subject", "class")):
