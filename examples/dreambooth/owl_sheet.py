@@ -20,7 +20,7 @@ PROMPTS = (
     "an owl",
     "a red apple",
 )
-CELL = 96
+CELL, GAP = 96, 12
 
 
 def draw(pipe: Any) -> list[Image.Image]:
@@ -38,6 +38,20 @@ def load(path: str, model: str) -> Any:
     return pipe
 
 
+def larger(pictures: list[Image.Image]) -> list[Image.Image]:
+    """The pictures as large as the cells of the sheet."""
+    return [picture.resize((CELL, CELL)) for picture in pictures]
+
+
+def below(first: Image.Image, second: Image.Image) -> Image.Image:
+    """One image under another, with the same right edge, on white."""
+    width = max(first.width, second.width)
+    sheet = Image.new("RGB", (width, first.height + GAP + second.height), "white")
+    sheet.paste(first, (width - first.width, 0))
+    sheet.paste(second, (width - second.width, first.height + GAP))
+    return sheet
+
+
 def main() -> None:
     """Writes the sheet."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -45,15 +59,10 @@ def main() -> None:
     parser.add_argument("--trained", default="out/dreambooth/lora/model")
     parser.add_argument("--output", type=Path, default=Path("docs/dreambooth.png"))
     args = parser.parse_args()
-    rows = {
-        "five pictures": [owl(pose) for pose in POSES],
-        "before": draw(diffusax.DiffusionPipeline.from_pretrained(args.model)),
-        "after": draw(load(args.trained, args.model)),
-    }
-    larger = [
-        [x.resize((CELL, CELL), Image.Resampling.BICUBIC) for x in row] for row in rows.values()
-    ]
-    labelled_grid(larger, list(rows), list(PROMPTS)).save(args.output, optimize=True)
+    learnt = labelled_grid([larger([owl(pose) for pose in POSES])], ["five pictures"])
+    pipes = diffusax.DiffusionPipeline.from_pretrained(args.model), load(args.trained, args.model)
+    drawn = labelled_grid([larger(draw(x)) for x in pipes], ["before", "after"], PROMPTS)
+    below(learnt, drawn).save(args.output, optimize=True)
 
 
 if __name__ == "__main__":
