@@ -97,6 +97,13 @@ def test_without_a_class_prompt_an_example_is_a_picture(checkpoint, subject, tmp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_step_is_compiled_without_drawing_the_class(checkpoint, subject, tmp_path):
+    config = options(checkpoint, subject, class_prompt=CLASS, output=str(tmp_path))
+    recipe = dreambooth(config, generate=False)
+    assert stacked(recipe, 1)["pixel_values"].shape == (1, 2, 32, 32, 3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_captions_of_a_column_take_the_place_of_the_instance_prompt(checkpoint, tmp_path):
     for i in range(2):
         picture(i).save(tmp_path / f"{i}.png")

@@ -120,8 +120,8 @@ class DreamBooth(Denoiser):
             )
         if data.streaming:
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
-        columns = (data.image_column, data.caption_column) if data.caption_column else None
-        super().__init__(config, columns or (data.image_column,))
+        columns = [name for name in (data.image_column, data.caption_column) if name]
+        super().__init__(config, tuple(columns))
         if self.embedded:
             raise ValueError(
                 f"{data.path} holds text embeddings of other captions; write it again with "
