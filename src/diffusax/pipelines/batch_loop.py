@@ -234,11 +234,13 @@ class BatchLoop:
                 if self._sizes.begins_again(run.kind, 2 * run.size, error):
                     return False
                 raise
+        run.make_room(waiting.picture)
         try:
             run.join(waiting.picture, seat, waiting)
         except Exception as error:
             # The batch's arrays were donated.
-            self._give_up(run, error)
+            if self._give_up(run, error):
+                return False
             raise
         return True
 
@@ -264,14 +266,17 @@ class BatchLoop:
         while len(run) and run.size > smallest and run.lanes.taken <= run.size // 2:
             try:
                 run.resize(run.size // 2)
-            except ValueError:
-                # On a mesh some device may still be full.
+            except (ValueError, RuntimeError, MemoryError):
+                # On a mesh some device may still be full, or there is no memory for a second batch.
                 return
 
-    def _give_up(self, run: BatchRun, error: Exception) -> None:
-        """Forgets a batch whose step failed; its images begin again or their requests end."""
+    def _give_up(self, run: BatchRun, error: Exception) -> bool:
+        """Forgets a batch whose step failed; its images begin again or their requests end.
+
+        Returns whether they begin again.
+        """
         if run not in self._runs.get(run.key, ()):
-            return
+            return False
         again = self._sizes.begins_again(run.kind, run.size, error)
         if not again:
             log.error("a running batch failed", exc_info=error)
@@ -284,6 +289,11 @@ class BatchLoop:
                 queue.appendleft(waiting)
             else:
                 waiting.request.generation.settle(error=error)
+        for dispatch in self._flying:
+            if dispatch.run is run:
+                # These rows are no longer part of the images' runs.
+                dispatch.progress.clear()
+        return again
 
     def _forget_empty(self, key: Any) -> None:
         """Frees the arrays of batches in which no image is left."""
@@ -334,13 +344,18 @@ class BatchLoop:
         members = run.members.items()
         wanted = {m.owner.request for _, m in members if m.owner.request.generation.wants_preview()}
         for request in wanted:
-            now = [
-                (m.picture, run.latents(place), m.at)
-                for place, m in members
-                if m.owner.request is request
-            ]
-            make = functools.partial(request.preview, now)
+            mine = [(place, m) for place, m in members if m.owner.request is request]
+            try:
+                now = [(m.picture, run.latents(place), m.at) for place, m in mine]
+                make = functools.partial(request.preview, now)
+            except Exception as error:
+                # The batch itself is as it was.
+                make = functools.partial(_raise, error)
             self._previewers.submit(request.generation.answer_previews, make)
+
+
+def _raise(error: Exception) -> list[Any]:
+    raise error
 
 
 def _run_alone(request: Request, run: PreparedRun) -> None:

@@ -127,13 +127,24 @@ class BatchRun:
         shapes = stack_shapes(together, self._networks)
         return len(together) <= self._count and covers(self._shapes, shapes)
 
+    def make_room(self, picture: Picture) -> None:
+        """Puts an image's adapters beside those of the images in the batch, unless they are there.
+
+        What it raises leaves the batch as it is; what `join` raises may not, whose program uses the
+        memory of the batch's arrays.
+
+        Raises:
+            ValueError: an adapter does not fit its network.
+        """
+        if not set(picture.adapters) <= set(self._columns):
+            self._stack(self._live_adapters(picture))
+
     def join(self, picture: Picture, seat: Seat, owner: Any = None) -> None:
         """Puts an image into a free seat, which has as many lanes as the image has branches.
 
         owner: what the caller knows the image by.
         """
-        if not set(picture.adapters) <= set(self._columns):
-            self._stack(self._live_adapters(picture))
+        self.make_room(picture)
         lanes = np.full(self.lanes.branches, self.size, np.int32)
         lanes[: len(seat.lanes)] = seat.lanes
         with in_mesh(self._c.mesh):

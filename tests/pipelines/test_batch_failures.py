@@ -1,0 +1,146 @@
+"""What goes wrong with one image of a running batch, or with the batch, and whom it concerns."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from adapted import random_adapter
+
+import diffusax
+from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines import batch as programs
+from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.batch_loop import BatchLoop, Sizes
+from diffusax.pipelines.batch_run import BatchRun
+from diffusax.pipelines.entries import prepare_pictures
+from diffusax.pipelines.generation import Generation
+from diffusax.pipelines.requests import make_request, prepare
+from diffusax.pipelines.text_cache import TextCache
+
+SECONDS = 60
+CALL = {"num_inference_steps": 4, "guidance_scale": 3.0, "seed": 1, "output_type": "latent"}
+FULL = "RESOURCE_EXHAUSTED: out of memory (of a test)"
+
+
+class Halving(Sizes):
+    """Sizes that halve where the memory is used up."""
+
+    def begins_again(self, kind, size, error):
+        self.largest = size // 2
+        return FULL in str(error)
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoints):
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(tiny_checkpoints.pipeline("sd")[0])
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture
+def loop():
+    """A loop whose turns the test makes."""
+    with ThreadPoolExecutor(2) as threads:
+        yield BatchLoop(Halving(4, 2, 16), threads)
+
+
+def add(loop, pipe, **given):
+    """Adds a call to a loop, and returns its future."""
+    generation = Generation()
+    given = {**CALL, **given}
+    request = make_request(pipe, None, ("a cat",), given, texts=TextCache(), generation=generation)
+    loop.add_prepared(request, prepare_pictures(request.c, pipe.task, prepare(request)))
+    return generation
+
+
+def finish(loop):
+    while loop.has_work():
+        loop.turn()
+
+
+def result(future):
+    return np.asarray(future.result(SECONDS).images)
+
+
+def close_to(found, expected):
+    # Guidance multiplies the rounding of the predictions.
+    return np.linalg.norm(found - expected) < 5e-5 * np.linalg.norm(expected)
+
+
+def test_a_lora_that_does_not_fit_fails_its_own_call_alone(pipe, loop):
+    network = pipe.parts.networks["unet"]
+    (path, *_) = [path for path in kernel_shapes(network) if path.endswith("to_q")]
+    fitting = random_adapter(network, "unet", 4, [path]).components
+    pipe.add_adapter("style", fitting)
+    # As if another network had been assigned after it was added.
+    down, up = fitting["unet"][path]
+    other = Adapter({"unet": {path: (np.concatenate([down, down]), up)}})
+    pipe.parts.adapters._adapters["other"] = other
+    try:
+        expected = np.asarray(pipe("a cat", **CALL, adapters={"style": 1.0}).images)
+        good = add(loop, pipe, adapters={"style": 1.0})
+        loop.turn()
+        bad = add(loop, pipe, adapters={"other": 1.0})
+        finish(loop)
+    finally:
+        pipe.delete_adapters(["style", "other"])
+    with pytest.raises(ValueError, match="'other' has A of shape"):
+        bad.result(SECONDS)
+    assert close_to(result(good), expected)
+
+
+def test_without_memory_for_one_more_all_begin_again(pipe, loop, monkeypatch):
+    expected = np.asarray(pipe("a cat", **CALL).images)
+    own = programs.insert
+
+    def insert(batch, *given):
+        if batch.state.shape[1] > 2:
+            raise RuntimeError(FULL)
+        return own(batch, *given)
+
+    monkeypatch.setattr(programs, "insert", insert)
+    first = add(loop, pipe)
+    loop.turn()
+    loop.turn()
+    assert first.progress > 0
+    second = add(loop, pipe)
+    loop.turn()
+    # What the device was still busy with is no progress of the new run.
+    assert first.progress == 0
+    finish(loop)
+    assert close_to(result(first), expected)
+    assert close_to(result(second), expected)
+
+
+def test_without_memory_for_a_smaller_batch_it_stays_as_it_is(pipe, loop, monkeypatch):
+    own, refused = BatchRun.resize, []
+
+    def resize(run, size):
+        if size < run.size:
+            refused.append(size)
+            raise RuntimeError(FULL)
+        return own(run, size)
+
+    monkeypatch.setattr(BatchRun, "resize", resize)
+    futures = [add(loop, pipe, num_inference_steps=steps) for steps in (2, 6)]
+    finish(loop)
+    assert refused
+    assert all(np.isfinite(result(future)).all() for future in futures)
+
+
+def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
+    pipe, loop, monkeypatch
+):
+    future = add(loop, pipe)
+    loop.turn()
+    with ThreadPoolExecutor(1) as threads:
+        preview = threads.submit(future.preview, SECONDS)
+        while not future.wants_preview():
+            pass
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchRun, "latents", lambda *_: (_ for _ in ()).throw(MemoryError(FULL)))
+            loop.turn()
+        with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
+            preview.result(SECONDS)
+    finish(loop)
+    assert np.isfinite(result(future)).all()
