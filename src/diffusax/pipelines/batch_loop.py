@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import logging
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -18,6 +17,7 @@ from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.requests import prepare
+from diffusax.pipelines.row_seconds import RowSeconds
 from diffusax.pipelines.step_callbacks import watch_call
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ _SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
-_CHANGE = 0.3
-"""The weight of a row's latest seconds in their mean."""
 _IN_FLIGHT = 2
 """The dispatches that the device may be behind."""
 
@@ -107,9 +105,7 @@ class BatchLoop:
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
-        self._seconds: weakref.WeakKeyDictionary[Kind, dict[int, float]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._seconds = RowSeconds()
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
@@ -147,7 +143,7 @@ class BatchLoop:
 
     def seconds(self, kind: Kind, size: int) -> float | None:
         """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
-        return self._seconds.get(kind, {}).get(size)
+        return self._seconds.measured(kind, size)
 
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
@@ -332,10 +328,7 @@ class BatchLoop:
             return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
-        seconds = (now - began) / dispatch.rows
-        known = self._seconds.setdefault(dispatch.run.kind, {})
-        before = known.get(dispatch.size, seconds)
-        known[dispatch.size] = before + _CHANGE * (seconds - before)
+        self._seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 
