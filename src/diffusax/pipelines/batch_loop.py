@@ -250,11 +250,11 @@ class BatchLoop:
         return next((run for run in fitting if run.has_ranks_for(picture)), None)
 
     def _new_run(self, c: Components, picture: Picture) -> BatchRun:
-        rank = self._sizes.rank
-        size = self._sizes.smallest_of(kind_of(c, picture, rank))
+        kind = kind_of(c, picture, self._sizes.rank)
+        size = self._sizes.smallest_of(kind)
         while size // count_shares(c.mesh) < picture.branches:
             size *= 2
-        return BatchRun(c, picture, size, rank=rank)
+        return BatchRun(c, picture, size, kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes
-from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
+from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares, kind_of
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.requests import make_request, prepare
@@ -109,7 +109,8 @@ class RunningBatch:
         request = self._request(pipe or self._pipe, sampler, args, kwargs)
         picture = prepare_pictures(request.c, request.pipe.task, prepare(request))[0]
         sizes = [self._sizes.smallest]
-        run = BatchRun(request.c, picture, sizes[0], rank=self._sizes.rank)
+        kind = kind_of(request.c, picture, self._sizes.rank)
+        run = BatchRun(request.c, picture, sizes[0], kind)
         while sizes[-1] < self._sizes.largest:
             sizes.append(2 * sizes[-1])
         for size in (*sizes, *sizes[-2::-1]):
