@@ -10,7 +10,7 @@ from diffusax.serving.errors import Busy, Failed
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
-from diffusax.serving.policies import Device, Drawn
+from diffusax.serving.policies import Candidate, Device
 from diffusax.serving.previews import expected_latents
 from diffusax.serving.sizes import KindSizes
 
@@ -35,7 +35,7 @@ def part(client="", priority=0):
 
 
 def drawn(rows, lanes=2, settings=None, kind=KIND):
-    return Drawn(part(), kind, lanes, rows, settings)
+    return Candidate(part(), kind, lanes, rows, settings)
 
 
 def device(seconds, arrivals=0.0):
@@ -139,7 +139,7 @@ def poisson(policy, seconds, load, seed):
         cycle = seconds[policies.batch_size(sum(one.lanes for _, one in present))]
         rows = max(1, min(int(0.05 / cycle), *(one.rows for _, one in present)))
         now += rows * cycle
-        left = [(i, Drawn(d.part, d.kind, d.lanes, d.rows - rows)) for i, d in present]
+        left = [(i, Candidate(d.owner, d.kind, d.lanes, d.rows - rows)) for i, d in present]
         waits |= {i: now - arrivals[i] for i, one in left if one.rows <= 0}
         present = [entry for entry in left if entry[1].rows > 0]
     return list(waits.values()), len(work) / now

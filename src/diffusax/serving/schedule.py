@@ -22,7 +22,7 @@ from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
-from diffusax.serving.policies import POLICIES, Device, Drawn, batch_size, finish_times
+from diffusax.serving.policies import POLICIES, Candidate, Device, batch_size, finish_times
 from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
 
@@ -147,9 +147,9 @@ class Schedule:
         self._end_late_jobs()
         self._let_go()
         self._prepare_next()
-        present, waiting = self._drawn()
-        for drawn in self._policy(present, waiting, self._device()):
-            self._seat(drawn.part)
+        present, waiting = self._candidates()
+        for image in self._policy(present, waiting, self._device()):
+            self._seat(image.owner)
         self._estimate()
         self._loop.turn()
 
@@ -232,9 +232,9 @@ class Schedule:
             part.job.end("failed", refusal(error))
         self._tell(self._preparing.discard, part)
 
-    def _drawn(self) -> tuple[list[Drawn], list[Drawn]]:
+    def _candidates(self) -> tuple[list[Candidate], list[Candidate]]:
         """Returns the parts that run, and in their order those that wait and could join."""
-        present = [_drawn(part) for part in self._seated]
+        present = [_candidate(part) for part in self._seated]
         ready = []
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
@@ -243,7 +243,7 @@ class Schedule:
                     if not self._has_room(part):
                         # Nobody overtakes it, so that the others end and leave it their memory.
                         break
-                    ready.append(_drawn(part))
+                    ready.append(_candidate(part))
         return present, ready
 
     def _is_compiled(self, part: Part) -> bool:
@@ -327,11 +327,11 @@ class Schedule:
         queued = [job for job in positions.values() if job.started is None]
         for position, job in enumerate(queued):
             job.set_position(position)
-        present, waiting = self._drawn()
+        present, waiting = self._candidates()
         together = max(len(present), 1)
         ends: dict[str, float] = {}
-        for drawn, end in finish_times(present, waiting[:_AHEAD], together, self._device()):
-            ends[drawn.part.job.id] = max(end, ends.get(drawn.part.job.id, 0.0))
+        for image, end in finish_times(present, waiting[:_AHEAD], together, self._device()):
+            ends[image.owner.job.id] = max(end, ends.get(image.owner.job.id, 0.0))
         for id, parts in self._parts.items():
             parts[0].job.eta = ends.get(id)
 
@@ -353,9 +353,9 @@ class Schedule:
                 part.job.end("failed", refusal(error))
 
 
-def _drawn(part: Part) -> Drawn:
+def _candidate(part: Part) -> Candidate:
     settings = part.kind, part.job.drawing.sampler, part.picture.rows, part.picture.branches
-    return Drawn(part, part.kind, part.picture.branches, part.rows_left, settings)
+    return Candidate(part, part.kind, part.picture.branches, part.rows_left, settings)
 
 
 def _work(job: Job) -> float:
