@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from diffusax.serving import policies
+from diffusax.pipelines import policies
+from diffusax.pipelines.policies import Candidate, Device
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Busy, Failed
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
-from diffusax.serving.policies import Candidate, Device
 from diffusax.serving.previews import expected_latents
 from diffusax.serving.sizes import KindSizes
 

@@ -15,6 +15,7 @@ import jax
 
 from diffusax.pipelines.batch_loop import BatchLoop
 from diffusax.pipelines.batch_run import Kind, count_shares
+from diffusax.pipelines.policies import POLICIES, Candidate, Device, batch_size, finish_times
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
@@ -22,7 +23,6 @@ from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
-from diffusax.serving.policies import POLICIES, Candidate, Device, batch_size, finish_times
 from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
 
