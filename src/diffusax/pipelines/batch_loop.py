@@ -15,9 +15,9 @@ from diffusax.pipelines.batch_run import BatchRun, Kind, count_shares, kind_of
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Request
+from diffusax.pipelines.measures import RowSeconds
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.requests import prepare
-from diffusax.pipelines.row_seconds import RowSeconds
 from diffusax.pipelines.step_callbacks import watch_call
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diffusax.pipelines.row_seconds import RowSeconds
+from diffusax.pipelines.measures import RowSeconds
 
 
 def test_what_a_size_costs_to_compile_is_no_cost_of_its_rows():
