@@ -17,6 +17,7 @@ from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.measures import RowSeconds
 from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.policies import Device
 from diffusax.pipelines.requests import prepare
 from diffusax.pipelines.step_callbacks import watch_call
 
@@ -105,7 +106,8 @@ class BatchLoop:
         self._new: collections.deque[Request] = collections.deque()
         self._waiting: dict[Any, collections.deque[_Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
-        self._seconds = RowSeconds()
+        self.seconds = RowSeconds()
+        """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
@@ -141,9 +143,15 @@ class BatchLoop:
         for group in (self._new, self._waiting, self._runs, self._flying):
             group.clear()
 
-    def seconds(self, kind: Kind, size: int) -> float | None:
-        """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
-        return self._seconds.measured(kind, size)
+    def device(self, arrivals: float) -> Device:
+        """Returns what a policy knows of the device now. arrivals: images that come each second."""
+        smallest = self._sizes.smallest_of
+
+        def seconds(kind: Kind, lanes: int) -> float:
+            return self.seconds.estimate(kind, lanes, smallest(kind))
+
+        largest = functools.cache(self._sizes.largest_of)
+        return Device(functools.cache(seconds), largest, arrivals)
 
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
@@ -304,7 +312,7 @@ class BatchLoop:
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
         full = run.size >= self._sizes.largest_of(run.kind) and run.lanes.find(1) is None
-        seconds = self.seconds(run.kind, run.size) or _SECONDS
+        seconds = self.seconds.measured(run.kind, run.size) or _SECONDS
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
         # Some backends compute small programs before the call returns.
@@ -328,7 +336,7 @@ class BatchLoop:
             return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
-        self._seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
+        self.seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 

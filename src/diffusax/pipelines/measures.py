@@ -1,6 +1,10 @@
-"""How long a row of a running batch takes, measured while it runs."""
+"""What a running batch measures: how long its rows take, and how often images come."""
 
+import collections
+import time
 import weakref
+
+import jax
 
 from diffusax.pipelines.batch_run import Kind
 
@@ -9,6 +13,12 @@ _CHANGE = 0.3
 _FAR = 2.0
 """A measurement that is so many times the mean says more of something else, such as a program that
 is compiled once more: it counts as this much, and the next one well below the mean replaces it."""
+_GROWTH = {"cpu": 0.85}
+"""The exponent with which the seconds of a row grow with the lanes, until they are measured."""
+_OTHER_GROWTH = 0.4
+"""The same on other devices: so little that larger batches are tried."""
+_ARRIVALS = 32
+"""The arrivals over which their rate is measured."""
 
 
 class RowSeconds:
@@ -37,3 +47,42 @@ class RowSeconds:
     def measured(self, kind: Kind, size: int) -> float | None:
         """Returns the seconds of a row in a batch of a kind and size, if they were measured."""
         return self._means.get(kind, {}).get(size)
+
+    def estimate(self, kind: Kind, lanes: int, smallest: int) -> float:
+        """Returns the seconds of a row, measured or estimated from other sizes.
+
+        Args:
+            kind: the kind of batch.
+            lanes: the lanes in use.
+            smallest: the fewest lanes of such a batch, whose size doubles from there.
+        """
+        size = smallest
+        while size < lanes:
+            size *= 2
+        known = {n: mean for n, mean in self._means.get(kind, {}).items() if mean is not None}
+        if size in known:
+            # More lanes never take less time, whatever else the machine did when they ran.
+            return max(seconds for other, seconds in known.items() if other <= size)
+        growth = _GROWTH.get(jax.default_backend(), _OTHER_GROWTH)
+        if not known:
+            return 0.05 * size**growth
+        nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
+        return known[nearest] * (size / nearest) ** growth
+
+
+class Arrivals:
+    """How often images come."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=_ARRIVALS)
+
+    def note(self, at: float) -> None:
+        """Notes that an image has come. at: when (time.monotonic)."""
+        self._times.append(at)
+
+    def rate(self) -> float:
+        """Returns the images that come each second, 0 before some have."""
+        times = self._times
+        if len(times) < 3:
+            return 0.0
+        return (len(times) - 1) / max(time.monotonic() - times[0], 1e-3)
