@@ -10,7 +10,7 @@ import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.batch_loop import BatchLoop, Sizes
+from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation
@@ -49,7 +49,8 @@ def add(loop, pipe, **given):
     generation = Generation()
     given = {**CALL, **given}
     request = make_request(pipe, None, ("a cat",), given, texts=TextCache(), generation=generation)
-    loop.add_prepared(request, prepare_pictures(request.c, pipe.task, prepare(request)))
+    for image in images_of(request, prepare_pictures(request.c, pipe.task, prepare(request))):
+        loop.add(image)
     return generation
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -13,13 +13,10 @@ import jax
 
 from diffusax.pipelines.batch_run import BatchRun, Kind, count_shares, kind_of
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
+from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.measures import RowSeconds
-from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.policies import Device
-from diffusax.pipelines.requests import prepare
-from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.policies import Candidate, Device
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +29,21 @@ _IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(eq=False)
-class _Waiting:
+class Waiting:
     """An image that has been prepared and waits for a seat, or has one."""
 
     request: Request
     image: int
+    """Which of the request's images it is."""
     picture: Picture
+
+
+def images_of(request: Request, pictures: Sequence[Picture]) -> list[Waiting]:
+    """Returns the images of a request, which are ready to join."""
+    request.results = [None] * len(pictures)
+    for image, picture in enumerate(pictures):
+        request.generation.set_rows(image, 0, picture.rows)
+    return [Waiting(request, image, picture) for image, picture in enumerate(pictures)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,7 +57,7 @@ class _Dispatch:
     """The lanes of the batch then."""
     rows: int
     began: float
-    progress: list[tuple[_Waiting, int]]
+    progress: list[tuple[Waiting, int]]
     """The next row of each image after these."""
 
 
@@ -83,9 +89,9 @@ class Sizes:
 
 
 class BatchLoop:
-    """Runs requests in one running batch for each kind of image, which take turns.
+    """Runs images in one running batch for each kind of them, which take turns.
 
-    One thread at a time calls its methods.
+    An image that is added joins as soon as it has a seat. One thread at a time calls the methods.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class BatchLoop:
         finishers: Executor,
         previewers: Executor | None = None,
     ):
-        """Starts without requests.
+        """Starts without images.
 
         Args:
             sizes: the sizes of batches.
@@ -103,34 +109,23 @@ class BatchLoop:
         """
         self._sizes, self._finishers = sizes, finishers
         self._previewers = previewers or finishers
-        self._new: collections.deque[Request] = collections.deque()
-        self._waiting: dict[Any, collections.deque[_Waiting]] = {}
+        self._waiting: dict[Any, collections.deque[Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
         self.seconds = RowSeconds()
         """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
-    def add(self, request: Request) -> None:
-        """Adds a request. Any thread may call this."""
-        self._new.append(request)
-
-    def add_prepared(self, request: Request, pictures: Sequence[Picture]) -> None:
-        """Adds a request whose images are ready to join."""
-        request.results = [None] * len(pictures)
-        for image, picture in enumerate(pictures):
-            request.generation.set_rows(image, 0, picture.rows)
-            queue = self._waiting.setdefault(picture.key, collections.deque())
-            queue.append(_Waiting(request, image, picture))
+    def add(self, image: Waiting) -> None:
+        """Adds an image, which joins the batch of its kind at the next turn that has a seat."""
+        self._waiting.setdefault(image.picture.key, collections.deque()).append(image)
 
     def has_work(self) -> bool:
-        """Returns whether a request has not ended."""
-        running = any(len(run) for runs in self._runs.values() for run in runs)
-        return bool(self._new) or any(self._waiting.values()) or running
+        """Returns whether an image has not ended."""
+        return any(self._waiting.values()) or any(map(len, self._all_runs()))
 
     def requests(self) -> Iterator[Request]:
         """Yields the requests that have not ended, those of several images several times."""
-        yield from self._new
         for queue in self._waiting.values():
             yield from (waiting.request for waiting in queue)
         for run in self._all_runs():
@@ -140,7 +135,7 @@ class BatchLoop:
         """Ends all requests with an error, and forgets the batches."""
         for request in list(self.requests()):
             request.generation.settle(error=error)
-        for group in (self._new, self._waiting, self._runs, self._flying):
+        for group in (self._waiting, self._runs, self._flying):
             group.clear()
 
     def device(self, arrivals: float) -> Device:
@@ -153,14 +148,27 @@ class BatchLoop:
         largest = functools.cache(self._sizes.largest_of)
         return Device(functools.cache(seconds), largest, arrivals)
 
+    def candidates(self) -> list[Candidate]:
+        """Returns the images that have been added and not ended."""
+        found = [
+            Candidate(m.owner, run.kind, len(run.lanes.seats[place].lanes), m.picture.rows - m.at)
+            for run in self._all_runs()
+            for place, m in run.members.items()
+        ]
+        return [*found, *(self.candidate(w) for queue in self._waiting.values() for w in queue)]
+
+    def candidate(self, image: Waiting) -> Candidate:
+        """Returns what a policy knows of an image that waits."""
+        kind = kind_of(image.request.c, image.picture, self._sizes.rank)
+        return Candidate(image, kind, image.picture.branches, image.picture.rows)
+
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
         """The kind, the size and the lanes in use of each batch with images."""
         return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
-    def turn(self) -> None:
-        """Lets each batch run some rows."""
-        self._prepare()
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Lets each batch run some rows. meanwhile: called while the device is busy."""
         self._drop_cancelled()
         for key in list({**self._waiting, **self._runs}):
             self._admit(key)
@@ -170,8 +178,7 @@ class BatchLoop:
                     self._advance(run)
                 except Exception as error:
                     self._give_up(run, error)
-                # The device is busy: what comes next is prepared meanwhile.
-                self._prepare()
+                meanwhile()
             self._forget_empty(key)
         while len(self._flying) > (_IN_FLIGHT - 1 if self.has_work() else 0):
             self._land()
@@ -179,24 +186,6 @@ class BatchLoop:
     def _all_runs(self) -> Iterator[BatchRun]:
         for runs in self._runs.values():
             yield from runs
-
-    def _prepare(self) -> None:
-        """Prepares submitted calls, as many as could join soon."""
-        while self._new and sum(map(len, self._waiting.values())) < self._sizes.largest:
-            request = self._new.popleft()
-            if request.generation.cancelled():
-                continue
-            try:
-                run = prepare(request)
-                request.finish = run.finish
-                if runs_alone(request.call, run):
-                    self._finishers.submit(_run_alone, request, run)
-                    continue
-                pictures = prepare_pictures(request.c, request.pipe.task, run)
-            except Exception as error:
-                request.generation.settle(error=error)
-                continue
-            self.add_prepared(request, pictures)
 
     def _drop_cancelled(self) -> None:
         for queue in self._waiting.values():
@@ -221,7 +210,7 @@ class BatchLoop:
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
-    def _seat(self, waiting: _Waiting) -> bool:
+    def _seat(self, waiting: Waiting) -> bool:
         """Gives an image a seat if there is one, in a larger batch if there may be.
 
         Returns whether it has one. What it raises concerns this image alone.
@@ -248,7 +237,7 @@ class BatchLoop:
             raise
         return True
 
-    def _run_for(self, waiting: _Waiting) -> BatchRun | None:
+    def _run_for(self, waiting: Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
         picture, runs = waiting.picture, self._runs.setdefault(waiting.picture.key, [])
         fitting = [run for run in runs if run.has_shapes_for(picture)]
@@ -357,13 +346,3 @@ class BatchLoop:
 
 def _raise(error: Exception) -> list[Any]:
     raise error
-
-
-def _run_alone(request: Request, run: PreparedRun) -> None:
-    """Runs a call that cannot join others."""
-    try:
-        bar = {"disable": True}
-        latents = watch_call(request.pipe, request.c, request.call, run, bar=bar)
-        request.complete(request.decode(latents, run.decoding, run.decoder_condition))
-    except Exception as error:
-        request.generation.settle(error=error)

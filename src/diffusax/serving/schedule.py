@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.batch_loop import BatchLoop
+from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.batch_run import Kind, count_shares
 from diffusax.pipelines.measures import Arrivals
 from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
@@ -289,7 +289,8 @@ class Schedule:
         self._queue.remove(part, served=True)
         self._prepared.discard(part)
         self._seated.add(part)
-        self._loop.add_prepared(part.request, [part.picture])
+        for image in images_of(part.request, [part.picture]):
+            self._loop.add(image)
         part.job.set_state("running")
 
     def _estimate(self) -> None:
