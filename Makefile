@@ -7,7 +7,7 @@ ARGS ?=
 # A part of test-all, such as SHARD=1/4.
 SHARD ?= 1/1
 
-.PHONY: demo test test-all test-families lint docs clean
+.PHONY: demo test test-all test-families test-gpu-compiler lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -16,10 +16,19 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m 'not full_size and not families' --shard $(SHARD) $(ARGS)
+	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m 'not full_size and not families and not gpu_compiler' --shard $(SHARD) $(ARGS)
 
 test-families: $(VENV)/.installed-dev
 	DIFFUSAX_TESTS=all $(BIN)/python -m pytest -m families $(ARGS)
+
+# XLA's compiler for GPUs, 5 GB in an environment of its own; it needs no GPU.
+test-gpu-compiler: $(VENV)-gpu/.installed
+	JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest -n 0 -m gpu_compiler $(ARGS)
+
+$(VENV)-gpu/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-gpu
+	$(VENV)-gpu/bin/pip install --quiet --editable '.[test,gpu]'
+	touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -43,4 +52,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .ci/venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-gpu .ci/venv .pytest_cache .mypy_cache .ruff_cache

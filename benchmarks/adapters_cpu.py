@@ -22,9 +22,10 @@ from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups, room_for
+from diffusax.runtime.cost import cost_of
 from diffusax.runtime.flops import count_flops
 from diffusax.runtime.mesh import in_mesh, replicated
-from diffusax.runtime.topology import compile_there, cost_of, topology_mesh
+from diffusax.runtime.topology import compile_there, topology_mesh
 
 NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
 

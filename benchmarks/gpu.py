@@ -54,14 +54,14 @@ from random_models import (
     MODELS,
     TINY,
     call_programs,
-    needed_flops,
     random_pipeline,
     write_checkpoint,
 )
 
+from diffusax.runtime.chips import chip_of
 from diffusax.runtime.flops import count_training_flops
+from diffusax.runtime.program import operations_of
 from diffusax.training.denoising import DenoisingLoss
-from diffusax.training.results.reports import PEAK_FLOPS
 from diffusax.training.step import initial_state, make_train_step
 
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.
@@ -250,7 +250,7 @@ def needed(pipe: Any, case: Case, batch: int, options: argparse.Namespace) -> in
     if case.steps:
         programs = call_programs(pipe, batch, **call_arguments(case))
         rounds = {"denoise": case.steps}
-        return sum(rounds.get(name, 1) * needed_flops(p) for name, p in programs.items())
+        return sum(rounds.get(name, 1) * operations_of(p) for name, p in programs.items())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
     params = {"unet": pipe.parts.networks["unet"].shapes}
     shapes = training_shapes(pipe, case, batch)
@@ -275,9 +275,8 @@ def timed(run: Callable[[], float], batch: int, repeats: int) -> dict[str, Any]:
 
 def rates(flops: int, seconds: float) -> dict[str, Any]:
     """The rate, and its share of the chip's peak where that is known."""
-    kind = jax.devices()[0].device_kind
-    peaks = [peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)]
-    share = round(flops / seconds / max(peaks), 4) if peaks else None
+    chip = chip_of(jax.devices()[0])
+    share = round(flops / seconds / (chip.tflops * 1e12), 4) if chip else None
     return {"tflops": round(flops / seconds / 1e12, 4), "utilisation": share}
 
 

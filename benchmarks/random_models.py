@@ -15,7 +15,6 @@ import numpy as np
 import diffusax
 from diffusax.files import write_json
 from diffusax.pipelines import ahead
-from diffusax.runtime.flops import count_flops
 from diffusax.runtime.program import Request
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -193,11 +192,3 @@ def call_programs(
     call = ahead.example_call(pipe, batch, sides, {"guidance_scale": 7.5, **given})
     found = ahead.requests(pipe.parts, pipe.task, call, mesh)
     return {request.program.name: request for request in found}
-
-
-def needed_flops(request: Request) -> int:
-    """The operations of a program; of "denoise" those of one step."""
-    function = functools.partial(request.program.__wrapped__, **dict(request.static))
-    arguments = dict(zip(request.program.dynamic, request.dynamic))
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-    return count_flops(lambda kwargs: function(**kwargs), shapes)

@@ -23,18 +23,23 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
-from random_models import MODELS, call_programs, needed_flops, write_checkpoint
+from random_models import MODELS, call_programs, write_checkpoint
 
 import diffusax
 from diffusax.pipelines import ahead
-from diffusax.runtime.flops import count_training_flops
+from diffusax.runtime.chips import chip_of
+from diffusax.runtime.cost import cost_of
 from diffusax.runtime.mesh import batch_size, in_mesh
-from diffusax.runtime.program import lower
-from diffusax.runtime.topology import CHIPS, DoesNotFitError, compile_there, cost_of, topology_mesh
+from diffusax.runtime.program import lower, operations_of
+from diffusax.runtime.topology import (
+    DoesNotFitError,
+    compile_there,
+    lowering_platforms,
+    topology_mesh,
+)
 from diffusax.training import (
     EMAConfig,
     InstructPix2PixConfig,
@@ -42,15 +47,22 @@ from diffusax.training import (
     instruct_pix2pix,
     text_to_image,
 )
-from diffusax.training.program import abstract_arguments, lower_step
+from diffusax.training.program import lower_step, step_operations
 
 
 def compile_call(pipe, mesh, batch: int, name: str, options):
     """A program of a call, compiled, and the operations that the network needs on each device."""
     request = call_programs(pipe, batch, mesh=mesh, size=options.size)[name]
     with in_mesh(mesh):
-        compiled = compile_there(lower(request, lowering_platforms=("tpu",)), effort=options.effort)
-    return compiled, needed_flops(request) / mesh.size
+        lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
+        compiled = compile_there(lowered, effort=options.effort, **estimates(mesh))
+    return compiled, operations_of(request) / mesh.size
+
+
+def estimates(mesh) -> dict:
+    """The compiler option that writes XLA's estimates into a GPU's program."""
+    on_gpu = mesh.devices.flat[0].platform == "gpu"
+    return {"xla_gpu_collect_cost_model_stats": True} if on_gpu else {}
 
 
 def compile_training(folder: Path, mesh, options, *, edits: bool):
@@ -68,12 +80,9 @@ def compile_training(folder: Path, mesh, options, *, edits: bool):
     )
     recipe = make(config)
     with in_mesh(mesh):
-        compiled = compile_there(lower_step(recipe, config, mesh), effort=options.effort)
-    state, frozen, batch = abstract_arguments(recipe, config, mesh)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.batch_size))
-    return compiled, count_training_flops(
-        recipe.loss, state.params, frozen, batch, keys
-    ) / mesh.size
+        lowered = lower_step(recipe, config, mesh)
+        compiled = compile_there(lowered, effort=options.effort, **estimates(mesh))
+    return compiled, step_operations(recipe, config, mesh) / mesh.size
 
 
 def write_data(folder: Path) -> Path:
@@ -98,7 +107,7 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     else:
         images = options.batch * batch_size(mesh)
         compiled, needed = compile_call(pipe, mesh, images, program, options)
-    cost, chip = cost_of(compiled), CHIPS[mesh.devices.flat[0].device_kind]
+    cost, chip = cost_of(compiled, needed=needed), chip_of(mesh.devices.flat[0])
     return {
         "seconds to compile": round(time.perf_counter() - began),
         "TFLOP": round(cost.tflop, 3),
@@ -108,6 +117,7 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
         "GB temporaries": round(cost.temporaries, 2),
         "GB peak": round(cost.peak, 2),
         "GB of the chip": chip.memory,
+        **({} if cost.kernels is None else {"kernels": cost.kernels}),
         "ms at least": round(1e3 * cost.seconds(chip), 1),
     }
 

@@ -94,7 +94,7 @@ def test_a_step_is_compiled_for_tpus_that_are_not_here(checkpoint, edits, tmp_pa
     assert line.startswith("training step, 8 examples")
     *numbers, fits = line.split()[4:]
     assert fits == "yes"
-    assert len(numbers) == 4
+    assert len(numbers) == 5
     assert float(numbers[-1]) > 0
     assert not (tmp_path / "out").exists()
 

@@ -1,6 +1,7 @@
 """`diffusax compile`."""
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +18,8 @@ from diffusax.pipelines import ahead
 from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import describe, lower
-from diffusax.runtime.topology import topology_mesh
+from diffusax.runtime.program import describe, lower, operations_of
+from diffusax.runtime.topology import lowering_platforms, topology_mesh
 from diffusax.typed.options import Count, Options
 
 TASKS: dict[str, Any] = {
@@ -30,7 +31,7 @@ TASKS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compile(Options):
-    """Compile a model's programs before they are needed, for this machine or for TPUs elsewhere.
+    """Compile a model's programs before they are needed, for this machine or for devices elsewhere.
 
     For this machine, they go to the compilation cache, or to the folder of --output. With
     --topology nothing is kept: the table says what each program takes on every device, and whether
@@ -54,7 +55,8 @@ class Compile(Options):
     mesh: Annotated[str | None, OWN] = None
     """The devices to spread the work over, such as data=4,tensor=2; by default all."""
     topology: Annotated[str | None, OWN] = None
-    """Compile for TPUs that are not here, such as v5e:2x2, and say what they need."""
+    """Compile for TPUs or GPUs that are not here, such as v5e:2x2, h100:8 or 2xh100:8, and say what
+    the programs need."""
     output: Annotated[Path | None, OWN] = None
     """Write the executables to this folder, for load_compiled and --compiled."""
 
@@ -98,8 +100,9 @@ class Compile(Options):
         print_head(mesh, "so denoise is one step")
         for request in tqdm(found, desc="compiling", leave=False, disable=None):
             with in_mesh(mesh):
-                lowered = lower(request, lowering_platforms=("tpu",))
-                print_line(describe(request), lowered, mesh)
+                lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
+                operations = functools.partial(operations_of, request)
+                print_line(describe(request), lowered, mesh, operations)
 
     def _arguments(self) -> dict[str, Any]:
         return {"guidance_scale": 7.5 if self.guidance else 1.0}

@@ -1,26 +1,44 @@
 """Prints a table of what programs take on devices, and whether they fit."""
 
+from collections.abc import Callable
+
 import jax
 from jax.sharding import Mesh
 
-from diffusax.runtime.topology import CHIPS, DoesNotFitError, compile_there, cost_of
+from diffusax.runtime.chips import chip_of
+from diffusax.runtime.cost import cost_of
+from diffusax.runtime.topology import DoesNotFitError, compile_there
 
 
 def print_head(mesh: Mesh, note: str) -> None:
     """Prints the devices and the names of the columns. note: a remark to add."""
     kind = mesh.devices.flat[0].device_kind
     print(f"{mesh.size} of {kind}, GB on each; loops count once, {note}")
-    print(f"{'program':58} {'TFLOP':>8} {'moved':>8} {'temporary':>9} {'peak':>8}  fits")
+    print(
+        f"{'program':58} {'TFLOP':>8} {'moved':>8} {'temporary':>9} {'peak':>8} {'ms':>8} "
+        f"{'kernels':>7}  fits"
+    )
 
 
-def print_line(name: str, lowered: jax.stages.Lowered, mesh: Mesh) -> None:
-    """Compiles a program, and prints what it takes on every device."""
-    chip = CHIPS.get(mesh.devices.flat[0].device_kind)
+def print_line(
+    name: str, lowered: jax.stages.Lowered, mesh: Mesh, operations: Callable[[], int]
+) -> None:
+    """Compiles a program, and prints what it takes on every device.
+
+    Args:
+        name: what to call the program.
+        lowered: the program.
+        mesh: the devices.
+        operations: returns the number of operations that the program needs, over all devices.
+    """
+    chip = chip_of(mesh.devices.flat[0])
     try:
-        cost = cost_of(compile_there(lowered))
+        cost = cost_of(compile_there(lowered), needed=operations() / mesh.size)
     except DoesNotFitError as error:
         print(f"{name:58} no: {error}", flush=True)
         return
     fits = "?" if chip is None else "yes" if cost.fits(chip) else f"no ({chip.memory} GB)"
+    least = "?" if chip is None else f"{1e3 * cost.seconds(chip):.2f}"
+    kernels = "" if cost.kernels is None else cost.kernels
     numbers = f"{cost.tflop:8.3f} {cost.moved:8.2f} {cost.temporaries:9.2f} {cost.peak:8.2f}"
-    print(f"{name:58} {numbers}  {fits}", flush=True)
+    print(f"{name:58} {numbers} {least:>8} {kernels:>7}  {fits}", flush=True)

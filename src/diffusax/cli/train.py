@@ -32,7 +32,7 @@ from diffusax.training import (
     train,
     unconditional,
 )
-from diffusax.training.program import lower_step
+from diffusax.training.program import lower_step, step_operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Command(FromFiles):
     )
 
     topology: Annotated[str | None, OWN] = None
-    """Do not train: compile the step for TPUs that are elsewhere, such as v5e:4x4, and print what
+    """Do not train: compile the step for TPUs or GPUs that are elsewhere, such as v5e:4x4 or
+    h100:8, and print what
     it takes on each and whether it fits. Only the model's configs and one row of the data are read.
     """
 
@@ -169,9 +170,10 @@ def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainCon
 
 
 def _compile(recipe: Recipe, config: TrainConfig, topology: str) -> None:
-    """Prints what a step takes on TPUs that are elsewhere."""
+    """Prints what a step takes on devices that are elsewhere."""
     mesh = topology_mesh(topology, config.mesh)
     lowered = lower_step(recipe, config, mesh)
     print_head(mesh, "so of microbatches one")
     with in_mesh(mesh):
-        print_line(f"training step, {config.batch_size} examples", lowered, mesh)
+        operations = functools.partial(step_operations, recipe, config, mesh)
+        print_line(f"training step, {config.batch_size} examples", lowered, mesh, operations)

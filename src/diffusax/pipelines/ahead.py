@@ -100,7 +100,9 @@ def image_axes(request: Request) -> tuple[Any, ...]:
     return tuple(map(axes, request.program.dynamic, request.dynamic))
 
 
-def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = None) -> Any:
+def shapes_only(
+    cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = None, **components: Any
+) -> Any:
     """Returns a checkpoint's pipeline with shapes for parameters, to compile for absent devices.
 
     Args:
@@ -108,6 +110,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
         folder: a checkpoint; only its configs are read.
         dtype: the dtype of the parameters.
         vae_dtype: that of the autoencoder's, where it differs.
+        components: further components, such as a ControlNet, with shapes for parameters, too.
 
     Raises:
         ValueError: a config cannot be read; says which file and why.
@@ -126,7 +129,7 @@ def shapes_only(cls: Any, folder: Path, *, dtype: str, vae_dtype: str | None = N
         other = vae_dtype if role == "autoencoder" else None
         kind = other or dtype
         models[name] = Model(network, cast_shapes(network.shapes, kind))
-    return cls.from_pretrained(folder, device=jax.local_devices()[0], **models)
+    return cls.from_pretrained(folder, device=jax.local_devices()[0], **models, **components)
 
 
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:

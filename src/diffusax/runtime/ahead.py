@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
+from diffusax.runtime.cost import cost_of
 from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest
-from diffusax.runtime.topology import cost_of
 
 
 def compile_all(found: Sequence[Request], mesh: Mesh | None, *, threads: int = 4) -> None:

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
+from diffusax.runtime.flops import count_flops
 from diffusax.runtime.mesh import in_mesh
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,17 @@ def describe(request: Request) -> str:
     leaf = jax.tree.leaves(leaf)[0]
     shape = "x".join(map(str, leaf.shape))
     return f"{request.program.name} for {request.program.shape_of} {shape} {leaf.dtype}"
+
+
+def operations_of(request: Request) -> int:
+    """Returns the operations that a program needs, over all devices; see `count_flops`.
+
+    A loop without a known end, as that over a sampler's steps, counts once.
+    """
+    function = functools.partial(request.program.__wrapped__, **dict(request.static))
+    arguments = dict(zip(request.program.dynamic, request.dynamic))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    return count_flops(lambda kwargs: function(**kwargs), shapes)
 
 
 def digest(request_key: Any) -> str:

@@ -1,52 +1,57 @@
-"""TPUs that are elsewhere: their compiler runs without them, and says what a program will take."""
+"""TPUs and GPUs that are elsewhere: their compilers run without them, and say what is taken."""
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from diffusax.extras import require_extra
+from diffusax.extras import install_command, require_extra
+from diffusax.runtime.chips import CARDS, Card, target_config
 from diffusax.runtime.mesh import AXES, make_mesh, parse_mesh
 
-
-class Chip(NamedTuple):
-    """The performance of one device, by its maker's data sheet."""
-
-    tflops: float
-    """The peak TFLOP/s in bfloat16."""
-    memory: float
-    """The GB of high-bandwidth memory."""
-    bandwidth: float
-    """The bandwidth of that memory in GB/s."""
-
-
-CHIPS = {
-    "TPU v4": Chip(275, 32, 1228),
-    "TPU v5 lite": Chip(197, 16, 819),
-    "TPU v5": Chip(459, 95, 2765),
-    "TPU v6 lite": Chip(918, 32, 1640),
-}
-"""Chips by JAX's `device_kind`. Source: cloud.google.com/tpu/docs, the page of each version."""
+_GPUS = re.compile(r"(?:(\d+)x)?([a-z0-9\-]+):(\d+)")
+_LOWERING = {"gpu": "cuda"}
 
 
 def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
-    """Makes a mesh of TPUs that may be elsewhere, to compile for.
+    """Makes a mesh of TPUs or GPUs that may be elsewhere, to compile for.
 
     Args:
-        topology: version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4".
+        topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4"; for GPUs
+            a name of `CARDS` and the number of them, with the number of hosts before it if there
+            are several: "h100:8", "2xh100:8".
         mesh: the shape as for `make_mesh`; if it has fewer devices, the first ones are taken.
 
     Raises:
         ValueError: there is no such topology, or the mesh does not fit it.
-        ImportError: libtpu is not installed; names the extra.
+        ImportError: the compiler is not installed; names the extra.
     """
+    gpus = _GPUS.fullmatch(topology)
+    if gpus and gpus[2] in CARDS:
+        devices = _gpus(CARDS[gpus[2]], int(gpus[1] or 1), int(gpus[3]))
+    else:
+        devices = _tpus(topology)
+    sizes = parse_mesh(mesh or "")
+    if sizes and -1 not in sizes.values() and "data" in sizes:
+        devices = devices[: math.prod(sizes.get(axis, 1) for axis in AXES)]
+    return make_mesh(sizes, devices=devices)
+
+
+def lowering_platforms(mesh: Mesh) -> tuple[str]:
+    """Returns the platform of a mesh's devices, as `jax.stages.Traced.lower` takes it."""
+    platform = mesh.devices.flat[0].platform
+    return (_LOWERING.get(platform, platform),)
+
+
+def _tpus(topology: str) -> list[Any]:
     require_extra("libtpu", "tpu")
-    with _without_a_host():
+    with _variables(_WITHOUT_A_TPU):
         try:
             found: Any = topologies.get_topology_desc(
                 platform="tpu", topology_name=topology, **_chip_config(topology)
@@ -54,13 +59,23 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                f"topology {topology!r} is not one that libtpu knows: {reason}"
+                f"topology {topology!r} is none of {', '.join(CARDS)} with a number of cards, such "
+                f"as h100:8, and not one that libtpu knows: {reason}"
             ) from None
-    devices = list(found.devices)
-    sizes = parse_mesh(mesh or "")
-    if sizes and -1 not in sizes.values() and "data" in sizes:
-        devices = devices[: math.prod(sizes.get(axis, 1) for axis in AXES)]
-    return make_mesh(sizes, devices=devices)
+    return list(found.devices)
+
+
+def _gpus(card: Card, hosts: int, each: int) -> list[Any]:
+    try:
+        with _variables({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):
+            found: Any = topologies.get_topology_desc(
+                platform="cuda", target_config=target_config(card), topology=f"1x{hosts}x{each}"
+            )
+    except NotImplementedError:
+        raise ImportError(
+            f"XLA's compiler for GPUs is needed here; install it with {install_command('gpu')}"
+        ) from None
+    return list(found.devices)
 
 
 def _chip_config(topology: str) -> dict[str, str]:
@@ -73,7 +88,7 @@ class DoesNotFitError(ValueError):
 
 
 def compile_there(
-    lowered: jax.stages.Lowered, *, effort: float | None = -1.0
+    lowered: jax.stages.Lowered, *, effort: float | None = -1.0, **options: Any
 ) -> jax.stages.Compiled:
     """Compiles a program for the devices of a topology, or for those of this machine.
 
@@ -82,30 +97,35 @@ def compile_there(
         effort: XLA's effort for a short execution time, from -1 to 1; None is that of real runs.
             The least effort compiles much faster, and gives the same operations and about the same
             memory.
+        options: XLA's compiler options.
 
     Raises:
         DoesNotFitError: their memory does not hold it.
     """
-    options: Any = None if effort is None else {"exec_time_optimization_effort": effort}
+    if effort is not None:
+        options["exec_time_optimization_effort"] = effort
     try:
-        return lowered.compile(options)
+        return lowered.compile(options or None)
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         raise DoesNotFitError(" ".join(str(error).split())[:200]) from None
 
 
+_WITHOUT_A_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""Keeps libtpu from asking a cloud machine's metadata server, and from claiming a TPU."""
+
+
 @contextlib.contextmanager
-def _without_a_host() -> Iterator[None]:
-    """Keeps libtpu from asking a cloud machine's metadata server, and from claiming a TPU."""
-    variables = {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def _variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of the environment for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
@@ -114,51 +134,3 @@ def _without_a_host() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-class Cost(NamedTuple):
-    """What a compiled program takes on each device. A loop counts once, however often it runs."""
-
-    tflop: float
-    """The number of floating-point operations in 10^12."""
-    moved: float
-    """The GB read from and written to the device's memory."""
-    arguments: float
-    """The GB of arguments, which include the parameters."""
-    temporaries: float
-    """The GB besides arguments and results while it runs."""
-    code: float
-    """The GB of the program itself."""
-    peak: float
-    """The GB of arguments, results, temporaries and code together."""
-
-    def fits(self, chip: Chip) -> bool:
-        """Returns whether the chip's memory holds the peak."""
-        return self.peak <= chip.memory
-
-    def seconds(self, chip: Chip) -> float:
-        """Returns the least time that the chip needs: to compute or to move, the longer of the
-        two.
-        """
-        return max(self.tflop / chip.tflops, self.moved / chip.bandwidth)
-
-
-def cost_of(compiled: jax.stages.Compiled) -> Cost:
-    """Returns what XLA says of an executable; memory that it does not tell counts as 0."""
-    analysis: Any = compiled.cost_analysis() or {}
-    memory: Any = compiled.memory_analysis()
-
-    def gigabytes(name: str) -> float:
-        return getattr(memory, f"{name}_size_in_bytes", 0) / 1e9
-
-    arguments, temporaries = gigabytes("argument"), gigabytes("temp")
-    results = gigabytes("output") - gigabytes("alias")
-    code = gigabytes("generated_code")
-    return Cost(
-        analysis.get("flops", 0) / 1e12,
-        analysis.get("bytes accessed", 0) / 1e9,
-        arguments,
-        temporaries,
-        code,
-        arguments + results + temporaries + code,
-    )

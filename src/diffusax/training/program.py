@@ -11,7 +11,9 @@ from jax.sharding import Mesh
 
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
+from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.mesh import batch_sharding, tree_sharding
+from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
 from diffusax.training.ema.update import copy_as_average
@@ -83,12 +85,19 @@ def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
 
 
 def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:
-    """Lowers the step of a run for TPUs that may be elsewhere (`topology_mesh`), to be compiled."""
+    """Lowers the step of a run for devices that may be elsewhere (`topology_mesh`)."""
     optimizer = make_optimizer(config.optimizer, config.steps)
     arguments = abstract_arguments(recipe, config, mesh)
     with jax.set_mesh(mesh):
         traced = step_program(recipe, config, optimizer, mesh).trace(*arguments)
-        return traced.lower(lowering_platforms=("tpu",))
+        return traced.lower(lowering_platforms=lowering_platforms(mesh))
+
+
+def step_operations(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> int:
+    """Returns the operations that a step needs, over all devices; see `count_training_flops`."""
+    state, frozen, batch = abstract_arguments(recipe, config, mesh)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.batch_size))
+    return count_training_flops(recipe.loss, state.params, frozen, batch, keys)
 
 
 def _dtype(x: Any) -> np.dtype:

@@ -15,34 +15,18 @@ from tqdm.auto import tqdm
 
 from diffusax.extras import require_extra
 from diffusax.images.sheets import contact_sheet
+from diffusax.runtime.chips import chip_of
 from diffusax.runtime.mesh import batch_size
 from diffusax.training.config import TrainConfig
 from diffusax.training.options import by_name
-
-# FLOP/s of one JAX device for dense bfloat16, from the makers' data sheets.
-PEAK_FLOPS = {
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-}
 
 
 def peak_flops(config: TrainConfig) -> float | None:
     """Returns the peak FLOP/s of all devices together, or None where it is not known."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12 * jax.device_count()
-    kind = jax.devices()[0].device_kind
-    known = [name for name in PEAK_FLOPS if kind.startswith(name)]
-    return PEAK_FLOPS[max(known, key=len)] * jax.device_count() if known else None
+    chip = chip_of(jax.devices()[0])
+    return chip.tflops * 1e12 * jax.device_count() if chip else None
 
 
 def batch_arithmetic(config: TrainConfig, mesh: jax.sharding.Mesh) -> str:

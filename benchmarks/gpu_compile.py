@@ -1,0 +1,108 @@
+"""What a full-size model's program is made of on GPUs, by XLA's own compiler, without a GPU.
+
+    python benchmarks/gpu_compile.py --model sd2 --program denoise --topology h200:1
+    python benchmarks/gpu_compile.py --model xl --program train --topology h100:8 --mesh fsdp=8
+
+It needs jax[cuda12] (5 GB; an environment of its own will do), gigabytes of memory and half a
+minute to some minutes. Programs are compiled as users' are, but for the tilings of products, which
+XLA chooses by timing them on a device. Kernels inside a loop with a known number of rounds count
+for each round; the sampler's loop counts once, which is a step. Bytes are those of inputs and
+results, each once; of what a kernel only slices, the slices. XLA's estimates leave out products and
+cuDNN's convolutions and attention.
+"""
+
+import argparse
+import collections
+import os
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from random_models import MODELS, write_checkpoint
+from tpu_compile import compile_call, compile_training
+
+import diffusax
+from diffusax.pipelines import ahead
+from diffusax.runtime.chips import chip_of
+from diffusax.runtime.cost import cost_of
+from diffusax.runtime.kernels import Kernel, kernels_of, traffic
+from diffusax.runtime.mesh import batch_size
+from diffusax.runtime.topology import topology_mesh
+
+PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits")
+
+
+def main() -> None:
+    """Prints a table of kernels."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="sd2", choices=MODELS)
+    parser.add_argument("--program", default="denoise", choices=PROGRAMS)
+    parser.add_argument("--topology", default="h200:1", help="see topology_mesh")
+    parser.add_argument("--mesh", default="data=1", help="see make_mesh")
+    parser.add_argument("--batch", type=int, default=1, help="images per device")
+    parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
+    parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
+    parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
+    parser.add_argument("--ema", default="none", choices=["none", "ramp"])
+    parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
+    parser.add_argument("--dump", type=Path, help="a file for the compiled module")
+    args = parser.parse_args()
+    args.effort = None
+    mesh = topology_mesh(args.topology, args.mesh)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_checkpoint(folder, MODELS[args.model])
+        began = time.perf_counter()
+        compiled, needed = compile_program(folder, mesh, args)
+        seconds = time.perf_counter() - began
+    text = compiled.as_text()
+    if args.dump:
+        args.dump.write_text(text)
+    chip = chip_of(mesh.devices.flat[0])
+    cost = cost_of(compiled, needed=needed)
+    print(f"{args.model} {args.program}, {args.topology}, {args.mesh}: {seconds:.0f} s to compile")
+    print(
+        f"{needed / 1e12:.3f} TFLOP needed, at least {1e3 * cost.seconds(chip):.2f} ms; GB: "
+        f"arguments {cost.arguments:.2f}, temporaries {cost.temporaries:.2f}, peak {cost.peak:.2f} "
+        f"of {chip.memory}"
+    )
+    report(kernels_of(text), args.kinds)
+
+
+def compile_program(folder: Path, mesh, args):
+    """Returns the executable, and the operations that are needed on each device."""
+    if args.program.startswith("train"):
+        return compile_training(folder, mesh, args, edits=args.program == "train-edits")
+    pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
+    images = args.batch * batch_size(mesh)
+    return compile_call(pipe, mesh, images, args.program, args)
+
+
+def report(kernels: list[Kernel], lines: int) -> None:
+    """Prints the kernels by kind."""
+    step = [kernel for kernel in kernels if kernel.in_step]
+    once = [kernel for kernel in kernels if not kernel.in_step and not kernel.copies_weights]
+    copies = [kernel for kernel in kernels if kernel.copies_weights]
+    print(f"{'':40} {'kernels':>8} {'GB':>8} {'ms, XLA':>8}")
+    for name, some in [("a step", step), ("once", once), ("copies of weights", copies)]:
+        if some:
+            print(line(name, some))
+    by_kind = collections.defaultdict(list)
+    for kernel in step or once:
+        by_kind[kernel.kind].append(kernel)
+    for kind, some in sorted(by_kind.items(), key=lambda item: -traffic(item[1]).moved)[:lines]:
+        print(line(f"  {kind}", some))
+
+
+def line(name: str, kernels: list[Kernel]) -> str:
+    """Adds up kernels."""
+    found = traffic(kernels)
+    return f"{name:40} {found.kernels:8} {found.moved:8.2f} {1e3 * found.estimate:8.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Figures of TPUs and GPUs, by their makers' data sheets."""
+
+from typing import NamedTuple
+
+import jax
+
+
+class Chip(NamedTuple):
+    """The performance of one device."""
+
+    tflops: float
+    """The peak TFLOP/s of dense products in bfloat16, added up in float32."""
+    memory: float
+    """The GB of its memory."""
+    bandwidth: float
+    """The bandwidth of that memory in GB/s."""
+
+
+class Card(NamedTuple):
+    """A GPU: its performance, and what its compiler asks of it."""
+
+    kind: str
+    """JAX's `device_kind`."""
+    chip: Chip
+    capability: tuple[int, int]
+    """The compute capability."""
+    cores: int
+    """The number of streaming multiprocessors."""
+    clock: float
+    """The clock rate in GHz."""
+    cache: int
+    """The bytes of the level 2 cache."""
+
+
+CARDS = {
+    "a100": Card("NVIDIA A100-SXM4-80GB", Chip(312, 85.1, 2039), (8, 0), 108, 1.41, 40 << 20),
+    "a100-40": Card("NVIDIA A100-SXM4-40GB", Chip(312, 42.4, 1555), (8, 0), 108, 1.41, 40 << 20),
+    "h100": Card("NVIDIA H100 80GB HBM3", Chip(989, 84.9, 3352), (9, 0), 132, 1.98, 50 << 20),
+    "h200": Card("NVIDIA H200", Chip(989, 151.4, 4800), (9, 0), 132, 1.98, 50 << 20),
+    "b200": Card("NVIDIA B200", Chip(2250, 191.5, 7672), (10, 0), 148, 1.965, 132_644_864),
+    "l4": Card("NVIDIA L4", Chip(121, 24.1, 300), (8, 9), 58, 2.04, 48 << 20),
+    "l40s": Card("NVIDIA L40S", Chip(362, 47.8, 864), (8, 9), 142, 2.52, 96 << 20),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", Chip(165, 25.3, 1008), (8, 9), 128, 2.52, 72 << 20),
+}
+"""GPUs by the names in topologies.
+
+Source: NVIDIA's data sheets and architecture whitepapers, and for A100, H100, H200 and B200 the
+files in xla/backends/gpu/target_config/specs of openxla/xla.
+"""
+
+CHIPS = {
+    "TPU v3": Chip(61.5, 16, 450),
+    "TPU v4": Chip(275, 32, 1228),
+    "TPU v5 lite": Chip(197, 16, 819),
+    "TPU v5e": Chip(197, 16, 819),
+    "TPU v5": Chip(459, 95, 2765),
+    "TPU v6": Chip(918, 32, 1640),
+    "NVIDIA A100": CARDS["a100"].chip,
+    "NVIDIA H100": CARDS["h100"].chip,
+    **{card.kind: card.chip for card in CARDS.values()},
+}
+"""Devices by the beginning of JAX's `device_kind`. Source for TPUs: cloud.google.com/tpu/docs, the
+page of each version.
+"""
+
+
+def chip_of(device: jax.Device) -> Chip | None:
+    """Returns the figures of a device, or None where they are not known."""
+    known = [name for name in CHIPS if device.device_kind.startswith(name)]
+    return CHIPS[max(known, key=len)] if known else None
+
+
+_CORES = {
+    (8, 0): (2048, 167_936, 64),
+    (8, 9): (1536, 102_400, 128),
+    (9, 0): (2048, 233_472, 128),
+    (10, 0): (2048, 233_472, 128),
+}
+"""Threads, bytes of shared memory and float32 units of a multiprocessor by compute capability.
+Source: CUDA C++ programming guide, "Technical specifications per compute capability"."""
+_RESERVED = 1024
+"""The bytes of a multiprocessor's shared memory that a block cannot have (the same guide)."""
+
+
+def target_config(card: Card) -> str:
+    """Returns what XLA's GPU compiler asks to know of a card: a GpuTargetConfigProto, as text."""
+    major, minor = card.capability
+    threads, shared, units = _CORES[card.capability]
+    info = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 49_152,
+        "shared_memory_per_block_optin": shared - _RESERVED,
+        "shared_memory_per_core": shared,
+        "threads_per_core_limit": threads,
+        "core_count": card.cores,
+        "fpus_per_core": units,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65_535,
+        "block_dim_limit_z": 65_535,
+        "memory_bandwidth": round(card.chip.bandwidth * 1e9),
+        "l2_cache_size": card.cache,
+        "clock_rate_ghz": card.clock,
+        "device_memory_size": round(card.chip.memory * 1e9),
+        "registers_per_core_limit": 65_536,
+        "registers_per_block_limit": 65_536,
+    }
+    listed = " ".join(f"{name}: {value}" for name, value in info.items())
+    return (
+        f"gpu_device_info {{ {listed} "
+        f"cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
+        f'device_description_str: "{card.kind}"'
+    )

@@ -1,0 +1,132 @@
+"""Every kind of program, compiled for GPUs that are not here: `make test-gpu-compiler`."""
+
+import importlib.util
+import io
+
+import jax
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import diffusax
+from diffusax.checkpoints import resolve
+from diffusax.checkpoints.networks import read_network
+from diffusax.cli.console import main
+from diffusax.models.attention import attention
+from diffusax.models.network import Model, cast_shapes
+from diffusax.pipelines import ahead
+from diffusax.runtime.chips import CARDS, chip_of
+from diffusax.runtime.cost import cost_of
+from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.program import lower, operations_of
+from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
+
+pytestmark = [
+    pytest.mark.gpu_compiler,
+    pytest.mark.skipif(
+        not any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13)),
+        reason="jax[cuda12] is not installed",
+    ),
+]
+
+MESHES = [
+    ("h200:1", "data=1"),
+    ("h100:4", "data=4"),
+    ("h200:4", "data=1,fsdp=4"),
+    ("h200:4", "data=1,tensor=4"),
+    ("a100:4", "data=2,tensor=2"),
+    ("2xh100:4", "data=2,fsdp=4"),
+]
+TASKS = {
+    "text-to-image": (diffusax.AutoPipelineForText2Image, "emoji"),
+    "image-to-image": (diffusax.AutoPipelineForImage2Image, "emoji"),
+    "inpainting": (diffusax.AutoPipelineForInpainting, "emoji"),
+    "edits": (diffusax.DiffusionPipeline, "emoji-edit"),
+    "control": (diffusax.StableDiffusionControlNetPipeline, "emoji"),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A data set of one row with the columns of all recipes."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    picture = [{"bytes": file.getvalue()}]
+    names = ("image", "input_image", "edited_image", "conditioning_image")
+    texts = {"text": ["a"], "edit_prompt": ["b"]}
+    folder = tmp_path_factory.mktemp("rows")
+    pq.write_table(pa.table({**dict.fromkeys(names, picture), **texts}), folder / "rows.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_compiler_knows_each_card(card):
+    mesh = topology_mesh(f"{card}:1")
+    assert chip_of(mesh.devices.flat[0]) == CARDS[card].chip
+    x = jax.ShapeDtypeStruct((256, 256), jax.numpy.bfloat16)
+    with in_mesh(mesh):
+        lowered = jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=("cuda",))
+    cost = cost_of(compile_there(lowered), needed=2 * 256**3)
+    assert cost.kernels == 1
+    assert cost.moved == pytest.approx(3 * 2 * 256**2 / 1e9)
+
+
+@pytest.mark.parametrize(("topology", "mesh"), MESHES)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_program_of_a_task_compiles(task, topology, mesh):
+    kind, model = TASKS[task]
+    components = {}
+    if task == "control":
+        net = read_network(resolve("emoji-control", weights=False))
+        components["controlnet"] = Model(net, cast_shapes(net.shapes, "bfloat16"))
+    folder = resolve(model, weights=False)
+    pipe = ahead.shapes_only(kind, folder, dtype="bfloat16", **components)
+    devices = topology_mesh(topology, mesh)
+    call = ahead.example_call(pipe, 8, (128, 128), {"guidance_scale": 7.5})
+    for request in ahead.requests(pipe.parts, pipe.task, call, devices):
+        with in_mesh(devices):
+            lowered = lower(request, lowering_platforms=lowering_platforms(devices))
+            compiled = compile_there(lowered)
+        cost = cost_of(compiled, needed=operations_of(request) / devices.size)
+        assert cost.fits(chip_of(devices.devices.flat[0]))
+        assert cost.kernels
+        if request.program.name == "denoise":
+            assert "__cudnn$fmha" in compiled.as_text()
+
+
+@pytest.mark.parametrize(("topology", "mesh"), MESHES[1:])
+def test_attention_asks_no_other_device(topology, mesh):
+    def loss(*qkv):
+        return attention(*qkv).astype(jax.numpy.float32).sum()
+
+    devices = topology_mesh(topology, mesh)
+    # An odd length, and heads that four devices do not divide.
+    q, k = (jax.ShapeDtypeStruct((8, t, 5, 64), jax.numpy.bfloat16) for t in (256, 77))
+    with in_mesh(devices):
+        for function in (attention, jax.grad(loss, (0, 1, 2))):
+            lowered = jax.jit(function).trace(q, k, k).lower(lowering_platforms=("cuda",))
+            assert "__cudnn$fmha" in compile_there(lowered).as_text()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "mesh"),
+    [
+        ("text-to-image", "data=1,fsdp=4"),
+        ("text-to-image", "data=2,tensor=2"),
+        ("instruct-pix2pix", "data=2,fsdp=2"),
+        ("controlnet", "data=1,fsdp=4"),
+        ("autoencoder", "data=1,fsdp=4"),
+        ("unconditional", "data=4"),
+    ],
+)
+def test_the_step_of_a_recipe_compiles(recipe, mesh, rows, tmp_path, capsys):
+    options = ["--data.path", str(rows), "--data.resolution", "64", "--batch-size", "8"]
+    options += ["--mesh", mesh, "--topology", "h200:4", "--output", str(tmp_path / "out")]
+    if recipe != "unconditional":
+        options += ["--model", "emoji-edit" if recipe == "instruct-pix2pix" else "emoji"]
+    main(["train", recipe, *options])
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("4 of NVIDIA H200")
+    assert line.endswith("  yes")
+    assert not (tmp_path / "out").exists()
