@@ -29,8 +29,9 @@ class RunningBatch:
 
     Calls may have any sampler, number of steps, guidance, prompt, strength, mask and adapters, and
     come from any thread; other ones compile nothing. Images of another size, or of another
-    pipeline, form a batch of their own, and the batches take turns. A call's images are those that
-    the call alone would generate, to rounding.
+    pipeline, form a batch of their own, and the batches take turns. As many images share the device
+    as makes their waits shortest on average, by what steps of larger batches are measured to take.
+    A call's images are those that the call alone would generate, to rounding.
 
         with diffusax.RunningBatch(pipe) as batch:
             futures = [batch.submit(prompt, seed=i) for i, prompt in enumerate(prompts)]
