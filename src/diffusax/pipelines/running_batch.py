@@ -74,9 +74,7 @@ class RunningBatch:
         self._changed = threading.Condition()
         self._closing = self._cancelling = False
         self._finishers = ThreadPoolExecutor(_FINISHERS, "diffusax-finish")
-        self._loop = BatchLoop(
-            self._sizes, self._finishers, meanwhile=lambda: self._intake.prepare()
-        )
+        self._loop = BatchLoop(self._sizes, self._finishers)
         self._intake = Intake(self._loop, running, self._finishers)
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""What goes wrong with one image of a running batch, or with the batch, and whom it concerns."""
+"""The loop of a running batch: who joins when, and whom it concerns what goes wrong."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +14,9 @@ from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation
+from diffusax.pipelines.intake import Intake
+from diffusax.pipelines.measures import RowSeconds
+from diffusax.pipelines.policies import running
 from diffusax.pipelines.requests import make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
 
@@ -40,18 +43,22 @@ def pipe(tiny_checkpoints):
 @pytest.fixture
 def loop():
     """A loop whose turns the test makes."""
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(1) as threads:
         yield BatchLoop(Halving(4, 2, 16), threads)
+
+
+def request_of(pipe, **given):
+    given = {**CALL, **given}
+    generation, texts = Generation(), TextCache()
+    return make_request(pipe, None, ("a cat",), given, texts=texts, generation=generation)
 
 
 def add(loop, pipe, **given):
     """Adds a call to a loop, and returns its future."""
-    generation = Generation()
-    given = {**CALL, **given}
-    request = make_request(pipe, None, ("a cat",), given, texts=TextCache(), generation=generation)
+    request = request_of(pipe, **given)
     for image in images_of(request, prepare_pictures(request.c, pipe.task, prepare(request))):
         loop.add(image)
-    return generation
+    return request.generation
 
 
 def finish(loop):
@@ -85,7 +92,7 @@ def test_a_lora_that_does_not_fit_fails_its_own_call_alone(pipe, loop):
         finish(loop)
     finally:
         pipe.delete_adapters(["style", "other"])
-    with pytest.raises(ValueError, match="'other' has A of shape"):
+    with pytest.raises(ValueError, match="has A of shape"):
         bad.result(SECONDS)
     assert close_to(result(good), expected)
 
@@ -145,3 +152,73 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
             preview.result(SECONDS)
     finish(loop)
     assert np.isfinite(result(future)).all()
+
+
+@pytest.fixture
+def intake(loop):
+    """The calls that wait for the loop."""
+    return Intake(loop, running, loop._finishers)
+
+
+def submit(intake, pipe, **given):
+    """Has a call wait for a loop, and returns its future."""
+    request = request_of(pipe, **given)
+    intake.add(request)
+    return request.generation
+
+
+def turns(intake, loop):
+    """Makes turns until all is done."""
+    while intake or loop.has_work():
+        intake.admit()
+        loop.turn(intake.prepare)
+
+
+def test_images_share_the_device_where_a_step_of_more_costs_less(pipe, loop, intake, monkeypatch):
+    expected, taken = np.asarray(pipe("a cat", **CALL).images), []
+    own = BatchRun.advance
+
+    def advance(run, rows):
+        taken.append(run.lanes.taken)
+        return own(run, rows)
+
+    monkeypatch.setattr(BatchRun, "advance", advance)
+    for costs, most in (({2: 0.01, 4: 0.01}, 4), ({2: 0.01, 4: 0.021}, 2)):
+        monkeypatch.setattr(RowSeconds, "estimate", lambda *given, c=costs: c[given[2]])
+        ended = []
+        futures = [submit(intake, pipe) for _ in range(3)]
+        for i, future in enumerate(futures):
+            future.add_done_callback(lambda _, i=i, ended=ended: ended.append(i))
+        taken.clear()
+        turns(intake, loop)
+        assert max(taken) == most
+        for future in futures:
+            assert close_to(result(future), expected)
+        assert ended == [0, 1, 2]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_never_runs(pipe, loop, intake, monkeypatch):
+    monkeypatch.setattr(RowSeconds, "estimate", lambda *given: float(given[2] ** 2))
+    futures = [submit(intake, pipe, num_images_per_prompt=1 + i) for i in range(3)]
+    intake.admit()
+    loop.turn()
+    while intake._new:
+        intake.prepare()
+    assert len(loop.candidates()) == 1
+    assert len(list(intake.requests())) == 5
+    assert futures[1].cancel()
+    turns(intake, loop)
+    assert [future.cancelled() for future in futures] == [False, True, False]
+    assert len(futures[2].result(SECONDS).images) == 3
+
+
+def test_an_error_of_the_loop_ends_those_that_wait(pipe, loop, intake):
+    futures = [submit(intake, pipe) for _ in range(2)]
+    intake.admit()
+    for part in (intake, loop):
+        part.fail(RuntimeError("an error"))
+    assert not intake
+    assert not loop.has_work()
+    for future in futures:
+        with pytest.raises(RuntimeError, match="an error"):
+            future.result(0)
