@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module
 from diffusax.models import layers
+from diffusax.models import matmul as matmul_module
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
@@ -229,6 +230,54 @@ def test_group_norms_equal_pytorch(name, offset):
     maps = torch.tensor(x.transpose(0, 3, 1, 2))
     expected = torch.nn.functional.group_norm(maps, 4, *given, eps=1e-5)
     np.testing.assert_allclose(np.moveaxis(ours, -1, 1), expected, atol=5e-4 if offset else 1e-5)
+
+
+def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one():
+    rng = np.random.default_rng(0)
+    args = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 6, 5, 24), 24, 24)]
+    weights = rng.normal(size=(2, 6, 5, 24)).astype(np.float32)
+
+    def loss(form, *args):
+        return (form(*args, groups=4, eps=1e-5) * weights).sum()
+
+    sums, centred = (
+        jax.grad(partial(loss, layers._GROUP_NORMS[name]), (0, 1, 2))(*args)
+        for name in ("sums", "centred")
+    )
+    for actual, expected in zip(sums, centred, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", matmul_module._PRODUCTS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_in_bfloat16_are_rounded_sums_in_float32(form, with_bias):
+    rng = np.random.default_rng(0)
+    x, kernel, bias = (
+        jnp.asarray(rng.normal(size=size), jnp.bfloat16) for size in ((64, 320), (320, 48), (48,))
+    )
+    exact = np.float32(x) @ np.float32(kernel) + (np.float32(bias) if with_bias else 0)
+    given = (x, kernel, bias) if with_bias else (x, kernel)
+    actual = matmul_module._PRODUCTS[form](*given)
+    assert actual.dtype == jnp.bfloat16
+    # A half of the last place for each rounding; on the CPU that of the sum is in bfloat16, too.
+    np.testing.assert_allclose(np.float32(actual), exact, rtol=2**-7, atol=2**-3)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm", "tpu"])
+def test_products_on_nvidias_gpus_are_written_in_half_precision(platform):
+    shapes = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in ((64, 320), (320, 48))]
+    text = jax.jit(matmul).trace(*shapes).lower(lowering_platforms=(platform,))
+    (product,) = (line for line in text.as_text().splitlines() if "dot_general" in line)
+    assert product.rstrip().endswith("xbf16>") == (platform == "cuda")
+
+
+def test_odd_lengths_are_padded_for_gradients_alone():
+    q, k = (jax.ShapeDtypeStruct((2, t, 5, 64), jnp.bfloat16) for t in (256, 77))
+    loss = jax.grad(lambda *qkv: attention(*qkv).astype(jnp.float32).sum(), (0, 1, 2))
+    for function, padded in ((attention, False), (loss, True)):
+        text = jax.jit(function).trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text()
+        assert "__cudnn$fmha" in text
+        assert ("stablehlo.pad" in text) == padded
 
 
 def test_gpus_take_one_pass_over_the_maps_of_a_group_norm():

@@ -24,6 +24,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import diffusax
+from diffusax.serving.errors import Refused
+from diffusax.serving.infotext import read_settings
+from diffusax.serving.web.pictures import open_picture
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"
 CSP = "default-src 'self'; img-src 'self' data: blob:"
@@ -202,7 +205,13 @@ class FakeServer:
 
     async def png_info(self, request: Request) -> Response:
         self.requests.append("/png-info")
-        return self._reply({"prompt": "told by the server", "seed": 5, "sampler": "heun"})
+        async with request.form() as form:
+            data = await form["image"].read()
+        try:
+            settings = read_settings(open_picture(data, "image", 2**24))
+        except Refused as error:
+            return _error(422, str(error))
+        return self._reply({"settings": settings})
 
     def _refused(self, request: Request) -> Response | None:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":

@@ -1,6 +1,8 @@
 """The catalogue: what it lists, what it refuses, and what it keeps in memory."""
 
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
+from diffusax.serving.entries import describe_model
 from diffusax.serving.errors import NotFound, Refused
 
 PICTURE = Image.new("RGB", (70, 65), "navy")
@@ -58,6 +61,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def catalogue(folder):
     return Catalogue("emoji", folder)
+
+
+def acquire(catalogue, drawing):
+    return catalogue.acquire(catalogue.check(drawing))
 
 
 def refusal(catalogue, error=Refused, **fields):
@@ -141,6 +148,22 @@ def test_drawings_get_the_defaults_of_their_model(catalogue):
     assert catalogue.check(drawn) == drawn
 
 
+def test_pictures_are_resampled_once(monkeypatch):
+    catalogue = Catalogue("emoji")
+
+    def fail(*_, **__):
+        raise AssertionError("resampled for nothing")
+
+    monkeypatch.setattr("diffusax.serving.calls.blur", fail)
+    over = catalogue.check(Drawing(image=PICTURE))
+    painted = catalogue.check(Drawing(image=PICTURE, mask_image=MASK, mask_blur=4))
+    assert (over.image.size, painted.image.size) == ((64, 64), (70, 65))
+    monkeypatch.setattr("diffusax.serving.calls.resize", fail)
+    pipe, arguments = catalogue.acquire(over)
+    catalogue.release(pipe)
+    assert arguments["image"] is over.image
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -194,7 +217,7 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_pipelines_draw_each_task(folder, name):
     catalogue, drawing = Catalogue("emoji", folder), TASKS[name]
-    pipe, arguments = catalogue.acquire(drawing)
+    pipe, arguments = acquire(catalogue, drawing)
     image = pipe(**arguments, seed=1, adapters={}).images[0]
     assert (type(pipe).__name__, image.size) == (name, (drawing.width or 64, 64))
     # The model for edits has another text encoder, which the embedding does not fit.
@@ -204,44 +227,44 @@ def test_pipelines_draw_each_task(folder, name):
 def test_pipelines_share_what_is_loaded(folder):
     catalogue = Catalogue("emoji", folder)
     for name, drawing in TASKS.items():
-        pipe, arguments = catalogue.acquire(drawing)
+        pipe, arguments = acquire(catalogue, drawing)
         assert type(pipe).__name__ == name
         if drawing.model == "":
-            assert pipe.params["unet"] is catalogue.acquire(Drawing())[0].params["unet"]
+            assert pipe.params["unet"] is acquire(catalogue, Drawing())[0].params["unet"]
             assert arguments["prompt"] == "sks apple"
 
 
 def test_what_is_least_recently_used_leaves_memory(folder):
     alone = Catalogue("emoji", folder)
-    pipe, _ = alone.acquire(Drawing())
+    pipe, _ = acquire(alone, Drawing())
     size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
     catalogue = Catalogue("emoji", folder, memory=int(size * 1.9))
     loaded = lambda: {entry.name for entry in catalogue.models if entry.loaded}  # noqa: E731
-    plain, _ = catalogue.acquire(Drawing())
-    again, _ = catalogue.acquire(Drawing())
+    plain, _ = acquire(catalogue, Drawing())
+    again, _ = acquire(catalogue, Drawing())
     assert again is plain
-    edit, _ = catalogue.acquire(Drawing(model="edit", image=PICTURE))
+    edit, _ = acquire(catalogue, Drawing(model="edit", image=PICTURE))
     assert loaded() == {"emoji", "edit"}
     catalogue.release(plain)
     assert loaded() == {"emoji", "edit"}
     catalogue.release(again)
-    catalogue.acquire(Drawing(model="old/emoji"))
+    acquire(catalogue, Drawing(model="old/emoji"))
     assert loaded() == {"edit", "old/emoji"}
     # What is in use stays, and a pipeline that was let go once too often hurts nobody.
     catalogue.release(plain)
-    catalogue.acquire(Drawing())
+    acquire(catalogue, Drawing())
     assert loaded() == {"emoji", "edit", "old/emoji"}
     catalogue.release(edit)
     assert loaded() == {"emoji", "old/emoji"}
 
 
 def test_what_was_used_again_stays(folder):
-    pipe, _ = Catalogue("emoji", folder).acquire(Drawing())
+    pipe, _ = acquire(Catalogue("emoji", folder), Drawing())
     size = sum(x.nbytes for params in pipe.params.values() for x in _leaves(params))
     catalogue = Catalogue("emoji", folder, memory=int(size * 2.1))
     for model in ("emoji", "edit", "emoji", "old/emoji"):
         image = PICTURE if model == "edit" else None
-        pipe, _ = catalogue.acquire(Drawing(model=model, image=image))
+        pipe, _ = acquire(catalogue, Drawing(model=model, image=image))
         catalogue.release(pipe)
     assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "old/emoji"}
 
@@ -251,7 +274,7 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     models.mkdir()
     shutil.copytree(EMBEDDED["emoji"], models / "one")
     catalogue = Catalogue("one", tmp_path)
-    pipe, _ = catalogue.acquire(Drawing())
+    pipe, _ = acquire(catalogue, Drawing())
     shutil.copytree(EMBEDDED["emoji"], models / "two")
     (tmp_path / "lora").mkdir()
     save_file(LORA, tmp_path / "lora" / "new.safetensors")
@@ -262,12 +285,41 @@ def test_a_folder_is_read_anew(tmp_path, folder):
     (models / "one" / "model_index.json").touch()
     catalogue.refresh()
     assert not catalogue.entry("one").loaded
-    other, _ = catalogue.acquire(Drawing())
+    other, _ = acquire(catalogue, Drawing())
     assert other is not pipe
     shutil.rmtree(models / "one")
     with pytest.raises(ValueError, match="model 'one' is no longer in"):
         catalogue.refresh()
     assert [entry.name for entry in catalogue.models] == ["one", "two"]
+
+
+def test_what_has_changed_is_loaded_anew(tmp_path):
+    (tmp_path / "embeddings").mkdir()
+    for name, source in (("checkpoints/one", "emoji"), ("controlnet/edges", "emoji-control")):
+        shutil.copytree(EMBEDDED[source], tmp_path / name)
+    catalogue = Catalogue("one", tmp_path)
+    steered = Drawing(controls=(Control(model="edges", image=PICTURE),))
+    pipe, _ = acquire(catalogue, steered)
+    catalogue.refresh()
+    assert acquire(catalogue, steered)[0] is pipe
+    config = tmp_path / "controlnet" / "edges" / "config.json"
+    os.utime(config, ns=(0, time.time_ns() + 10**9))
+    catalogue.refresh()
+    other, _ = acquire(catalogue, steered)
+    assert other.params["controlnet"] is not pipe.params["controlnet"]
+    assert other.params["unet"] is pipe.params["unet"]
+    embedding(tmp_path / "embeddings" / "sks.safetensors")
+    for words in (["sks"], []):
+        catalogue.refresh()
+        assert list(acquire(catalogue, Drawing())[0].tokenizer.words) == words
+        (tmp_path / "embeddings" / "sks.safetensors").unlink(missing_ok=True)
+
+
+def test_a_single_file_is_as_new_as_its_own_last_change(tmp_path):
+    file = tmp_path / "sd1.safetensors"
+    hollow(file, model_shapes("sd1", 4))
+    os.utime(file, ns=(0, 5 * 10**9))
+    assert describe_model(file, "sd1", "sd1.safetensors").changed == 5 * 10**9
 
 
 def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypatch):
@@ -279,10 +331,10 @@ def test_a_model_of_the_hub_is_fetched_when_it_is_needed(hub, tmp_path, monkeypa
     assert catalogue.entry().title == "emoji"
     assert catalogue.check(Drawing()).model == "someone/emoji"
     assert not any(path.endswith(".safetensors") for path in asked)
-    pipe, _ = catalogue.acquire(Drawing())
+    pipe, _ = acquire(catalogue, Drawing())
     assert any(path.endswith(".safetensors") for path in asked)
     catalogue.refresh()
-    assert catalogue.acquire(Drawing())[0] is pipe
+    assert acquire(catalogue, Drawing())[0] is pipe
 
 
 def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
@@ -290,7 +342,7 @@ def test_a_model_that_cannot_be_loaded_says_so(tmp_path):
     next((tmp_path / "bad" / "vae").glob("*.safetensors")).unlink()
     catalogue = Catalogue(tmp_path / "bad")
     with pytest.raises(Refused, match=r"model 'bad' cannot be loaded: .*vae") as caught:
-        catalogue.acquire(Drawing())
+        acquire(catalogue, Drawing())
     assert caught.value.status == 500
 
 

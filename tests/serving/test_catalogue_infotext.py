@@ -1,6 +1,7 @@
 """Settings in PNG files, and names of samplers, as stable-diffusion-webui has them."""
 
 import io
+import time
 
 import pytest
 from effort import examples
@@ -69,6 +70,15 @@ Clip skip: 2, Hires upscale: 2, Lora hashes: "style: 0f1b2c3d, b: 1", Version: v
     }
     odd = read_infotext("x\nSteps: many, Sampler: Restart, CFG scale: 7, Seed: -1, Size: 1x2x3")
     assert odd == {"prompt": "x", "negative_prompt": "", "guidance_scale": 7.0}
+
+
+def test_a_text_that_is_no_settings_is_read_at_once():
+    begun = time.process_time()
+    assert read_infotext("a" * 100_000)["prompt"] == "a" * 100_000
+    assert read_infotext(" " * 50_000 + "\n" + "a " * 24_000)["negative_prompt"] == ""
+    assert time.process_time() - begun < 2
+    with pytest.raises(Refused, match=r"at most 100000 characters of settings \(got 100001\)"):
+        read_infotext("a" * 100_001)
 
 
 TEXT = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=40)

@@ -188,18 +188,20 @@ def test_where_memory_is_used_up_the_batch_halves_and_its_images_begin_again(sta
 
 
 def test_deadlines_and_full_queues(start):
-    engine = start(policy="one", most_queued=2, most_per_client=2)
+    engine = start(policy="one", most_queued=2, most_per_client=2, deadline=500.0)
     running = engine.submit(LONG, client="a")
     while running.first_step is None:
         time.sleep(0.01)
     late = engine.submit(APPLE, client="a", deadline=0.01)
+    assert late.deadline < time.time() + 1
     with pytest.raises(Busy, match="this client has 2 jobs") as refused:
         engine.submit(APPLE, client="a")
     assert refused.value.retry_after >= 1
     assert late.wait(SECONDS) == "failed"
     assert late.error.status == 504
     for _ in range(2):
-        engine.submit(APPLE, client="b")
+        patient = engine.submit(APPLE, client="b", deadline=1e6)
+        assert patient.deadline == pytest.approx(patient.created + 500, abs=1)
     with pytest.raises(Busy, match="the queue is full with 2 jobs"):
         engine.submit(APPLE, client="c")
     assert engine.metrics.jobs["refused"] == 2

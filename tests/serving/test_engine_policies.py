@@ -1,14 +1,21 @@
 """The queue's order, jobs and what is counted, without a device."""
 
+import threading
+import types
+
 import numpy as np
+import pytest
+from PIL import Image
 
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.drawing import Drawing
-from diffusax.serving.errors import Busy, Failed
+from diffusax.serving.engine import Engine, EngineSettings
+from diffusax.serving.errors import Busy, Failed, Refused
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Histogram, Metrics
 from diffusax.serving.parts import Part, is_out_of_memory, refusal
 from diffusax.serving.previews import expected_latents
+from diffusax.serving.schedule import Schedule
 from diffusax.serving.sizes import KindSizes
 
 
@@ -123,6 +130,53 @@ def test_a_batch_grows_no_further_than_the_memory_by_the_compilers_figures():
     assert not sizes.has_room(kind, 8)
 
 
+def test_a_smaller_size_that_cannot_be_compiled_bounds_nothing_and_is_asked_for_once():
+    schedule = Schedule(None, EngineSettings(lanes=8), Metrics())
+    schedule.close()
+    sizes, ask = schedule._sizes, lambda size: schedule._compiler.ask(KIND, size, None, None)
+    sizes.set_ready(KIND, 2)
+    schedule._not_compiled(KIND, 1, ValueError("no such program"))
+    assert sizes.cap(KIND) == 8
+    ask(1)
+    assert not schedule.is_compiling
+    schedule._not_compiled(KIND, 4, ValueError("no such program"))
+    assert sizes.cap(KIND) == 2
+    sizes.forget(KIND)
+    ask(1)
+    assert schedule.is_compiling
+
+
+class Idle:
+    """A catalogue whose models take for ever to load."""
+
+    def __init__(self):
+        self.end = threading.Event()
+
+    def check(self, drawing):
+        return drawing
+
+    def entry(self, name):
+        return types.SimpleNamespace(loaded=True)
+
+    def acquire(self, drawing):
+        self.end.wait()
+        raise Refused("there is no model")
+
+
+def test_pictures_of_those_that_wait_take_bounded_memory():
+    catalogue, large = Idle(), Drawing(image=Image.new("RGB", (1000, 1000)))
+    with Engine(catalogue, EngineSettings(most_live_bytes=7_000_000)) as engine:
+        jobs = [engine.submit(large) for _ in range(2)]
+        full = "pictures of 2 jobs under way take 6 MB and this one 3, more than 7 in all"
+        with pytest.raises(Busy, match=full):
+            engine.submit(large)
+        # Without pictures there is room; one that is too large beside others is let in alone.
+        for job in [*jobs, engine.submit(Drawing())]:
+            job.cancel()
+        engine.submit(Drawing(image=Image.new("RGB", (2000, 2000))))
+        catalogue.end.set()
+
+
 def test_errors_are_told_to_clients_without_what_is_inside():
     full = refusal(RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes"))
     assert (full.status, full.code) == (507, "out_of_memory")
@@ -167,3 +221,18 @@ def test_a_gap_is_counted_only_while_there_is_work(monkeypatch):
     assert metrics.rows_per_second(10.0) == 0.2
     names = {sample.name for sample in metrics.samples()}
     assert {"to_image_seconds", "jobs_total", "longest_gap_seconds"} <= names
+
+
+def test_quick_steps_push_no_gap_out_of_the_last_five_minutes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    metrics = Metrics()
+    metrics.count_rows(1)
+    now[0] = 2.0
+    for _ in range(6000):
+        metrics.count_rows(1)
+        now[0] += 2**-7
+    assert metrics.longest_gap() == 2.0
+    assert metrics.rows_per_second() == pytest.approx(128, rel=0.01)
+    now[0] += 301.0
+    assert metrics.longest_gap() == metrics.rows_per_second() == 0.0

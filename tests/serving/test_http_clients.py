@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from serving.running import mask, picture, running, sent
 
-from diffusax.serving.jobs import ENDED
+from diffusax.serving.client import ENDED
 
 FEW = {"num_inference_steps": 3}
 

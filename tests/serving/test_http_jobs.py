@@ -83,6 +83,18 @@ def test_a_job_ends_when_it_is_cancelled(server):
     assert id in [job["id"] for job in server.get("/jobs").json["jobs"]]
 
 
+def test_a_job_that_is_not_done_at_its_deadline_fails(server):
+    fields = {"prompt": "a", "num_inference_steps": 50, "num_images": 4, "deadline": 0.01}
+    job = server.post("/jobs", fields).json
+    assert job["deadline"] == pytest.approx(job["created"] + 0.01, abs=0.01)
+    late = server.finish(job["id"])
+    assert late["state"] == "failed"
+    assert "not ready within 0.0 seconds" in late["error"]["message"]
+    own = {"prompt": "a", "num_inference_steps": 50, "n": 4, "deadline": 0.01}
+    assert server.post("/v1/images/generations", own).status == 504
+    assert server.post("/jobs", {"prompt": "a"}).json["deadline"] is None
+
+
 def test_a_reader_that_leaves_cancels_nothing(server):
     id = server.post("/jobs", {"prompt": "a cat", "num_inference_steps": 6}).json["id"]
     assert len(list(server.events(f"/jobs/{id}/events", count=1))) == 1
@@ -146,6 +158,7 @@ def form(name, data):
         ({"mask_image": None, "strength": 0.5}, 422, "strength needs image"),
         ({"controls": [{"model": "a"}]}, 422, "controls"),
         ({"controls": [{"model": "a", "image": "x"}] * 5}, 422, "controls must be at most 4"),
+        ({"deadline": 0}, 422, "deadline must be a number"),
         ({"prompt": "x" * 10_001}, 422, "prompt must be at most 10000 characters"),
     ],
 )
@@ -191,9 +204,18 @@ def test_capabilities_list_what_requests_can_name(server):
     assert not found["api_key_needed"]
 
 
-def test_health_readiness_and_metrics(server):
+def test_health_readiness_and_metrics(server, monkeypatch):
     assert server.get("/health").json == {"status": "ok"}
     assert server.get("/ready").json == {"status": "ready"}
+    assert server.get("/nix").status == 404
+    refused = server.engine.metrics.jobs["refused"]
+    assert server.post("/jobs", {"num_inference_steps": 51}).status == 422
+    with monkeypatch.context() as broken:
+        broken.delattr(server.engine, "metrics")
+        assert server.get("/metrics").status == 500
     text = server.get("/metrics").body.decode()
     assert "diffusax_queued " in text
+    assert f'diffusax_jobs_total{{state="refused"}} {refused + 1}' in text
+    for route, status in (("none", 404), ("/jobs", 422), ("/metrics", 500)):
+        assert f'diffusax_requests_total{{route="{route}",status="{status}"}}' in text
     assert 'diffusax_requests_total{route="/health",status="200"}' in text

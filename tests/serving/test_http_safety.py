@@ -1,5 +1,6 @@
 """What a server refuses: keys, other sites' pages, long bodies, too many jobs."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -9,8 +10,10 @@ import threading
 
 import pytest
 from serving.running import running
+from starlette.requests import Request
 
 from diffusax.serving.engine import EngineSettings
+from diffusax.serving.web import bodies
 from diffusax.serving.web.keys import client_name, key_of
 
 KEY, OTHER = "first-key-1234", "user:second-key-5678"
@@ -20,7 +23,8 @@ KEY, OTHER = "first-key-1234", "user:second-key-5678"
 def guarded():
     """A server with keys and narrow limits."""
     bounds = EngineSettings(lanes=4, smallest=4, most_queued=4, most_per_client=2)
-    with running(keys=(KEY, OTHER), bounds=bounds, most_body=100_000) as found:
+    own = {"keys": (KEY, OTHER), "priorities": {OTHER: 3}, "most_body": 100_000}
+    with running(bounds=bounds, **own) as found:
         yield found
 
 
@@ -94,6 +98,15 @@ def test_each_key_sees_its_own_jobs_and_has_its_own_limit(guarded):
     for job, key in ((jobs[0], first), (jobs[1], first), (other, second)):
         state = guarded.ask("DELETE", f"/jobs/{job.json['id']}", Authorization=key).json["state"]
         assert state == "cancelled"
+
+
+def test_a_job_has_the_priority_of_its_key(guarded):
+    found = {}
+    for key in (KEY, OTHER):
+        job = guarded.post("/jobs", {"prompt": "a"}, Authorization=bearer(key)).json
+        found[key] = guarded.engine.job(job["id"])
+        found[key].cancel()
+    assert {key: job.priority for key, job in found.items()} == {KEY: 0, OTHER: 3}
 
 
 def test_bodies_that_are_too_long_are_refused(guarded):
@@ -172,6 +185,21 @@ def test_what_is_no_json_object_of_few_levels_is_refused(public, body):
     answer = public.ask("POST", "/jobs", body=body, Content_Type="application/json")
     assert answer.status == 400
     assert answer.json["error"]["message"].startswith("the body must be ")
+
+
+@pytest.mark.parametrize(("length", "elsewhere"), [(10, False), (100_000, True)])
+def test_long_bodies_are_read_outside_the_event_loop(monkeypatch, length, elsewhere):
+    threads = []
+    monkeypatch.setattr(bodies, "check_depth", lambda value: threads.append(threading.get_ident()))
+    body = json.dumps({"prompt": "a" * length}).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+    assert len(asyncio.run(bodies.read_json(request))["prompt"]) == length
+    assert (threads != [threading.get_ident()]) == elsewhere
 
 
 def test_every_answer_tells_browsers_to_be_careful(public):

@@ -1,6 +1,7 @@
 """`diffusax serve` as a process: its first line, keys, signals."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -121,6 +122,7 @@ def test_a_server_that_is_killed_can_be_started_again():
         (["--port", "70000"], "port must be a whole number from 0 up to 65535"),
         (["--api-key", "short"], "--api-key must have at least 8"),
         (["--api-key-file", "/dev/null"], "--api-key-file /dev/null has no keys"),
+        (["--priority-key-file", "/dev/null"], "--priority-key-file /dev/null has no keys"),
         (["--warm", "big"], "--warm must be height and width, such as 512x768"),
         (["--lanes", "3"], "--lanes must be a power of two, at least 4 (got 3)"),
         (["--model", "/nix/none"], "/nix/none"),
@@ -141,7 +143,17 @@ def test_keys_come_from_the_options_a_file_and_the_environment(tmp_path, monkeyp
     file.write_text("from-file-1\nfrom-file-2\n")
     monkeypatch.setenv(KEYS, "from-env-1 from-env-2")
     options = Serve(api_key=("given-12", "given-12"), api_key_file=file)
-    assert options.keys() == ("given-12", "from-env-1", "from-env-2", "from-file-1", "from-file-2")
+    own = ("given-12", "from-env-1", "from-env-2", "from-file-1", "from-file-2")
+    assert options.keys() == own
+    with_priorities = tmp_path / "priorities"
+    with_priorities.write_text("5 comes-first\n\n -1\tfrom-file-2\n")
+    options = dataclasses.replace(options, priority_key_file=with_priorities)
+    assert options.keys() == (*own, "comes-first")
+    assert options.priorities() == {"comes-first": 5, "from-file-2": -1}
+    with_priorities.write_text("5 comes-first\nsecret-key\n")
+    with pytest.raises(ValueError, match=r"\(line 2 has not\)") as wrong:
+        options.priorities()
+    assert "secret-key" not in str(wrong.value)
 
 
 def test_a_port_that_is_taken_is_named():

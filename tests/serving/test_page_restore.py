@@ -25,11 +25,19 @@ def test_a_dropped_png_brings_its_settings_back(visitor, server):
     found = [page.input_value(f"#{name}") for name in (*names, "seed", "width", "height", "model")]
     prompt = "a frog, (green:1.2)\non a leaf"
     assert found == [prompt, "blurred", "12", "dpm++2m_karras", "3.5", "99", "96", "64", "sd"]
-    assert server.requests == []
     drop(visitor, png("Steps: 3, Sampler: Strange, Seed: 4"), name="other.png")
     page.get_by_text("The settings of other.png are back").wait_for()
-    assert page.input_value("#prompt") == "told by the server"
-    assert server.requests == ["/png-info"]
+    found = [page.input_value(f"#{name}") for name in ("prompt", "num_inference_steps", "seed")]
+    assert found == ["", "3", "4"]
+    assert server.requests == ["/png-info"] * 2
+
+
+def test_who_drops_a_png_while_the_server_is_away_is_told(visitor, server):
+    server.stop()
+    drop(visitor, png("a frog\nSteps: 3, Sampler: Euler, Seed: 4"))
+    visitor.page.get_by_text("The server does not answer").first.wait_for()
+    visitor.page.get_by_role("button", name="Begin with it").wait_for()
+    server.start()
 
 
 def test_settings_come_back_from_every_kind_of_text_in_a_chosen_png(visitor):
@@ -54,7 +62,6 @@ def test_settings_come_back_from_every_kind_of_text_in_a_chosen_png(visitor):
 
 def test_a_png_without_settings_is_offered_as_the_picture_to_begin_with(visitor):
     page = visitor.page
-    page.route("**/png-info", lambda route: route.fulfill(status=422, json={"error": {}}))
     drop(visitor, png())
     page.get_by_role("button", name="Begin with it").click()
     page.wait_for_selector("canvas.source")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -52,6 +53,9 @@ class Serve(Options):
     times. Other users of the machine can read it on the command line, so use a file there."""
     api_key_file: Annotated[Path | None, OWN] = None
     """A file with one key a line. The environment's DIFFUSAX_API_KEYS has more, between spaces."""
+    priority_key_file: Annotated[Path | None, OWN] = None
+    """A file of further keys, each after its priority, one a line: "5 a-key" comes before keys
+    without a priority, which have 0, and "-5 a-key" after them."""
     host_name: UseAppendAction[tuple[str, ...]] = ()
     """A name under which browsers may reach a server without keys, beside localhost; can be given
     several times."""
@@ -82,7 +86,8 @@ class Serve(Options):
     most_body: Annotated[float, Meta(gt=0, le=4096)] = 64.0
     """The most megabytes of a request."""
     deadline: Annotated[Seconds | None, OWN] = None
-    """The seconds within which a request must be done, or fails; any by default."""
+    """The seconds within which a request must be done, or fails; any by default. Requests may name
+    fewer."""
     drain_seconds: Seconds = 60.0
     """The most seconds to finish what has begun when SIGTERM asks the server to stop."""
     log_prompts: bool = False
@@ -134,29 +139,42 @@ class Serve(Options):
             Server(app, engine, self.drain_seconds).run([listener])
 
     def keys(self) -> tuple[str, ...]:
-        """Returns the API keys of the options, of their file and of the environment.
+        """Returns the API keys of the options, of their files and of the environment.
 
         Raises:
-            ValueError: the file cannot be read or has no keys, or a key is too short.
+            ValueError: a file cannot be read or has no keys, or a key is too short.
         """
         found = [*self.api_key, *os.environ.get(KEYS, "").split()]
         if self.api_key_file is not None:
-            lines = self.api_key_file.read_text().splitlines()
-            given = [line.strip() for line in lines if line.strip()]
-            if not given:
-                raise ValueError(
-                    f"--api-key-file {self.api_key_file} has no keys; write one a line"
-                )
-            found += given
+            found += _lines("--api-key-file", self.api_key_file)
+        found += self.priorities()
         if any(len(key) < 8 or not key.isascii() or not key.isprintable() for key in found):
             raise ValueError("--api-key must have at least 8 letters, numbers or signs of ASCII")
         return tuple(dict.fromkeys(found))
+
+    def priorities(self) -> dict[str, int]:
+        """Returns the priorities of the keys that have one.
+
+        Raises:
+            ValueError: their file cannot be read or has no keys, or one has no priority.
+        """
+        file = self.priority_key_file
+        lines = [] if file is None else _lines("--priority-key-file", file)
+        pairs = [re.fullmatch(r"([+-]?\d{1,4})\s+(.+)", line, re.ASCII) for line in lines]
+        if None in pairs:
+            # Without the line, which may be a key.
+            raise ValueError(
+                f"--priority-key-file {file} must have a whole number and a key in each line "
+                f"(line {pairs.index(None) + 1} has not); write '5 a-key'"
+            )
+        return {pair[2]: int(pair[1]) for pair in pairs if pair}
 
     def _web_settings(self) -> Any:
         from diffusax.serving.web.settings import WebSettings
 
         return WebSettings(
             keys=self.keys(),
+            priorities=self.priorities(),
             hosts=self.host_name,
             origins=self.allow_origin,
             most_steps=self.most_steps,
@@ -165,6 +183,18 @@ class Serve(Options):
             most_body=int(self.most_body * 1e6),
             log_prompts=self.log_prompts,
         )
+
+
+def _lines(option: str, file: Path) -> list[str]:
+    """Returns the lines of a file of keys that are not empty.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    if not found:
+        raise ValueError(f"{option} {file} has no keys; write one a line")
+    return found
 
 
 def command(args: list[str]) -> Any:

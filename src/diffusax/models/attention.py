@@ -92,18 +92,48 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool)
 def _cudnn_on_one_device(
     q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
 ) -> jax.Array:
-    # Its gradients need even lengths; the true lengths tell it what is padding.
-    (b, t, _, _), s = q.shape, k.shape[1]
-    lengths: dict[str, Any] = {}
-    if t % 2 or s % 2:
-        names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
-        lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
-        q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
     pretend_cudnn()
-    y = jax.nn.dot_product_attention(
+    if q.shape[1] % 2 or k.shape[1] % 2:
+        return _cudnn_odd(q, k, v, scale, causal)
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
+
+
+def _cudnn_kernel(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool, **lengths: Any
+) -> jax.Array:
+    return jax.nn.dot_product_attention(
         q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
     )
-    return y[:, :t]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _cudnn_odd(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+    """Takes odd lengths, which the kernel's gradients do not; those are computed on padding."""
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
+
+
+def _cudnn_odd_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool
+) -> tuple[jax.Array, Any]:
+    return jax.vjp(partial(_cudnn_padded, scale=scale, causal=causal), q, k, v)
+
+
+def _cudnn_odd_backward(scale: float, causal: bool, pull: Any, g: jax.Array) -> Any:
+    del scale, causal
+    return pull(g)
+
+
+_cudnn_odd.defvjp(_cudnn_odd_forward, _cudnn_odd_backward)
+
+
+def _cudnn_padded(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+) -> jax.Array:
+    (b, t, _, _), s = q.shape, k.shape[1]
+    names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
+    lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
+    q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
+    return _cudnn_kernel(q, k, v, scale=scale, causal=causal, **lengths)[:, :t]
 
 
 def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:

@@ -9,15 +9,42 @@ from diffusax.runtime.lowering import by_platform, is_plain
 def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Computes x kernel + bias. x: ... c, kernel: c d, bias: d -> ... d, in x's dtype.
 
-    The product's result is float32: bfloat16 sums lose digits on every platform, and XLA's CPU
+    The product's result is float32: bfloat16 sums lose digits on TPUs and CPUs, and XLA's CPU
     backend has its fast bfloat16 kernel only in that form. That backend also merges a norm before
     and a bias after into the product, which is slow unless all are two-dimensional.
+
+    On NVIDIA's GPUs sums are float32 in any case, and a float32 result would be written and read
+    at twice the bytes, because XLA leaves its rounding to what follows.
     """
-    rows = materialize(x.reshape(-1, x.shape[-1]))
-    y = jnp.matmul(rows, kernel, preferred_element_type=jnp.float32)
-    if bias is not None:
-        y = y + bias.astype(jnp.float32)
-    return y.astype(x.dtype).reshape(*x.shape[:-1], kernel.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    biases = () if bias is None else (bias,)
+    if x.dtype.itemsize != 2 or is_plain():
+        y = _in_float32(rows, kernel, *biases)
+    else:
+        y = by_platform(lambda p: _FORMS.get(p, "float32"), _PRODUCTS, rows, kernel, *biases)
+    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _in_float32(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    y = jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+    for one in bias:
+        y = y + one.astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+def _materialized(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    return _in_float32(jax.lax.optimization_barrier(x), kernel, *bias)
+
+
+def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
+    y = jnp.matmul(x, kernel)
+    for one in bias:
+        y = (y.astype(jnp.float32) + one.astype(jnp.float32)).astype(x.dtype)
+    return y
+
+
+_PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
+_FORMS = {"cpu": "materialized", "cuda": "rounded"}
 
 
 def materialize(x: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """The queue: who comes first, by priority and by what each client has had."""
 
-import heapq
+import bisect
 import itertools
 
 from diffusax.serving.parts import Part
@@ -17,13 +17,14 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, Part]] = []
+        self._entries: list[tuple[int, float, int, Part]] = []
+        """The parts after their priority, tag and number, in the order in which they may begin."""
         self._numbers = itertools.count()
         self._clock: dict[int, float] = {}
         self._last: dict[tuple[int, str], float] = {}
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entries)
 
     def add(self, part: Part, work: float) -> None:
         """Adds a part. work: about what it costs, in any unit that all parts share."""
@@ -31,20 +32,20 @@ class FairQueue:
         flow = job.priority, job.client
         begin = max(self._clock.get(job.priority, 0.0), self._last.get(flow, 0.0))
         self._last[flow] = begin + work
-        heapq.heappush(self._heap, (-job.priority, begin + work, next(self._numbers), part))
+        entry = -job.priority, begin + work, next(self._numbers), part
+        bisect.insort(self._entries, entry)
 
     def ordered(self) -> list[Part]:
         """Returns the parts, the next one first."""
-        return [entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
+        return [entry[-1] for entry in self._entries]
 
     def remove(self, part: Part, *, served: bool) -> None:
         """Removes a part. served: whether it begins, which moves the clock on."""
-        entry = next(entry for entry in self._heap if entry[-1] is part)
-        self._heap.remove(entry)
-        heapq.heapify(self._heap)
-        priority, tag = -entry[0], entry[1]
+        index = next(i for i, entry in enumerate(self._entries) if entry[-1] is part)
+        priority, tag = -self._entries[index][0], self._entries[index][1]
+        del self._entries[index]
         if served:
             self._clock[priority] = max(self._clock.get(priority, 0.0), tag)
-        if not self._heap:
+        if not self._entries:
             # Nobody waits: all start from the same again.
             self._last.clear()

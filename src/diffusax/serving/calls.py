@@ -33,7 +33,7 @@ def complete(
     """Returns a drawing with the defaults of its model for all that it leaves open.
 
     Its images become upright RGB. Without a mask, width and height are those of the image to start
-    from, rounded down to what the model can draw.
+    from, rounded down to what the model can draw, and the image gets this size.
 
     Args:
         checkpoint: the model.
@@ -65,7 +65,7 @@ def complete(
             param="guidance_rescale",
         )
     _check_arguments(cls, drawing)
-    return drawing
+    return _resized(drawing)
 
 
 def arguments(pipeline_class: Any, drawing: Drawing) -> dict[str, Any]:
@@ -74,7 +74,24 @@ def arguments(pipeline_class: Any, drawing: Drawing) -> dict[str, Any]:
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
     """
-    task, known = drawing.task, inspect.signature(pipeline_class.__call__).parameters
+    return _taken(pipeline_class, {**_settings(drawing), **_pictures(drawing)})
+
+
+def adapters_of(drawing: Drawing) -> dict[str, Any]:
+    """Returns the weights of the LoRAs of a drawing: its own, and those that its prompt names.
+
+    Raises:
+        Refused: a tag in the prompt cannot be read.
+    """
+    try:
+        _, named = read_tags(drawing.prompt)
+    except ValueError as error:
+        raise Refused(str(error), param="prompt") from None
+    return {**drawing.adapters, **named}
+
+
+def _settings(drawing: Drawing) -> dict[str, Any]:
+    """Returns the arguments that are no pictures."""
     found: dict[str, Any] = {
         "prompt": read_tags(drawing.prompt)[0],
         "negative_prompt": drawing.negative_prompt or None,
@@ -90,32 +107,29 @@ def arguments(pipeline_class: Any, drawing: Drawing) -> dict[str, Any]:
         "strength": drawing.strength,
         "padding_mask_crop": drawing.padding_mask_crop,
     }
-    if task in (IMAGE, EDIT):
-        size = drawing.height or 0, drawing.width or 0
-        found["image"] = resize(drawing.image, *size, mode="crop")
-    elif task == INPAINT:
-        mask = drawing.mask_image
-        found["image"] = drawing.image
-        found["mask_image"] = blur(mask, drawing.mask_blur) if drawing.mask_blur else mask
     if drawing.controls:
-        found["image" if task == TEXT else "control_image"] = _each(drawing, "image")
         found["controlnet_conditioning_scale"] = _each(drawing, "scale")
         found["control_guidance_start"] = _each(drawing, "start")
         found["control_guidance_end"] = _each(drawing, "end")
-    return {k: v for k, v in found.items() if k in known and v is not None}
+    return found
 
 
-def adapters_of(drawing: Drawing) -> dict[str, Any]:
-    """Returns the weights of the LoRAs of a drawing: its own, and those that its prompt names.
+def _pictures(drawing: Drawing) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if drawing.image is not None:
+        found["image"] = drawing.image
+    if drawing.mask_image is not None:
+        mask = drawing.mask_image
+        found["mask_image"] = blur(mask, drawing.mask_blur) if drawing.mask_blur else mask
+    if drawing.controls:
+        found["image" if drawing.task == TEXT else "control_image"] = _each(drawing, "image")
+    return found
 
-    Raises:
-        Refused: a tag in the prompt cannot be read.
-    """
-    try:
-        _, named = read_tags(drawing.prompt)
-    except ValueError as error:
-        raise Refused(str(error), param="prompt") from None
-    return {**drawing.adapters, **named}
+
+def _taken(pipeline_class: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a pipeline's call has and that have values."""
+    known = inspect.signature(pipeline_class.__call__).parameters
+    return {k: v for k, v in given.items() if k in known and v is not None}
 
 
 def _each(drawing: Drawing, name: str) -> Any:
@@ -234,10 +248,22 @@ def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:
     return size
 
 
+def _resized(drawing: Drawing) -> Drawing:
+    """Returns the drawing with its image in the size of what is drawn, unless it is inpainted."""
+    if drawing.task not in (IMAGE, EDIT):
+        return drawing
+    size = drawing.height or 0, drawing.width or 0
+    try:
+        image = resize(drawing.image, *size, mode="crop")
+    except ValueError as error:
+        raise Refused(str(error), param="image") from None
+    return dataclasses.replace(drawing, image=image)
+
+
 def _check_arguments(pipeline_class: Any, drawing: Drawing) -> None:
     """Raises Refused for arguments that the pipeline's call would refuse at once."""
     try:
-        given = arguments(pipeline_class, drawing)
+        given = _taken(pipeline_class, _settings(drawing))
         check_call({**given, "seed": drawing.seed})
     except ValueError as error:
         name = str(error).split()[0]

@@ -16,6 +16,7 @@ from diffusax.serving.entries import (
     ModelEntry,
     describe_controlnet,
     describe_model,
+    last_change,
 )
 from diffusax.serving.errors import NotFound
 from diffusax.serving.fields import typed
@@ -88,7 +89,7 @@ class Catalogue:
         return list(self._controlnets.values())
 
     def refresh(self) -> None:
-        """Lists the folder anew. What is gone leaves memory when no drawing uses it.
+        """Lists the folder anew. What is gone or has changed leaves memory; drawings keep theirs.
 
         Raises:
             ValueError: the folder, or the default model, is not there any more.
@@ -115,7 +116,7 @@ class Catalogue:
         self._controlnets = controlnets
         self._loras, self._embeddings = _files(found, "lora"), _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)
-        self._residents.keep_only(models, controlnets)
+        self._residents.keep_only(models, controlnets, self.embeddings)
 
     def entry(self, name: str = "") -> ModelEntry:
         """Returns the model of a name, a title or a file's name; of an empty name, the default.
@@ -148,16 +149,15 @@ class Catalogue:
         return complete(checkpoint, drawing, nets)
 
     def acquire(self, drawing: Drawing) -> tuple[Any, dict[str, Any]]:
-        """Returns the pipeline for a drawing, and the arguments of its call.
+        """Returns the pipeline for a drawing that `check` returned, and the arguments of its call.
 
         The arguments lack the seed, the sampler and the adapters. The model is loaded if it must
         be, which takes a while, and stays in memory until `release`.
 
         Raises:
-            Refused: the model cannot make the drawing, or cannot be loaded; says why.
-            NotFound: the catalogue lacks something that it names.
+            Refused: the model cannot be loaded; says why.
+            NotFound: the catalogue no longer has something that it names.
         """
-        drawing = self.check(drawing)
         nets = [self._controlnet(control.model) for control in drawing.controls]
         model = self._checkpoint(drawing.model)
         pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)
@@ -220,7 +220,12 @@ def _add_default(
 def _files(found: Sequence[Found], kind: str) -> dict[str, FileEntry]:
     """Returns the entries of a kind that needs no reading, by name."""
     own = [one for one in found if one.kind == kind]
-    return {one.name: FileEntry(name=one.name, title=one.title, path=one.path) for one in own}
+    return {
+        one.name: FileEntry(
+            name=one.name, title=one.title, path=one.path, changed=last_change(one.path)
+        )
+        for one in own
+    }
 
 
 def _look_up(listed: Mapping[str, Any], name: str, param: str, kind: str) -> Any:

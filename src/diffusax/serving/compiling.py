@@ -96,7 +96,7 @@ class Compiler:
         urgency: int = 1,
         keep: bool = False,
     ) -> None:
-        """Asks for a size of a kind, once.
+        """Asks for a size of a kind, once, and not again where it cannot be compiled.
 
         Args:
             kind: the kind of batch.
@@ -106,7 +106,8 @@ class Compiler:
             urgency: lower comes first.
             keep: whether to make it ready even if nobody waits for it any more.
         """
-        if (kind, size) not in self._asked and size not in self._sizes.ready(kind):
+        known = size in self._sizes.ready(kind) or self._sizes.is_refused(kind, size)
+        if not known and (kind, size) not in self._asked:
             self._asked.add((kind, size))
             wish = _Wish(urgency, next(self._numbers), size, kind, c, picture, keep)
             self._wishes.put(wish)

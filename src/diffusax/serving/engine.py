@@ -35,12 +35,14 @@ class EngineSettings:
     """The jobs that may wait."""
     most_per_client: int | None = None
     """The jobs of one client that may wait or run; None for any number."""
+    most_live_bytes: int = 2**30
+    """The bytes of the images of jobs that wait or run, given and drawn."""
     most_kept: int = 100
     """The jobs that have ended and can still be asked for."""
     most_kept_bytes: int = 256 * 2**20
     """The bytes of their images."""
     deadline: float | None = None
-    """The seconds within which a job must be done that names no deadline of its own."""
+    """The most seconds within which a job must be done; it may name fewer."""
     memory: int | None = None
     """The bytes of a device that the process may use; most of them by default."""
     executables: Path | None = None
@@ -115,6 +117,7 @@ class Engine:
         client: str = "",
         priority: int = 0,
         deadline: float | None = None,
+        checked: bool = False,
     ) -> Job:
         """Adds a drawing to the queue, and returns its job.
 
@@ -122,23 +125,25 @@ class Engine:
             drawing: the drawing.
             client: who asks for it; clients have equal shares of the device.
             priority: drawings with a higher one come first.
-            deadline: the seconds within which it must be done.
+            deadline: the seconds within which it must be done; never more than the settings'.
+            checked: whether the drawing is what the catalogue's `check` returned.
 
         Raises:
             Refused: the drawing cannot be made; says why.
             NotFound: it names something that the catalogue lacks.
-            Busy: the queue, or the client's part of it, is full.
+            Busy: the queue, or the client's part of it, is full, or the pictures of all jobs take
+                too much memory.
             Closing: the engine takes no more drawings.
         """
         try:
-            checked = self.catalogue.check(drawing)
-            seconds = self.settings.deadline if deadline is None else deadline
-            until = None if seconds is None else time.time() + seconds
+            drawing = drawing if checked else self.catalogue.check(drawing)
+            given = [s for s in (deadline, self.settings.deadline) if s is not None]
+            until = time.time() + min(given) if given else None
             with self._lock:
-                self._check_room(client)
-                return self._add(checked, client=client, priority=priority, deadline=until)
+                self._check_room(client, drawing)
+                return self._add(drawing, client=client, priority=priority, deadline=until)
         except Refused:
-            self.metrics.jobs["refused"] += 1
+            self.metrics.count_job("refused")
             raise
 
     def job(self, id: str) -> Job:
@@ -232,7 +237,7 @@ class Engine:
         if self._closing:
             raise Closing("the server is about to end; ask again later", retry_after=10.0)
 
-    def _check_room(self, client: str) -> None:
+    def _check_room(self, client: str, drawing: Drawing) -> None:
         self._check_open()
         live = [job for job in self._jobs.values() if not job.is_over]
         soonest = min((job.eta for job in live if job.eta), default=1.0)
@@ -240,6 +245,14 @@ class Engine:
         if sum(job.started is None for job in live) >= self.settings.most_queued:
             raise Busy(
                 f"the queue is full with {self.settings.most_queued} jobs; ask again later", **again
+            )
+        given, held = _given_bytes(drawing), sum(map(count_bytes, live))
+        if given and held and given + held > self.settings.most_live_bytes:
+            raise Busy(
+                f"the pictures of {len(live)} jobs under way take {held / 1e6:.0f} MB and this one "
+                f"{given / 1e6:.0f}, more than {self.settings.most_live_bytes / 1e6:.0f} in all; "
+                "ask again later, or send smaller ones",
+                **again,
             )
         own, most = sum(job.client == client for job in live), self.settings.most_per_client
         if most is not None and own >= most:
@@ -261,7 +274,7 @@ class Engine:
         """Takes note of a job that has ended, or that somebody wants to see."""
         if job.is_over:
             with self._lock:
-                self.metrics.jobs[job.state] += 1
+                self.metrics.count_job(job.state)
                 if job.state == "done" and job.ended:
                     self.metrics.to_image.add(job.ended - job.created)
                 self._over.append(job)
@@ -279,7 +292,14 @@ class Engine:
 
 def count_bytes(job: Job) -> int:
     """Returns the bytes of the images of a job, drawn and given."""
-    drawing = job.drawing
-    given = (drawing.image, drawing.mask_image, *(control.image for control in drawing.controls))
-    images = [image for image in (*job.images, job.preview, *given) if image is not None]
-    return sum(image.width * image.height * len(image.getbands()) for image in images)
+    return _given_bytes(job.drawing) + _bytes([*job.images, job.preview])
+
+
+def _given_bytes(drawing: Drawing) -> int:
+    controls = [control.image for control in drawing.controls]
+    return _bytes([drawing.image, drawing.mask_image, *controls])
+
+
+def _bytes(images: Iterable[Any]) -> int:
+    found = [image for image in images if image is not None]
+    return sum(image.width * image.height * len(image.getbands()) for image in found)

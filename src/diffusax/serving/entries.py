@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,6 +85,8 @@ class FileEntry:
     context_dim: int | None = None
     """Of a ControlNet, the width of the text embeddings that it attends to, which must be the
     model's; None where it is not known."""
+    changed: int = 0
+    """When it was last changed, see `last_change`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Checkpoint:
     context_dim: int | None
     """The width of the text embeddings that its denoiser attends to."""
     changed: int
-    """When a file of it was last changed, in nanoseconds; 0 for a Hub repository."""
+    """When it was last changed, see `last_change`; 0 for a Hub repository."""
 
     def pipeline_class(self, task: str, *, steered: bool = False) -> Any:
         """Returns the class of pipelines for a task, with ControlNets or without.
@@ -189,8 +190,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         path=Path(source),
     )
     dim = parts.denoiser.context_dim
-    here = (path for path in folder.rglob("*") if path.is_file() and os.path.exists(source))
-    changed = max((path.stat().st_mtime_ns for path in here), default=0)
+    changed = last_change(path.expanduser())
     found = Checkpoint(entry, source, folder, origin, call_defaults, scheduler, dim, changed)
     own = found.defaults(found.pipeline_class(kind))
     entry = dataclasses.replace(
@@ -219,8 +219,18 @@ def describe_controlnet(path: Path, name: str, title: str) -> FileEntry:
             raise ValueError(f"{path} holds a {config.get('_class_name')}, not a ControlNetModel")
         dim = config.get("cross_attention_dim")
     return FileEntry(
-        name=name, title=title, path=path, context_dim=dim if isinstance(dim, int) else None
+        name=name,
+        title=title,
+        path=path,
+        context_dim=dim if isinstance(dim, int) else None,
+        changed=last_change(path),
     )
+
+
+def last_change(path: Path) -> int:
+    """Returns when a file, or one in a folder, was last changed, in nanoseconds; 0 for none."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
 def _kind(parts: Components, origin: Any, source: str | Path) -> Task:

@@ -10,7 +10,8 @@ from diffusax.typed.convert import Words, convert_fields, field_types, in_words,
 
 FIELDS: Mapping[str, Any] = field_types(Settings)
 """The types of the fields that are no images, by name."""
-_CONTROL: Mapping[str, Any] = field_types(ControlSettings)
+CONTROL_FIELDS: Mapping[str, Any] = field_types(ControlSettings)
+"""Those of a ControlNet."""
 _NAMES = {
     int: "a whole number",
     float: "a number",
@@ -30,7 +31,9 @@ def typed(drawing: Drawing) -> Drawing:
     """
     fields = _converted(FIELDS, drawing, "", None)
     controls = tuple(
-        dataclasses.replace(control, **_converted(_CONTROL, control, "controls: ", "controls"))
+        dataclasses.replace(
+            control, **_converted(CONTROL_FIELDS, control, "controls: ", "controls")
+        )
         for control in drawing.controls
     )
     return dataclasses.replace(drawing, **fields, controls=controls)

@@ -13,8 +13,11 @@ from diffusax.serving.fields import FIELDS
 from diffusax.serving.samplers import from_webui, to_webui
 from diffusax.typed.convert import Mismatch, convert
 
-_SETTING = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
-"""A setting in the last line (webui's infotext_utils.py has the same expression)."""
+_SETTING = re.compile(r'(\w[\w \-/]{1,60}):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+"""A setting in the last line, as in webui's infotext_utils.py, but names are bounded: without that,
+a line without a colon takes time that grows with the square of its length."""
+_LONGEST = 100_000
+"""The most characters of a text; a file may hold millions."""
 _FEWEST = 3
 """A last line of fewer settings belongs to the prompt, as there."""
 _NEGATIVE = "Negative prompt:"
@@ -69,7 +72,16 @@ def read_infotext(text: str) -> dict[str, Any]:
 
     The adapters stay in the prompt. What has no field here, is out of its range or names an unknown
     sampler is left out, and so are ControlNets, whose images the text does not hold.
+
+    Raises:
+        Refused: the text is longer than any drawing's.
     """
+    if len(text) > _LONGEST:
+        raise Refused(
+            f"image must have at most {_LONGEST} characters of settings (got {len(text)}); "
+            "give them as fields",
+            param="image",
+        )
     *lines, last = text.strip().split("\n")
     found = dict(_settings(last))
     if len(found) < _FEWEST:
@@ -100,7 +112,7 @@ def read_settings(image: Any) -> dict[str, Any]:
     image: a PIL image that was opened from a PNG file.
 
     Raises:
-        Refused: the file says nothing of settings.
+        Refused: the file says nothing of settings, or too much.
     """
     text = getattr(image, "text", {}).get("parameters")
     if not text:

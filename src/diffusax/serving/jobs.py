@@ -14,7 +14,6 @@ log = logging.getLogger(__name__)
 
 State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
 Kind = Literal["state", "progress", "preview", "image", "end"]
-ENDED = ("done", "failed", "cancelled")
 
 
 class Event(NamedTuple):

@@ -33,7 +33,7 @@ class LoadedModel:
         Raises:
             ValueError: a file cannot be read; says which and why.
         """
-        self.checkpoint = checkpoint
+        self.checkpoint, self.embeddings = checkpoint, tuple(embeddings)
         cls = checkpoint.pipeline_class(checkpoint.entry.kind)
         self._pipe = cls.from_pretrained(checkpoint.source, **options)
         self._pipe.set_progress_bar_config(disable=True)
@@ -44,6 +44,10 @@ class LoadedModel:
         }
         self.nbytes = sum(count_bytes(params) for params in self._pipe.params.values())
         """The bytes of its parameters, without those of ControlNets."""
+
+    def is_of(self, checkpoint: Checkpoint | None, embeddings: Sequence[FileEntry]) -> bool:
+        """Returns whether it was loaded from these files, as they are now listed."""
+        return self.checkpoint == checkpoint and self.embeddings == tuple(embeddings)
 
     def pipeline(self, task: str, controlnets: Sequence[tuple[str, Model]]) -> Any:
         """Returns the pipeline for a task, steered by ControlNets, which are given with names."""
@@ -59,18 +63,24 @@ class LoadedModel:
         self._pipes = {key: pipe for key, pipe in self._pipes.items() if controlnet not in key[1]}
 
 
-def load_controlnet(entry: FileEntry, *, dtype: Any = None, device: Any = None) -> Model:
-    """Loads a ControlNet. dtype and device: those of its models.
+class LoadedControlNet:
+    """A ControlNet in memory."""
 
-    Raises:
-        ValueError: it cannot be read; says why.
-    """
-    open_with = (
-        ControlNetModel.from_single_file
-        if is_single_file(entry.path)
-        else ControlNetModel.from_pretrained
-    )
-    return open_with(entry.path, dtype=dtype or "float32", device=device)
+    def __init__(self, entry: FileEntry, *, dtype: Any = None, device: Any = None):
+        """Loads the ControlNet. dtype and device: those of its models.
+
+        Raises:
+            ValueError: it cannot be read; says why.
+        """
+        self.entry = entry
+        open_with = (
+            ControlNetModel.from_single_file
+            if is_single_file(entry.path)
+            else ControlNetModel.from_pretrained
+        )
+        self.model: Model = open_with(entry.path, dtype=dtype or "float32", device=device)
+        self.nbytes = count_bytes(self.model.params)
+        """The bytes of its parameters."""
 
 
 def count_bytes(params: Any) -> int:

@@ -3,6 +3,7 @@
 import bisect
 import collections
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -62,8 +63,10 @@ class Metrics:
         """The network's evaluations of single images."""
         self.compiled: collections.Counter[str] = collections.Counter()
         """The programs by where they came from."""
-        self._gaps: collections.deque[tuple[float, float]] = collections.deque(maxlen=4096)
-        self._rows: collections.deque[tuple[float, int]] = collections.deque(maxlen=4096)
+        self._seconds: collections.deque[tuple[int, float, int]] = collections.deque(
+            maxlen=int(_RECENT) + 1
+        )
+        """For each second with rows: the second, the longest gap that ended in it, and its rows."""
         self._last: float | None = None
         self._lock = threading.Lock()
 
@@ -72,10 +75,17 @@ class Metrics:
         now = time.perf_counter()
         with self._lock:
             self.rows += rows
-            self._rows.append((now, rows))
-            if self._last is not None and now - self._last > 1e-3:
-                self._gaps.append((now, now - self._last))
+            gap = 0.0 if self._last is None else now - self._last
+            if self._seconds and self._seconds[-1][0] == int(now):
+                _, longest, before = self._seconds.pop()
+                gap, rows = max(gap, longest), rows + before
+            self._seconds.append((int(now), gap, rows))
             self._last = now
+
+    def count_job(self, state: str) -> None:
+        """Counts a job that has ended in some state, or one that was "refused"."""
+        with self._lock:
+            self.jobs[state] += 1
 
     def pause(self) -> None:
         """Tells that nothing is left to compute, so that the time until the next row is no gap."""
@@ -85,13 +95,14 @@ class Metrics:
         """Returns the most seconds between rows of these last seconds, while there was work."""
         since = time.perf_counter() - seconds
         with self._lock:
-            return max((gap for at, gap in self._gaps if at >= since), default=0.0)
+            return max((gap for at, gap, _ in self._seconds if at + 1 > since), default=0.0)
 
     def rows_per_second(self, seconds: float = 10.0) -> float:
-        """Returns the rows a second in these last seconds."""
-        since = time.perf_counter() - seconds
+        """Returns the rows a second in these last seconds, at least one."""
+        now = time.perf_counter()
+        since = math.ceil(now - seconds)
         with self._lock:
-            return sum(rows for at, rows in self._rows if at >= since) / seconds
+            return sum(rows for at, _, rows in self._seconds if at >= since) / (now - since)
 
     def samples(self) -> Sequence[Sample]:
         """Returns all figures."""

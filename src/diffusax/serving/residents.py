@@ -12,7 +12,7 @@ import jax
 from diffusax.runtime.memory import device_memory
 from diffusax.serving.entries import Checkpoint, FileEntry
 from diffusax.serving.errors import Refused
-from diffusax.serving.loading import LoadedModel, count_bytes, load_controlnet
+from diffusax.serving.loading import LoadedControlNet, LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Residents:
         self._options, self._memory = dict(options), memory
         self._lock, self._loading = threading.RLock(), threading.Lock()
         self._held: collections.OrderedDict[Key, Any] = collections.OrderedDict()
-        """A LoadedModel or a Model, the least recently used first."""
+        """A LoadedModel or a LoadedControlNet, the least recently used first."""
         self._pins: dict[int, _Pin] = {}
 
     def models(self) -> set[str]:
@@ -71,7 +71,7 @@ class Residents:
         Raises:
             Refused: a file cannot be read; says which and why.
         """
-        pipe = self._pinned(checkpoint, task, controlnets)
+        pipe = self._pinned(checkpoint, task, controlnets, embeddings)
         if pipe is not None:
             return pipe
         with self._loading:
@@ -83,7 +83,7 @@ class Residents:
             with self._lock:
                 self._held.update(found)
                 self._make_room(0, keep=frozenset(found))
-                pipe = self._pinned(checkpoint, task, controlnets)
+                pipe = self._pinned(checkpoint, task, controlnets, embeddings)
                 assert pipe is not None
                 return pipe
 
@@ -99,29 +99,38 @@ class Residents:
             self._make_room(0)
 
     def keep_only(
-        self, checkpoints: Mapping[str, Checkpoint], controlnets: Mapping[str, Any]
+        self,
+        checkpoints: Mapping[str, Checkpoint],
+        controlnets: Mapping[str, FileEntry],
+        embeddings: Sequence[FileEntry],
     ) -> None:
         """Forgets what is not listed any more, or has changed; drawings under way keep it."""
         with self._lock:
-            for kind, name in list(self._held):
-                if kind == "controlnet" and name not in controlnets:
-                    self._forget((kind, name))
-                if kind == "model" and checkpoints.get(name) != self._held[kind, name].checkpoint:
+            for (kind, name), held in list(self._held.items()):
+                if kind == "controlnet":
+                    listed = controlnets.get(name) == held.entry
+                else:
+                    listed = held.is_of(checkpoints.get(name), embeddings)
+                if not listed:
                     self._forget((kind, name))
 
-    def _pinned(self, checkpoint: Checkpoint, task: str, controlnets: Sequence[FileEntry]) -> Any:
+    def _pinned(
+        self,
+        checkpoint: Checkpoint,
+        task: str,
+        controlnets: Sequence[FileEntry],
+        embeddings: Sequence[FileEntry],
+    ) -> Any:
         """Returns the pipeline and counts its use; None where not all of it is in memory."""
-        model_key = "model", checkpoint.entry.name
-        keys = [model_key, *(("controlnet", one.name) for one in controlnets)]
         with self._lock:
-            if any(key not in self._held for key in keys):
+            model = self._model(checkpoint, embeddings)
+            nets = {one.name: self._controlnet(one) for one in controlnets}
+            if model is None or None in nets.values():
                 return None
-            if self._held[model_key].checkpoint != checkpoint:
-                return None
+            keys = [("model", checkpoint.entry.name), *(("controlnet", name) for name in nets)]
             for key in keys:
                 self._held.move_to_end(key)
-            nets = [(one.name, self._held["controlnet", one.name]) for one in controlnets]
-            pipe = self._held[model_key].pipeline(task, nets)
+            pipe = model.pipeline(task, [(one.name, nets[one.name].model) for one in controlnets])
             pin = self._pins.setdefault(id(pipe), _Pin(frozenset(keys), pipe))
             pin.count += 1
             return pipe
@@ -134,11 +143,11 @@ class Residents:
     ) -> dict[Key, Any]:
         """Returns the model and the ControlNets; loads those that are not in memory."""
         name = checkpoint.entry.name
+        entries = {("controlnet", one.name): one for one in controlnets}
         with self._lock:
-            entries = {("controlnet", one.name): one for one in controlnets}
-            nets = {key: self._held.get(key) for key in entries}
-            model = self._held.get(("model", name))
-        if model is None or model.checkpoint != checkpoint:
+            nets = {key: self._controlnet(one) for key, one in entries.items()}
+            model = self._model(checkpoint, embeddings)
+        if model is None:
             log.info("loading the model %s", name)
             width = 2 if str(self._options.get("dtype") or "float32").endswith("16") else 4
             wanted = checkpoint.count_parameters() * width
@@ -149,8 +158,20 @@ class Residents:
         for key in [key for key, net in nets.items() if net is None]:
             log.info("loading the ControlNet %s", key[1])
             options = {k: self._options.get(k) for k in ("dtype", "device")}
-            nets[key] = load_controlnet(entries[key], **options)
+            with self._lock:
+                self._forget(key)
+            nets[key] = LoadedControlNet(entries[key], **options)
         return {("model", name): model, **nets}
+
+    def _model(self, checkpoint: Checkpoint, embeddings: Sequence[FileEntry]) -> Any:
+        """Returns a model as it is listed now, or None where it is not in memory."""
+        held = self._held.get(("model", checkpoint.entry.name))
+        return held if held is not None and held.is_of(checkpoint, embeddings) else None
+
+    def _controlnet(self, entry: FileEntry) -> Any:
+        """Returns a ControlNet as it is listed now, or None where it is not in memory."""
+        held = self._held.get(("controlnet", entry.name))
+        return held if held is not None and held.entry == entry else None
 
     def _make_room(self, wanted: int, keep: frozenset[Key] = frozenset()) -> None:
         """Forgets what is not in use until so many bytes fit, the least recently used first."""
@@ -159,7 +180,7 @@ class Residents:
             return
         used = keep.union(*(pin.keys for pin in self._pins.values()))
         free = [key for key in self._held if key not in used]
-        while free and sum(map(_bytes, self._held.values())) + wanted > limit:
+        while free and sum(held.nbytes for held in self._held.values()) + wanted > limit:
             self._forget(free.pop(0))
 
     def _limit(self) -> int | None:
@@ -176,7 +197,3 @@ class Residents:
             for (kind, _), model in self._held.items():
                 if kind == "model":
                     model.forget(key[1])
-
-
-def _bytes(held: Any) -> int:
-    return held.nbytes if isinstance(held, LoadedModel) else count_bytes(held.params)

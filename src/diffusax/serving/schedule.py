@@ -321,10 +321,13 @@ class Schedule:
             self._metrics.to_first_step.add(job.first_step - job.created)
 
     def _not_compiled(self, kind: Kind, size: int, error: Exception) -> None:
-        """Ends the jobs whose programs cannot be compiled, or does without a larger size."""
-        if self._sizes.ready(kind):
+        """Ends the jobs whose programs cannot be compiled, or does without another size."""
+        if ready := self._sizes.ready(kind):
             log.warning("batches of %d lanes cannot be compiled: %s", size, error)
-            self._sizes.bound(kind, size // 2)
+            if size < min(ready):
+                self._sizes.refuse(kind, size)
+            else:
+                self._sizes.bound(kind, size // 2)
             return
         for part in self._prepared:
             if part.kind is kind:

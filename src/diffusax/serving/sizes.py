@@ -26,6 +26,8 @@ class _Kind:
     """The sizes whose programs are compiled, with those that lead from one to the next."""
     needs: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """The bytes of the arrays of each size, and of a step's temporaries."""
+    refused: set[int] = dataclasses.field(default_factory=set)
+    """The sizes that could not be compiled and that others do without."""
     limit: int | None = None
     """The most lanes for which the memory was enough."""
     devices: int = 1
@@ -86,6 +88,14 @@ class KindSizes(Sizes):
         known.needs[size] = arrays, temporaries
         known.ready = known.ready | {size}
 
+    def refuse(self, kind: Kind, size: int) -> None:
+        """Tells that a size cannot be compiled; larger ones may have been."""
+        self._kind(kind).refused.add(size)
+
+    def is_refused(self, kind: Kind, size: int) -> bool:
+        """Returns whether a size was found not to compile."""
+        return size in self._kind(kind).refused
+
     def bound(self, kind: Kind, size: int) -> None:
         """Tells that batches of a kind may not have more lanes than this."""
         self._kind(kind).limit = size
@@ -96,8 +106,9 @@ class KindSizes(Sizes):
         return self._memory is None or arrays + temporaries <= self._memory - memory_in_use()
 
     def forget(self, kind: Kind) -> None:
-        """Forgets which sizes of a kind are compiled."""
-        self._kind(kind).ready = set()
+        """Forgets which sizes of a kind are compiled, and which cannot be."""
+        known = self._kind(kind)
+        known.ready, known.refused = set(), set()
 
     def begins_again(self, kind: Kind, size: int, error: Exception) -> bool:
         """Remembers half the size where the memory was used up, if a picture still fits it."""

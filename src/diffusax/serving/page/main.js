@@ -264,7 +264,7 @@ theme(false);
 // Beginning
 
 for (const area of [$("#prompt"), $("#negative_prompt")]) weighing.listen(area);
-restore.listen(() => settings.model?.samplers ?? [], use, begin);
+restore.listen(use, begin);
 for (const prompt of EXAMPLES)
   $("#examples").append(button(prompt, () => (settings.write({ prompt }), $("#settings").requestSubmit())));
 await learn();

@@ -2,27 +2,20 @@
 
 import * as api from "./api.js";
 import { $, notice } from "./dom.js";
-import { parse } from "./infotext.js";
 import { filePicker, pictureOf } from "./picker.js";
-import { texts } from "./png.js";
 
-/** Returns the settings in a picture, or null: read here, or by the server where that is not enough. */
-export async function settingsOf(file, samplers) {
-  const { parameters } = await texts(file);
-  const found = parameters ? parse(parameters, samplers) : null;
-  if (found && !found.unknown) return found;
+/** Returns the settings in a picture, which the server reads, or null where it finds none. */
+async function settingsOf(file) {
   try {
-    const { settings, ...fields } = await api.pngInfo(file);
-    const told = settings ?? fields;
-    if (told && Object.keys(told).length) return told;
-  } catch {
-    // What was read here will do.
+    return (await api.pngInfo(file)).settings;
+  } catch (error) {
+    if (error.status === 422) return null;
+    throw error;
   }
-  return found;
 }
 
 /** Takes what is dropped on the page, pasted or chosen: `use(settings)`, or `begin(file)` where it has none. */
-export function listen(samplers, use, begin) {
+export function listen(use, begin) {
   const veil = $("#drop");
   let depth = 0;
   const over = (by) => (veil.hidden = (depth = Math.max(0, depth + by)) === 0);
@@ -50,11 +43,15 @@ export function listen(samplers, use, begin) {
   $("#restore").append(filePicker("Settings from a PNG", restore));
 
   async function restore(file) {
-    const settings = await settingsOf(file, samplers());
     const beginning = { "Begin with it": () => begin(file) };
+    let settings;
+    try {
+      settings = await settingsOf(file);
+    } catch (error) {
+      return notice(error.message, { error: true, actions: beginning });
+    }
     if (!settings) return notice(`${file.name} has no settings in it.`, { actions: beginning, seconds: 20 });
     use(settings);
-    const doubt = settings.unknown ? `; its sampler ${settings.unknown} is not known here` : "";
-    return notice(`The settings of ${file.name} are back${doubt}.`, { actions: beginning });
+    return notice(`The settings of ${file.name} are back.`, { actions: beginning });
   }
 }

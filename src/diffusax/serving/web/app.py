@@ -16,6 +16,7 @@ from diffusax.serving.errors import NotFound, Refused
 from diffusax.serving.web import capabilities, health, hub, jobs, metrics, openai
 from diffusax.serving.web.a1111 import generation, lists
 from diffusax.serving.web.a1111.state import A1111
+from diffusax.serving.web.metrics import ROUTE
 from diffusax.serving.web.openapi import document_operations
 from diffusax.serving.web.operations import Operation
 from diffusax.serving.web.page import page_operations
@@ -66,13 +67,12 @@ def _routes(operations: Sequence[Operation]) -> list[Route]:
 
 def _route(path: str, methods: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
+        request.scope[ROUTE] = path
         method = "GET" if request.method == "HEAD" else request.method
         try:
-            response = await methods[method].endpoint(request)
+            return await methods[method].endpoint(request)
         except Refused as error:
-            response = error_reply(request.url.path, error)
-        request.app.state.metrics.requests.labels(path, str(response.status_code)).inc()
-        return response
+            return error_reply(request.url.path, error)
 
     return Route(path, endpoint, methods=list(methods))
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,8 @@ from diffusax.serving.errors import Refused
 
 _MOST_FIELDS, _MOST_FILES = 100, 20
 _DEEPEST = 32
+_LONG = 2**16
+"""The bytes of JSON from which on it is read in a thread, as other requests would wait for it."""
 
 
 def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
@@ -72,6 +75,13 @@ async def read_json(request: Request) -> dict[str, Any]:
             status=415,
             code="unsupported_media_type",
         )
+    if len(body) > _LONG:
+        return await run_in_threadpool(_object, body)
+    return _object(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Returns the JSON object that a body is."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

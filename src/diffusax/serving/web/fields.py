@@ -34,6 +34,10 @@ class DrawingFields(Settings):
     controls: tuple[ControlFields, ...] = ()
 
 
+Deadline = Annotated[
+    float, Meta(gt=0, le=86_400, description="The seconds within which it must be done, or fails.")
+]
+
 _BRIEFLY = reprlib.Repr()
 _BRIEFLY.maxlevel, _BRIEFLY.maxlist, _BRIEFLY.maxdict, _BRIEFLY.maxstring = 2, 4, 4, 60
 _NAMES: dict[Any, str] = {

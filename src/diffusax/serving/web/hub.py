@@ -55,7 +55,7 @@ class HubFields:
     body=HubFields,
     raw_body=_PICTURES,
     answer="image/png",
-    errors=(404, 409, 413, 415, 422, 429, 503),
+    errors=(404, 409, 413, 415, 422, 429, 503, 504),
 )
 async def generate(request: Request) -> Response:
     """Generates one image."""
@@ -63,13 +63,13 @@ async def generate(request: Request) -> Response:
     name = service.catalogue.entry(request.path_params["id"]).name
     # Hugging Face's client names no type where it sends bytes that it has not read from a file.
     if content_type(request) in (*_PICTURES, "", "application/octet-stream"):
-        data: bytes | None = await read_bytes(request)
+        data: str | bytes | None = await read_bytes(request)
         values: dict[str, Any] = {}
     else:
         fields = read_fields(HubFields, await read_json(request))
         values = dict(fields.parameters)
         picture = "prompt" in values or fields.inputs.startswith(_BEGINNINGS)
-        data = decode_base64(fields.inputs, "inputs") if picture else None
+        data = fields.inputs if picture else None
         if not picture:
             values["prompt"] = fields.inputs
     drawing = await in_thread(_drawing, service, name, data, values)
@@ -81,8 +81,10 @@ async def generate(request: Request) -> Response:
     return Response(await in_thread(png, image, text), media_type="image/png", headers=headers)
 
 
-def _drawing(service: Service, model: str, data: bytes | None, values: dict[str, Any]) -> Drawing:
-    """Returns the drawing that a request's parameters describe."""
+def _drawing(
+    service: Service, model: str, data: str | bytes | None, values: dict[str, Any]
+) -> Drawing:
+    """Returns the drawing that a request's parameters and its picture describe."""
     scheduler, size = values.pop("scheduler", None), values.pop("target_size", None)
     if values.get("model") or values.get("num_images", 1) != 1:
         raise Refused("parameters must ask for one image of the model in the address")
@@ -96,6 +98,7 @@ def _drawing(service: Service, model: str, data: bytes | None, values: dict[str,
     drawing = to_drawing(fields, service.settings)
     if data is None:
         return drawing
+    data = decode_base64(data, "inputs") if isinstance(data, str) else data
     picture = open_picture(data, "inputs", service.settings.most_pixels)
     return dataclasses.replace(drawing, image=picture)
 

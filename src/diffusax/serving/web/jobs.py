@@ -3,17 +3,18 @@
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import NotFound
+from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
 from diffusax.serving.infotext import read_settings, write_infotext
-from diffusax.serving.jobs import Job
+from diffusax.serving.jobs import Job, State
 from diffusax.serving.web.bodies import content_type, read_form, read_json
-from diffusax.serving.web.fields import DrawingFields, Picture, read_fields
+from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import (
     data_uri,
@@ -33,7 +34,12 @@ from diffusax.serving.web.service import (
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
 
-State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobFields(DrawingFields):
+    """What to generate, and by when. Fields that are left out take the model's own values."""
+
+    deadline: Deadline | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,8 @@ class JobAnswer:
     created: float | None
     started: float | None
     ended: float | None
+    deadline: float | None
+    """When it fails unless it is done."""
     error: JobError | None
     images: list[str | None]
     """The addresses of the images that are done."""
@@ -90,12 +98,9 @@ class PngInfoAnswer:
 
 def settings_of(drawing: Drawing) -> dict[str, Any]:
     """Returns a drawing's fields without its pictures."""
-    left_out = ("image", "mask_image", "controls")
-    found = {f.name: getattr(drawing, f.name) for f in dataclasses.fields(drawing)}
-    found = {name: value for name, value in found.items() if name not in left_out}
+    found = {name: getattr(drawing, name) for name in FIELDS}
     controls = [
-        {name: value for name, value in vars(control).items() if name != "image"}
-        for control in drawing.controls
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
     ]
     return {**found, "adapters": dict(drawing.adapters), "controls": controls}
 
@@ -115,6 +120,7 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
         "created": job.created,
         "started": job.started,
         "ended": job.ended,
+        "deadline": job.deadline,
         "error": error,
         "images": [
             None if image is None else f"/jobs/{job.id}/images/{i}"
@@ -129,7 +135,7 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
     "/jobs",
     "Submit a drawing; answers at once.",
     group="Jobs",
-    body=DrawingFields,
+    body=JobFields,
     answer=JobAnswer,
     status=202,
     errors=(404, 413, 422, 429, 503),
@@ -137,9 +143,9 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
 async def submit(request: Request) -> Response:
     """Submits a job."""
     service = service_of(request)
-    fields = read_fields(DrawingFields, await read_json(request))
+    fields = read_fields(JobFields, await read_json(request))
     drawing = await in_thread(to_drawing, fields, service.settings)
-    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
     return Json(describe(job), status_code=202, headers={"Location": f"/jobs/{job.id}"})
 
 
@@ -233,11 +239,17 @@ async def png_info(request: Request) -> Response:
     settings = service_of(request).settings
     if content_type(request) == "multipart/form-data":
         _, files = await read_form(request, settings.most_body)
-        data = files.get("image", [b""])[0]
+        sent: str | bytes = files.get("image", [b""])[0]
     else:
-        data = decode_base64(read_fields(PngInfoFields, await read_json(request)).image, "image")
-    picture = await in_thread(open_picture, data, "image", settings.most_pixels)
-    return Json({"settings": read_settings(picture), "text": text_of(picture)})
+        sent = read_fields(PngInfoFields, await read_json(request)).image
+    return Json(await in_thread(_read_png, sent, settings.most_pixels))
+
+
+def _read_png(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
+    """Returns the settings in a picture, which is sent as a file or in base64."""
+    data = decode_base64(sent, "image") if isinstance(sent, str) else sent
+    picture = open_picture(data, "image", most_pixels)
+    return {"settings": read_settings(picture), "text": text_of(picture)}
 
 
 OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)

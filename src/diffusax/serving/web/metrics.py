@@ -13,12 +13,15 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from diffusax.serving.metrics import Histogram, Sample
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.service import Service, in_thread
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ROUTE = "diffusax.route"
+"""The key of a scope under which the path of the request's route stands."""
 _GAUGES = {
     "queued": "Jobs that wait.",
     "running": "Jobs that have begun.",
@@ -83,6 +86,10 @@ class Metrics:
             ("route", "status"),
             registry=self.registry,
         )
+
+    def count_request(self, scope: Scope, status: int) -> None:
+        """Counts a request that was answered; the route is "none" if no endpoint has seen it."""
+        self.requests.labels(scope.get(ROUTE, "none"), str(status)).inc()
 
 
 @operation("GET", "/metrics", "Metrics for Prometheus.", group="Server", answer="text/plain")

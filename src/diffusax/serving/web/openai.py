@@ -48,7 +48,7 @@ _USAGE = {
     "output_tokens": 0,
     "total_tokens": 0,
 }
-_ERRORS = (404, 409, 413, 415, 422, 429, 503)
+_ERRORS = (404, 409, 413, 415, 422, 429, 503, 504)
 
 
 @operation(
@@ -91,7 +91,7 @@ async def edits(request: Request) -> Response:
             raise Refused(f"{min(unknown)[:100]!r} is no file here; send image and mask")
     else:
         fields = read_fields(EditFields, await read_json(request), ignored=IGNORED)
-        sent, masks = _json_pictures(fields)
+        sent, masks = await in_thread(_json_pictures, fields)
     pictures = await in_thread(_pictures, service, sent, masks)
     drawing = await in_thread(_drawing, service, fields, pictures)
     return await _answer(request, fields, drawing, "image_edit")
@@ -185,7 +185,7 @@ def _drawing(service: Service, fields: ImageFields, pictures: dict[str, Any]) ->
 async def _answer(request: Request, fields: ImageFields, drawing: Drawing, kind: str) -> Response:
     """Submits a drawing and answers with its images, or with events on the way to them."""
     service = service_of(request)
-    [job] = await in_thread(service.submit, [drawing], client_of(request))
+    [job] = await in_thread(service.submit, [drawing], client_of(request), fields.deadline)
     if fields.stream:
         return stream(_stream(request, fields, job, kind))
     await ended(request, [job])

@@ -25,7 +25,7 @@ from diffusax.serving.drawing import (
     Weighting,
 )
 from diffusax.serving.errors import Refused
-from diffusax.serving.web.fields import ControlFields, Picture
+from diffusax.serving.web.fields import ControlFields, Deadline, Picture
 
 IGNORED = ("input_fidelity", "safety_identifier", "complexity")
 """Fields of OpenAI's newest models, which change nothing here."""
@@ -62,6 +62,7 @@ class ImageFields:
     prompt_weighting: Weighting = True
     long_prompt: LongPrompt = True
     controls: tuple[ControlFields, ...] = ()
+    deadline: Deadline | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

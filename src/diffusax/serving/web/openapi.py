@@ -29,6 +29,7 @@ _MEANINGS = {
     429: "The queue is full, or the client has too many jobs; Retry-After says when to ask again.",
     500: "The server failed.",
     503: "The server is stopping, or the model is not loaded.",
+    504: "The images were not done at the deadline.",
 }
 _ERROR: dict[str, Any] = {
     "type": "object",

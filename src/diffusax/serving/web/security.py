@@ -33,7 +33,7 @@ HEADERS = {
 
 
 class Guard:
-    """Checks a request before its endpoint sees it, and logs the answer.
+    """Checks a request before its endpoint sees it, and logs and counts the answer.
 
     A page of another site cannot use the server from its visitors' browsers: requests with another
     site's Origin are refused, and so are those for another Host (DNS rebinding) where no key
@@ -91,6 +91,8 @@ class Guard:
                 raise
         finally:
             log_request(scope, status, begun)
+            if status:
+                scope["app"].state.metrics.count_request(scope, status)
 
     def _check_host(self, headers: Headers) -> None:
         name = _host_name(headers.get("host", ""))

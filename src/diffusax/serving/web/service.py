@@ -17,6 +17,7 @@ from diffusax.serving.engine import Engine
 from diffusax.serving.errors import Closing, NotFound, Refused
 from diffusax.serving.jobs import Job
 from diffusax.serving.web.fields import DrawingFields
+from diffusax.serving.web.keys import client_name
 from diffusax.serving.web.log import LOG, log_job
 from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most
@@ -72,21 +73,29 @@ class Service:
                 code="limit_exceeded",
             )
 
-    def submit(self, drawings: Iterable[Drawing], client: str) -> list[Job]:
+    def submit(
+        self, drawings: Iterable[Drawing], client: str, deadline: float | None = None
+    ) -> list[Job]:
         """Submits drawings together: all of them, or none. May block for a moment.
+
+        Args:
+            drawings: the drawings.
+            client: who asks for them, see `client_of`.
+            deadline: the seconds within which they must be done.
 
         Raises:
             Refused: a drawing is not possible, the client has too many jobs, or the queue is full.
         """
-        if self.draining:
-            raise Closing("the server is stopping; ask another one, or this one later")
-        drawings = [self.check(drawing) for drawing in drawings]
-        count = sum(drawing.num_images for drawing in drawings)
-        check_most("num_images", count, self.settings.most_images, "images")
+        try:
+            drawings = self._checked(drawings)
+        except Refused:
+            self.engine.metrics.count_job("refused")
+            raise
         jobs: list[Job] = []
+        given: Any = {"client": client, "priority": self._priority_of(client)}
         try:
             for drawing in drawings:
-                jobs.append(self.engine.submit(drawing, client=client))
+                jobs.append(self.engine.submit(drawing, deadline=deadline, checked=True, **given))
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -109,6 +118,19 @@ class Service:
     def jobs_of(self, request: Request) -> list[Job]:
         """Returns the jobs of a request's key; without keys, all."""
         return self.engine.jobs(client_of(request) if self.settings.keys else None)
+
+    def _priority_of(self, client: str) -> int:
+        """Returns the priority of a client's drawings, which is that of its key."""
+        own = self.settings.priorities.items()
+        return next((priority for key, priority in own if client_name(key) == client), 0)
+
+    def _checked(self, drawings: Iterable[Drawing]) -> list[Drawing]:
+        if self.draining:
+            raise Closing("the server is stopping; ask another one, or this one later")
+        found = [self.check(drawing) for drawing in drawings]
+        count = sum(drawing.num_images for drawing in found)
+        check_most("num_images", count, self.settings.most_images, "images")
+        return found
 
     def _check_bounds(self, drawing: Drawing) -> None:
         settings = self.settings
@@ -142,7 +164,7 @@ def to_drawing(fields: DrawingFields, settings: WebSettings) -> Drawing:
     # Before they are decoded, as small files may be large pictures.
     check_most("controls", len(fields.controls), settings.most_controls, "ControlNets")
     most_pixels = settings.most_pixels
-    values = {field.name: getattr(fields, field.name) for field in dataclasses.fields(fields)}
+    values = {one.name: getattr(fields, one.name) for one in dataclasses.fields(DrawingFields)}
     for name in ("image", "mask_image"):
         if values[name] is not None:
             values[name] = decode_picture(values[name], name, most_pixels)

@@ -1,6 +1,7 @@
 """The settings of the HTTP server."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from diffusax.serving.errors import Refused
 
@@ -14,6 +15,8 @@ class WebSettings:
 
     keys: tuple[str, ...] = ()
     """The API keys; without any, everybody who reaches the address may use the server."""
+    priorities: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The priorities of keys, higher ones first; the others have 0."""
     hosts: tuple[str, ...] = ()
     """Names under which browsers may reach the server without a key, beside IP addresses,
     localhost and the machine's own name; "*" stands for all."""

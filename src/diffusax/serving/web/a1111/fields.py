@@ -5,12 +5,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from diffusax.serving.drawing import Blur, Name, Scale, Share, Text
+from diffusax.serving.drawing import Blur, Images, Name, Pixels, Scale, Share, Steps, Text
 from diffusax.serving.errors import Refused
 from diffusax.serving.web.fields import Picture
 
-Count = Annotated[int, Meta(ge=1, le=1000)]
-Size = Annotated[int, Meta(ge=8, le=16_384)]
 Whole = Annotated[int, Meta(ge=0, le=16_384)]
 AnySeed = Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 takes one at random.")]
 
@@ -50,12 +48,12 @@ class Shared:
     sampler_name: Name | None = None
     sampler_index: Name | None = None
     scheduler: Name | None = None
-    batch_size: Count = 1
-    n_iter: Count = 1
-    steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    batch_size: Images = 1
+    n_iter: Images = 1
+    steps: Steps | None = None
     cfg_scale: Scale | None = None
-    width: Size | None = None
-    height: Size | None = None
+    width: Pixels | None = None
+    height: Pixels | None = None
     override_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     override_settings_restore_afterwards: bool = True
     alwayson_scripts: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -39,7 +39,7 @@ from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
 
-_ERRORS = (404, 413, 415, 422, 429, 503)
+_ERRORS = (404, 413, 415, 422, 429, 503, 504)
 _Fields = TypeVar("_Fields", bound=Shared)
 _PICTURES = ("init_images", "mask", "alwayson_scripts")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -83,10 +84,14 @@ async def png_info(request: Request) -> Response:
     """Reads the settings of a picture."""
     most = service_of(request).settings.most_pixels
     fields = read_fields(PictureFields, await read_json(request), tolerant=True)
-    picture = await in_thread(decode_picture, fields.image, "image", most)
-    text = text_of(picture)
+    return Json(await in_thread(_read_png, fields.image, most))
+
+
+def _read_png(sent: str, most_pixels: int) -> dict[str, Any]:
+    """Returns what webui tells of the text in a picture, which is sent in base64."""
+    text = text_of(decode_picture(sent, "image", most_pixels))
     items = {"parameters": text} if text else {}
-    return Json({"info": text, "items": items, "parameters": read_infotext(text) if text else {}})
+    return {"info": text, "items": items, "parameters": read_infotext(text) if text else {}}
 
 
 def _samplers(service: Service) -> Any:
@@ -166,44 +171,50 @@ def _controlnets(service: Service) -> Any:
     return {"model_list": [entry.name for entry in service.catalogue.controlnets]}
 
 
-_LISTS: dict[str, tuple[str, Any]] = {
-    "/sdapi/v1/samplers": ("The samplers.", _samplers),
-    "/sdapi/v1/schedulers": ("The schedules of noise.", _schedulers),
-    "/sdapi/v1/sd-models": ("The models.", _models),
-    "/sdapi/v1/loras": ("The LoRAs.", _loras),
-    "/sdapi/v1/embeddings": ("The embeddings.", _embeddings),
-    "/sdapi/v1/upscalers": ("The filters that make pictures larger.", _upscalers),
+_LISTS: dict[str, tuple[str, type, Callable[[Service], Any]]] = {
+    "/sdapi/v1/samplers": ("The samplers.", list, _samplers),
+    "/sdapi/v1/schedulers": ("The schedules of noise.", list, _schedulers),
+    "/sdapi/v1/sd-models": ("The models.", list, _models),
+    "/sdapi/v1/loras": ("The LoRAs.", list, _loras),
+    "/sdapi/v1/embeddings": ("The embeddings.", dict, _embeddings),
+    "/sdapi/v1/upscalers": ("The filters that make pictures larger.", list, _upscalers),
     "/sdapi/v1/latent-upscale-modes": (
         "The filters for hires fix.",
+        list,
         lambda service: [{"name": name} for name in LATENT_MODES],
     ),
-    "/sdapi/v1/sd-vae": ("None: models bring their own autoencoder.", lambda service: []),
-    "/sdapi/v1/hypernetworks": ("None.", lambda service: []),
-    "/sdapi/v1/face-restorers": ("None.", lambda service: []),
-    "/sdapi/v1/realesrgan-models": ("None.", lambda service: []),
-    "/sdapi/v1/prompt-styles": ("None.", lambda service: []),
-    "/sdapi/v1/scripts": ("The scripts.", _scripts),
-    "/sdapi/v1/cmd-flags": ("None.", lambda service: {}),
-    "/sdapi/v1/memory": ("The memory in bytes.", _memory),
-    "/controlnet/version": ("The version of ControlNet's API.", lambda service: {"version": 3}),
-    "/controlnet/model_list": ("The ControlNets.", _controlnets),
+    "/sdapi/v1/sd-vae": ("None: models bring their own autoencoder.", list, lambda service: []),
+    "/sdapi/v1/hypernetworks": ("None.", list, lambda service: []),
+    "/sdapi/v1/face-restorers": ("None.", list, lambda service: []),
+    "/sdapi/v1/realesrgan-models": ("None.", list, lambda service: []),
+    "/sdapi/v1/prompt-styles": ("None.", list, lambda service: []),
+    "/sdapi/v1/scripts": ("The scripts.", dict, _scripts),
+    "/sdapi/v1/cmd-flags": ("None.", dict, lambda service: {}),
+    "/sdapi/v1/memory": ("The memory in bytes.", dict, _memory),
+    "/controlnet/version": (
+        "The version of ControlNet's API.",
+        dict,
+        lambda service: {"version": 3},
+    ),
+    "/controlnet/model_list": ("The ControlNets.", dict, _controlnets),
     "/controlnet/module_list": (
         "The preprocessors: none.",
+        dict,
         lambda service: {"module_list": ["none"]},
     ),
 }
+"""What each path lists: its summary, whether it answers with a list or an object, and how."""
 
 
-def _listing(path: str, summary: str, find: Any) -> Operation:
-    @operation("GET", path, summary, group="A1111", answer=list)
+def _listing(path: str, summary: str, answer: type, find: Callable[[Service], Any]) -> Operation:
+    @operation("GET", path, summary, group="A1111", answer=answer)
     async def endpoint(request: Request) -> Response:
         return Json(find(service_of(request)))
 
-    answer = dict if path.endswith(_OBJECTS) else list
-    return dataclasses.replace(endpoint, answer=answer)
+    found: Operation = endpoint
+    return found
 
 
-_OBJECTS = ("embeddings", "scripts", "cmd-flags", "memory", "version", "model_list", "module_list")
 OPERATIONS = (
     get_options,
     set_options,
