@@ -1,9 +1,13 @@
-"""What LoRAs add to a step of a full-size UNet: time on the CPU, operations, and a TPU's program.
+"""What LoRAs add to a step of a full-size UNet: time on the CPU, and the programs of TPUs and GPUs.
 
 SD 2 (866 M parameters), random weights, 64x64 latents, batch 2 (one picture with guidance), without
 adapters and with adapters of several ranks on all attention layers and on all layers.
     python benchmarks/adapters_cpu.py --dtype float32 bfloat16
-    python benchmarks/adapters_cpu.py --tpu v5e:2x2 --repeats 0
+    python benchmarks/adapters_cpu.py --topologies v5e:2x2 h200:1 --repeats 0
+
+Those of TPUs and GPUs are compiled without one, for one device; jax[cuda12] or libtpu is needed,
+which may lie in an environment of its own. A TPU's kernels are its fusions. A GPU's bytes are those
+of the kernels' inputs and results, each once; its operations are those that the network needs.
 """
 
 import argparse
@@ -22,10 +26,11 @@ from diffusax.models import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
 from diffusax.models.network import Network, cast_shapes, initialize_params
 from diffusax.pipelines.adapter_weights import WeightGroups, room_for
-from diffusax.runtime.cost import cost_of
+from diffusax.runtime.cost import Cost, cost_of
 from diffusax.runtime.flops import count_flops
+from diffusax.runtime.kernels import Kernel, kernels_of, traffic
 from diffusax.runtime.mesh import in_mesh, replicated
-from diffusax.runtime.topology import compile_there, topology_mesh
+from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
 
 NETWORK = Network(UNet2DConditionModel, UNet2DConditionConfig(**SD2))
 
@@ -39,19 +44,22 @@ def main() -> None:
     parser.add_argument("--rank", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--size", type=int, default=64, help="of the latents")
     parser.add_argument("--repeats", type=int, default=5, help="0 measures no time")
-    parser.add_argument("--tpu", help="a topology to compile for, such as v5e:2x2")
-    parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")
+    parser.add_argument("--topologies", nargs="*", default=[], help="see topology_mesh")
+    parser.add_argument("--groups", nargs="+", default=["attention", "everything"])
+    parser.add_argument("--kinds", type=int, default=0, help="of kernels that are listed, on GPUs")
+    parser.add_argument("--effort", type=float, help="of XLA; by default the least for TPUs alone")
     args = parser.parse_args()
     print(describe())
     kinds = {"without": None} | {
         f"{name}, rank {rank}": functools.partial(adapter_shapes, group, rank)
         for (name, group), rank in itertools.product(groups().items(), args.rank)
+        if name in args.groups
     }
     for dtype in args.dtype:
         if args.repeats:
             measure(kinds, dtype, args.size, args.repeats)
-        if args.tpu:
-            compile_for(kinds, dtype, args.size, args.tpu, args.effort)
+        for topology in args.topologies:
+            compile_for(kinds, dtype, topology, args)
 
 
 def groups() -> dict[str, list[str]]:
@@ -101,8 +109,8 @@ def measure(kinds: dict[str, Any], dtype: str, size: int, repeats: int) -> None:
         )
 
 
-def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str, effort: float) -> None:
-    """Prints what the TPU's compiler makes of each kind, on one chip."""
+def compile_for(kinds: dict[str, Any], dtype: str, topology: str, args: Any) -> None:
+    """Prints what the compiler of a TPU or GPU makes of each kind, on one device."""
     mesh = topology_mesh(topology, "data=1")
 
     def placed(tree: Any) -> Any:
@@ -110,20 +118,39 @@ def compile_for(kinds: dict[str, Any], dtype: str, size: int, topology: str, eff
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), tree
         )
 
-    params, args = cast_shapes(NETWORK.shapes, dtype), input_shapes(size, dtype)
+    params, inputs = cast_shapes(NETWORK.shapes, dtype), input_shapes(args.size, dtype)
+    (platform,) = lowering_platforms(mesh)
+    effort = -1.0 if args.effort is None and platform == "tpu" else args.effort
+    first: Cost | None = None
     for name, kind in kinds.items():
-        adapters = None if kind is None else kind(dtype)
+        given = params, None if kind is None else kind(dtype), *inputs
         with in_mesh(mesh):
-            traced = jax.jit(step).trace(*placed((params, adapters, *args)))
-            lowered = traced.lower(lowering_platforms=("tpu",))
+            traced = jax.jit(step).trace(*placed(given))
+            lowered = traced.lower(lowering_platforms=(platform,))
             compiled = compile_there(lowered, effort=effort)
-        cost, text = cost_of(compiled), compiled.as_text()
+            needed = count_flops(step, *given)
+        cost, text = cost_of(compiled, needed=needed), compiled.as_text()
+        kernels = text.count(" fusion(") if cost.kernels is None else cost.kernels
+        first = first or cost
         print(
-            f"{topology}, {dtype}, {size}x{size}, {name}: {text.count(' fusion(')} fusions, "
-            f"{cost.tflop:.3f} TFLOP, {cost.moved:.2f} GB moved, {cost.arguments:.2f} GB of "
-            f"arguments, {cost.temporaries:.2f} GB of temporaries",
+            f"{topology}, {dtype}, {args.size}x{args.size}, {name}: {kernels} kernels, "
+            f"{cost.tflop:.3f} TFLOP ({cost.tflop / first.tflop - 1:+.1%}), {cost.moved:.2f} GB "
+            f"moved ({cost.moved / first.moved - 1:+.1%}), {cost.arguments:.2f} GB of arguments, "
+            f"{cost.temporaries:.2f} GB of temporaries",
             flush=True,
         )
+        if args.kinds and cost.kernels is not None:
+            list_kernels(kernels_of(text), args.kinds)
+
+
+def list_kernels(kernels: list[Kernel], lines: int) -> None:
+    """Prints the most frequent kinds of kernels, with the bytes that they move."""
+    by_kind: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        by_kind.setdefault(kernel.kind, []).append(kernel)
+    for kind, some in sorted(by_kind.items(), key=lambda item: -len(item[1]))[:lines]:
+        found = traffic(some)
+        print(f"    {found.kernels:5} {kind}, {found.moved:.2f} GB", flush=True)
 
 
 def input_shapes(size: int, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -21,6 +21,7 @@ from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.lanes import Lanes, Seat
+from diffusax.pipelines.measures import RowSeconds
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.runtime.compilations import count_compilations
 
@@ -62,7 +63,9 @@ def layers_of(pipe, component, rank, seed=0):
 
 
 @pytest.fixture
-def batch(pipes):
+def batch(pipes, monkeypatch):
+    """A batch that all images join at once, as if a step of many cost no more than one of few."""
+    monkeypatch.setattr(RowSeconds, "estimate", lambda *_: 0.01)
     with diffusax.RunningBatch(pipes["text"], smallest=4) as batch:
         yield batch
 
@@ -124,6 +127,9 @@ def test_after_the_first_of_a_kind_nothing_compiles(pipes, batch):
         kinds = [("text", {}), ("image", given), ("inpaint", masked)]
         for task, more in kinds:
             batch.warm("a cat", pipe=pipes[task], **{**CALL, "guidance_scale": scale}, **more)
+    (measured,) = batch._loop.seconds._means.values()
+    assert sorted(measured) == [4, 8]
+    assert None not in measured.values()
     with count_compilations(every_thread=True) as compiled:
         futures = [
             batch.submit(

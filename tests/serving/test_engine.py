@@ -175,7 +175,7 @@ def test_where_memory_is_used_up_the_batch_halves_and_its_images_begin_again(sta
         return own(run, rows)
 
     monkeypatch.setattr(BatchRun, "advance", advance)
-    monkeypatch.setattr("diffusax.serving.schedule.Schedule._seconds", lambda *_: 0.01)
+    monkeypatch.setattr("diffusax.pipelines.measures.RowSeconds.estimate", lambda *_: 0.01)
     jobs = [engine.submit(dataclasses.replace(APPLE, seed=seed)) for seed in range(3)]
     assert [job.wait(SECONDS) for job in jobs] == ["done"] * 3
     (kind,) = engine._schedule._sizes._kinds

@@ -5,8 +5,7 @@ import dataclasses
 import functools
 import logging
 import time
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -14,11 +13,10 @@ import jax
 
 from diffusax.pipelines.batch_run import BatchRun, Kind, count_shares, kind_of
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.entries import Picture, prepare_pictures, runs_alone
+from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.generation import Request
-from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.requests import prepare
-from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.measures import RowSeconds
+from diffusax.pipelines.policies import Candidate, Device
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +24,26 @@ _SECONDS = 0.05
 """About the time for which rows are dispatched at once while others could join."""
 _LONGEST = 0.25
 """The same while the batch is full."""
-_CHANGE = 0.3
-"""The weight of a row's latest seconds in their mean."""
 _IN_FLIGHT = 2
 """The dispatches that the device may be behind."""
 
 
 @dataclasses.dataclass(eq=False)
-class _Waiting:
+class Waiting:
     """An image that has been prepared and waits for a seat, or has one."""
 
     request: Request
     image: int
+    """Which of the request's images it is."""
     picture: Picture
+
+
+def images_of(request: Request, pictures: Sequence[Picture]) -> list[Waiting]:
+    """Returns the images of a request, which are ready to join."""
+    request.results = [None] * len(pictures)
+    for image, picture in enumerate(pictures):
+        request.generation.set_rows(image, 0, picture.rows)
+    return [Waiting(request, image, picture) for image, picture in enumerate(pictures)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,7 +57,7 @@ class _Dispatch:
     """The lanes of the batch then."""
     rows: int
     began: float
-    progress: list[tuple[_Waiting, int]]
+    progress: list[tuple[Waiting, int]]
     """The next row of each image after these."""
 
 
@@ -84,9 +89,9 @@ class Sizes:
 
 
 class BatchLoop:
-    """Runs requests in one running batch for each kind of image, which take turns.
+    """Runs images in one running batch for each kind of them, which take turns.
 
-    One thread at a time calls its methods.
+    An image that is added joins as soon as it has a seat. One thread at a time calls the methods.
     """
 
     def __init__(
@@ -95,7 +100,7 @@ class BatchLoop:
         finishers: Executor,
         previewers: Executor | None = None,
     ):
-        """Starts without requests.
+        """Starts without images.
 
         Args:
             sizes: the sizes of batches.
@@ -104,35 +109,23 @@ class BatchLoop:
         """
         self._sizes, self._finishers = sizes, finishers
         self._previewers = previewers or finishers
-        self._new: collections.deque[Request] = collections.deque()
-        self._waiting: dict[Any, collections.deque[_Waiting]] = {}
+        self._waiting: dict[Any, collections.deque[Waiting]] = {}
         self._runs: dict[Any, list[BatchRun]] = {}
-        self._seconds: weakref.WeakKeyDictionary[Kind, dict[int, float]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self.seconds = RowSeconds()
+        """The seconds of rows, as far as they were measured."""
         self._flying: collections.deque[_Dispatch] = collections.deque()
         self._landed = 0.0
 
-    def add(self, request: Request) -> None:
-        """Adds a request. Any thread may call this."""
-        self._new.append(request)
-
-    def add_prepared(self, request: Request, pictures: Sequence[Picture]) -> None:
-        """Adds a request whose images are ready to join."""
-        request.results = [None] * len(pictures)
-        for image, picture in enumerate(pictures):
-            request.generation.set_rows(image, 0, picture.rows)
-            queue = self._waiting.setdefault(picture.key, collections.deque())
-            queue.append(_Waiting(request, image, picture))
+    def add(self, image: Waiting) -> None:
+        """Adds an image, which joins the batch of its kind at the next turn that has a seat."""
+        self._waiting.setdefault(image.picture.key, collections.deque()).append(image)
 
     def has_work(self) -> bool:
-        """Returns whether a request has not ended."""
-        running = any(len(run) for runs in self._runs.values() for run in runs)
-        return bool(self._new) or any(self._waiting.values()) or running
+        """Returns whether an image has not ended."""
+        return any(self._waiting.values()) or any(map(len, self._all_runs()))
 
     def requests(self) -> Iterator[Request]:
         """Yields the requests that have not ended, those of several images several times."""
-        yield from self._new
         for queue in self._waiting.values():
             yield from (waiting.request for waiting in queue)
         for run in self._all_runs():
@@ -142,21 +135,40 @@ class BatchLoop:
         """Ends all requests with an error, and forgets the batches."""
         for request in list(self.requests()):
             request.generation.settle(error=error)
-        for group in (self._new, self._waiting, self._runs, self._flying):
+        for group in (self._waiting, self._runs, self._flying):
             group.clear()
 
-    def seconds(self, kind: Kind, size: int) -> float | None:
-        """Returns the seconds of a row in a batch of a kind and size, if that was measured."""
-        return self._seconds.get(kind, {}).get(size)
+    def device(self, arrivals: float) -> Device:
+        """Returns what a policy knows of the device now. arrivals: images that come each second."""
+        smallest = self._sizes.smallest_of
+
+        def seconds(kind: Kind, lanes: int) -> float:
+            return self.seconds.estimate(kind, lanes, smallest(kind))
+
+        largest = functools.cache(self._sizes.largest_of)
+        return Device(functools.cache(seconds), largest, arrivals)
+
+    def candidates(self) -> list[Candidate]:
+        """Returns the images that have been added and not ended."""
+        found = [
+            Candidate(m.owner, run.kind, len(run.lanes.seats[place].lanes), m.picture.rows - m.at)
+            for run in self._all_runs()
+            for place, m in run.members.items()
+        ]
+        return [*found, *(self.candidate(w) for queue in self._waiting.values() for w in queue)]
+
+    def candidate(self, image: Waiting) -> Candidate:
+        """Returns what a policy knows of an image that waits."""
+        kind = kind_of(image.request.c, image.picture, self._sizes.rank)
+        return Candidate(image, kind, image.picture.branches, image.picture.rows)
 
     @property
     def live(self) -> list[tuple[Kind, int, int]]:
         """The kind, the size and the lanes in use of each batch with images."""
         return [(run.kind, run.size, run.lanes.taken) for run in self._all_runs() if len(run)]
 
-    def turn(self) -> None:
-        """Lets each batch run some rows."""
-        self._prepare()
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Lets each batch run some rows. meanwhile: called while the device is busy."""
         self._drop_cancelled()
         for key in list({**self._waiting, **self._runs}):
             self._admit(key)
@@ -166,8 +178,7 @@ class BatchLoop:
                     self._advance(run)
                 except Exception as error:
                     self._give_up(run, error)
-                # The device is busy: what comes next is prepared meanwhile.
-                self._prepare()
+                meanwhile()
             self._forget_empty(key)
         while len(self._flying) > (_IN_FLIGHT - 1 if self.has_work() else 0):
             self._land()
@@ -175,24 +186,6 @@ class BatchLoop:
     def _all_runs(self) -> Iterator[BatchRun]:
         for runs in self._runs.values():
             yield from runs
-
-    def _prepare(self) -> None:
-        """Prepares submitted calls, as many as could join soon."""
-        while self._new and sum(map(len, self._waiting.values())) < self._sizes.largest:
-            request = self._new.popleft()
-            if request.generation.cancelled():
-                continue
-            try:
-                run = prepare(request)
-                request.finish = run.finish
-                if runs_alone(request.call, run):
-                    self._finishers.submit(_run_alone, request, run)
-                    continue
-                pictures = prepare_pictures(request.c, request.pipe.task, run)
-            except Exception as error:
-                request.generation.settle(error=error)
-                continue
-            self.add_prepared(request, pictures)
 
     def _drop_cancelled(self) -> None:
         for queue in self._waiting.values():
@@ -217,7 +210,7 @@ class BatchLoop:
         for run in self._runs.get(key, ()):
             self._shrink(run)
 
-    def _seat(self, waiting: _Waiting) -> bool:
+    def _seat(self, waiting: Waiting) -> bool:
         """Gives an image a seat if there is one, in a larger batch if there may be.
 
         Returns whether it has one. What it raises concerns this image alone.
@@ -234,15 +227,17 @@ class BatchLoop:
                 if self._sizes.begins_again(run.kind, 2 * run.size, error):
                     return False
                 raise
+        run.make_room(waiting.picture)
         try:
             run.join(waiting.picture, seat, waiting)
         except Exception as error:
             # The batch's arrays were donated.
-            self._give_up(run, error)
+            if self._give_up(run, error):
+                return False
             raise
         return True
 
-    def _run_for(self, waiting: _Waiting) -> BatchRun | None:
+    def _run_for(self, waiting: Waiting) -> BatchRun | None:
         """Returns the batch that an image joins; None while its adapters have no room."""
         picture, runs = waiting.picture, self._runs.setdefault(waiting.picture.key, [])
         fitting = [run for run in runs if run.has_shapes_for(picture)]
@@ -252,11 +247,11 @@ class BatchLoop:
         return next((run for run in fitting if run.has_ranks_for(picture)), None)
 
     def _new_run(self, c: Components, picture: Picture) -> BatchRun:
-        rank = self._sizes.rank
-        size = self._sizes.smallest_of(kind_of(c, picture, rank))
+        kind = kind_of(c, picture, self._sizes.rank)
+        size = self._sizes.smallest_of(kind)
         while size // count_shares(c.mesh) < picture.branches:
             size *= 2
-        return BatchRun(c, picture, size, rank=rank)
+        return BatchRun(c, picture, size, kind)
 
     def _shrink(self, run: BatchRun) -> None:
         """Halves the batch while its images fit the half."""
@@ -264,14 +259,17 @@ class BatchLoop:
         while len(run) and run.size > smallest and run.lanes.taken <= run.size // 2:
             try:
                 run.resize(run.size // 2)
-            except ValueError:
-                # On a mesh some device may still be full.
+            except (ValueError, RuntimeError, MemoryError):
+                # On a mesh some device may still be full, or there is no memory for a second batch.
                 return
 
-    def _give_up(self, run: BatchRun, error: Exception) -> None:
-        """Forgets a batch whose step failed; its images begin again or their requests end."""
+    def _give_up(self, run: BatchRun, error: Exception) -> bool:
+        """Forgets a batch whose step failed; its images begin again or their requests end.
+
+        Returns whether they begin again.
+        """
         if run not in self._runs.get(run.key, ()):
-            return
+            return False
         again = self._sizes.begins_again(run.kind, run.size, error)
         if not again:
             log.error("a running batch failed", exc_info=error)
@@ -284,6 +282,11 @@ class BatchLoop:
                 queue.appendleft(waiting)
             else:
                 waiting.request.generation.settle(error=error)
+        for dispatch in self._flying:
+            if dispatch.run is run:
+                # These rows are no longer part of the images' runs.
+                dispatch.progress.clear()
+        return again
 
     def _forget_empty(self, key: Any) -> None:
         """Frees the arrays of batches in which no image is left."""
@@ -298,7 +301,7 @@ class BatchLoop:
     def _advance(self, run: BatchRun) -> None:
         """Dispatches rows, and hands over the images that end with them."""
         full = run.size >= self._sizes.largest_of(run.kind) and run.lanes.find(1) is None
-        seconds = self.seconds(run.kind, run.size) or _SECONDS
+        seconds = self.seconds.measured(run.kind, run.size) or _SECONDS
         most = int((_LONGEST if full else _SECONDS) / seconds)
         rows = max(1, min(run.rows_until_change(), most))
         # Some backends compute small programs before the call returns.
@@ -322,10 +325,7 @@ class BatchLoop:
             return
         now = time.perf_counter()
         began, self._landed = max(self._landed, dispatch.began), now
-        seconds = (now - began) / dispatch.rows
-        known = self._seconds.setdefault(dispatch.run.kind, {})
-        before = known.get(dispatch.size, seconds)
-        known[dispatch.size] = before + _CHANGE * (seconds - before)
+        self.seconds.note(dispatch.run.kind, dispatch.size, (now - began) / dispatch.rows)
         for waiting, row in dispatch.progress:
             waiting.request.generation.set_rows(waiting.image, row, waiting.picture.rows)
 
@@ -334,20 +334,15 @@ class BatchLoop:
         members = run.members.items()
         wanted = {m.owner.request for _, m in members if m.owner.request.generation.wants_preview()}
         for request in wanted:
-            now = [
-                (m.picture, run.latents(place), m.at)
-                for place, m in members
-                if m.owner.request is request
-            ]
-            make = functools.partial(request.preview, now)
+            mine = [(place, m) for place, m in members if m.owner.request is request]
+            try:
+                now = [(m.picture, run.latents(place), m.at) for place, m in mine]
+                make = functools.partial(request.preview, now)
+            except Exception as error:
+                # The batch itself is as it was.
+                make = functools.partial(_raise, error)
             self._previewers.submit(request.generation.answer_previews, make)
 
 
-def _run_alone(request: Request, run: PreparedRun) -> None:
-    """Runs a call that cannot join others."""
-    try:
-        bar = {"disable": True}
-        latents = watch_call(request.pipe, request.c, request.call, run, bar=bar)
-        request.complete(request.decode(latents, run.decoding, run.decoder_condition))
-    except Exception as error:
-        request.generation.settle(error=error)
+def _raise(error: Exception) -> list[Any]:
+    raise error

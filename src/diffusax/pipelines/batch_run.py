@@ -47,11 +47,20 @@ def count_shares(mesh: Mesh | None) -> int:
     return 1 if mesh is None else batch_size(mesh)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Kind:
     """What decides the programs of a batch besides its size; equal ones are the same object."""
 
-    def __init__(self, parts: tuple[Any, ...]):
-        self.parts = parts
+    key: tuple[Any, ...]
+    """The key of its images, see `Picture`."""
+    shapes: Shapes
+    """The shapes of the adapters of its images; empty where they have none."""
+    adapters: int
+    """The adapters that there is room for."""
+
+    def has_room_for(self, adapters: Sequence[Adapter], shapes: Shapes) -> bool:
+        """Returns whether the programs have room for these adapters, whose stacks need `shapes`."""
+        return len(adapters) <= self.adapters and covers(self.shapes, shapes)
 
 
 _KINDS: weakref.WeakValueDictionary[tuple[Any, ...], Kind] = weakref.WeakValueDictionary()
@@ -63,11 +72,16 @@ def kind_of(c: Components, picture: Picture, rank: int = 0) -> Kind:
 
     rank: the least total rank of the adapters, if the image has any.
     """
-    networks = {name: c.networks[name] for name in c.denoiser.components}
-    shapes = stack_shapes(tuple(picture.adapters), networks, rank=rank)
-    parts = picture.key, tuple(sorted(shapes.items())), room_for(len(picture.adapters))
+    shapes = stack_shapes(tuple(picture.adapters), _networks(c), rank=rank)
+    count = room_for(len(picture.adapters))
+    parts = picture.key, tuple(sorted(shapes.items())), count
     with _LOCK:
-        return _KINDS.setdefault(parts, Kind(parts))
+        return _KINDS.setdefault(parts, Kind(picture.key, shapes, count))
+
+
+def _networks(c: Components) -> dict[str, Any]:
+    """Returns the networks that run in a batch."""
+    return {name: c.networks[name] for name in c.denoiser.components}
 
 
 class BatchRun:
@@ -76,20 +90,18 @@ class BatchRun:
     The host computes at which row each image is, and so never waits for the device.
     """
 
-    def __init__(self, c: Components, picture: Picture, size: int, *, rank: int = 0):
+    def __init__(self, c: Components, picture: Picture, size: int, kind: Kind | None = None):
         """Makes a batch without images.
 
         Args:
             c: the components whose denoiser runs.
             picture: an image like those that will join.
             size: the lanes of the network's batch, a multiple of the mesh's devices.
-            rank: the least total rank of the adapters, if the image has any.
+            kind: a kind of batch that the image fits; by default its own with the least rank.
         """
-        self.key, self.kind = picture.key, kind_of(c, picture, rank)
+        self.key, self.kind = picture.key, kind or kind_of(c, picture)
         self._c, self._params = c, bind(c, None, picture.ip_adapters).params
-        self._networks = {name: c.networks[name] for name in c.denoiser.components}
-        self._shapes: Shapes = stack_shapes(tuple(picture.adapters), self._networks, rank=rank)
-        self._count = room_for(len(picture.adapters))
+        self._networks = _networks(c)
         self._groups = WeightGroups(adaptable_networks(c)).count
         self._columns: tuple[Adapter, ...] = ()
         self._devices = count_shares(c.mesh)
@@ -116,24 +128,30 @@ class BatchRun:
 
     def has_shapes_for(self, picture: Picture) -> bool:
         """Returns whether the batch's programs have room for the adapters of an image."""
-        shapes = stack_shapes(tuple(picture.adapters), self._networks)
-        return len(picture.adapters) <= self._count and covers(self._shapes, shapes)
+        return self._has_room_for(tuple(picture.adapters))
 
     def has_ranks_for(self, picture: Picture) -> bool:
         """Returns whether an image's adapters fit beside those of the images in the batch."""
-        if not picture.adapters:
-            return True
-        together = self._live_adapters(picture)
-        shapes = stack_shapes(together, self._networks)
-        return len(together) <= self._count and covers(self._shapes, shapes)
+        return not picture.adapters or self._has_room_for(self._live_adapters(picture))
+
+    def make_room(self, picture: Picture) -> None:
+        """Puts an image's adapters beside those of the images in the batch, unless they are there.
+
+        What it raises leaves the batch as it is; what `join` raises may not, whose program uses the
+        memory of the batch's arrays.
+
+        Raises:
+            ValueError: an adapter does not fit its network.
+        """
+        if not set(picture.adapters) <= set(self._columns):
+            self._stack(self._live_adapters(picture))
 
     def join(self, picture: Picture, seat: Seat, owner: Any = None) -> None:
         """Puts an image into a free seat, which has as many lanes as the image has branches.
 
         owner: what the caller knows the image by.
         """
-        if not set(picture.adapters) <= set(self._columns):
-            self._stack(self._live_adapters(picture))
+        self.make_room(picture)
         lanes = np.full(self.lanes.branches, self.size, np.int32)
         lanes[: len(seat.lanes)] = seat.lanes
         with in_mesh(self._c.mesh):
@@ -225,6 +243,9 @@ class BatchRun:
             self._adapter_weights(),
         )
 
+    def _has_room_for(self, adapters: tuple[Adapter, ...]) -> bool:
+        return self.kind.has_room_for(adapters, stack_shapes(adapters, self._networks))
+
     def _live_adapters(self, picture: Picture) -> tuple[Adapter, ...]:
         """Returns the adapters of the images in the batch and of one more."""
         pictures = [*(member.picture for member in self._members.values()), picture]
@@ -233,16 +254,16 @@ class BatchRun:
     def _stack(self, adapters: tuple[Adapter, ...]) -> None:
         """Puts other adapters side by side, in the same shapes."""
         named = {str(i): adapter for i, adapter in enumerate(adapters)}
-        layers = dict(self._c.adapters.stacked(self._c, named, self._shapes))
+        layers = dict(self._c.adapters.stacked(self._c, named, self.kind.shapes))
         self._params = {**self._params, "adapters": layers}
         self._columns = adapters
 
     def _adapter_weights(self) -> np.ndarray | None:
-        if not self._shapes:
+        if not self.kind.shapes:
             return None
         if not self._columns:
             self._stack(())
-        weights = np.zeros((self.size, self._count, self._groups), np.float32)
+        weights = np.zeros((self.size, self.kind.adapters, self._groups), np.float32)
         for place, member in self._members.items():
             for adapter, weight in member.picture.adapters.items():
                 weights[place, self._columns.index(adapter)] = weight

@@ -2,13 +2,18 @@
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
+import jax
+
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes
-from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares
+from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares, kind_of
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
+from diffusax.pipelines.intake import Intake
+from diffusax.pipelines.policies import running
 from diffusax.pipelines.requests import make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.samplers import Scheduler
@@ -24,8 +29,9 @@ class RunningBatch:
 
     Calls may have any sampler, number of steps, guidance, prompt, strength, mask and adapters, and
     come from any thread; other ones compile nothing. Images of another size, or of another
-    pipeline, form a batch of their own, and the batches take turns. A call's images are those that
-    the call alone would generate, to rounding.
+    pipeline, form a batch of their own, and the batches take turns. As many images share the device
+    as makes their waits shortest on average, by what steps of larger batches are measured to take.
+    A call's images are those that the call alone would generate, to rounding.
 
         with diffusax.RunningBatch(pipe) as batch:
             futures = [batch.submit(prompt, seed=i) for i, prompt in enumerate(prompts)]
@@ -69,6 +75,7 @@ class RunningBatch:
         self._closing = self._cancelling = False
         self._finishers = ThreadPoolExecutor(_FINISHERS, "diffusax-finish")
         self._loop = BatchLoop(self._sizes, self._finishers)
+        self._intake = Intake(self._loop, running, self._finishers)
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
         self._thread.start()
 
@@ -95,21 +102,23 @@ class RunningBatch:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the running batch is closed; make another")
-            self._loop.add(request)
+            self._intake.add(request)
             self._changed.notify()
         return request.generation
 
     def warm(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the programs that images like those of this call need, for every size of batch.
 
-        The arguments are those of `submit`. Sizes that were not compiled are when a batch first
-        grows to them, which the images in it wait for.
+        It also measures what a step of each size costs, by which images join. The arguments are
+        those of `submit`. Sizes that were not compiled are when a batch first grows to them, which
+        the images in it wait for.
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe or self._pipe, sampler, args, kwargs)
         picture = prepare_pictures(request.c, request.pipe.task, prepare(request))[0]
         sizes = [self._sizes.smallest]
-        run = BatchRun(request.c, picture, sizes[0], rank=self._sizes.rank)
+        kind = kind_of(request.c, picture, self._sizes.rank)
+        run = BatchRun(request.c, picture, sizes[0], kind)
         while sizes[-1] < self._sizes.largest:
             sizes.append(2 * sizes[-1])
         for size in (*sizes, *sizes[-2::-1]):
@@ -119,7 +128,12 @@ class RunningBatch:
             seat = run.lanes.find(1)
             assert seat is not None
             run.join(picture, seat)
-            run.advance(1)
+            # The first row is compiled, and not counted.
+            for _ in range(2):
+                began = time.perf_counter()
+                run.advance(1)
+                jax.block_until_ready(run.done)
+                self._loop.seconds.note(kind, size, time.perf_counter() - began)
             latents = run.latents(seat.place)
             run.leave(seat.place)
         request.decode(latents, picture.decoding, picture.decoder_condition)
@@ -157,16 +171,18 @@ class RunningBatch:
         """Runs until the batch is closed and all calls have ended."""
         while True:
             with self._changed:
-                while not self._loop.has_work():
+                while not (self._intake or self._loop.has_work()):
                     if self._closing:
                         return
                     self._changed.wait(1.0)
             if self._cancelling:
-                for request in list(self._loop.requests()):
+                for request in [*self._intake.requests(), *self._loop.requests()]:
                     request.generation.cancel()
             try:
-                self._loop.turn()
+                self._intake.admit()
+                self._loop.turn(self._intake.prepare)
             except Exception as error:
                 # Out of memory, or an error of ours: no call may wait for ever.
                 log.exception("the running batch failed")
+                self._intake.fail(error)
                 self._loop.fail(error)

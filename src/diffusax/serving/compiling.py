@@ -180,7 +180,7 @@ class Compiler:
         return found
 
     def _batch(self, wish: _Wish, size: int) -> BatchRun:
-        return BatchRun(wish.c, wish.picture, size, rank=self._sizes.rank)
+        return BatchRun(wish.c, wish.picture, size, wish.kind)
 
     def _make_room(self, kind: Kind) -> None:
         """Lets go of the programs of the kinds that were not used for longest."""

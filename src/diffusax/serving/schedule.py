@@ -13,8 +13,10 @@ from typing import Any
 
 import jax
 
-from diffusax.pipelines.batch_loop import BatchLoop
+from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.batch_run import Kind, count_shares
+from diffusax.pipelines.measures import Arrivals
+from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
@@ -22,7 +24,6 @@ from diffusax.serving.errors import NotFound, TooLate
 from diffusax.serving.jobs import Job
 from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
-from diffusax.serving.policies import POLICIES, Device, Drawn, batch_size, finish_times
 from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
 
@@ -32,12 +33,8 @@ _AHEAD = 16
 """The parts that are prepared and could join at once."""
 _MOST_PREPARED = 64
 """The parts that are prepared, of which some wait for programs."""
-_ARRIVALS = 32
-"""The arrivals over which their rate is measured."""
 _BETWEEN_ESTIMATES = 0.25
 """The least seconds between estimates of when jobs end."""
-_GROWTH = 0.85
-"""The exponent with which the seconds of a row grow with the lanes, until they are measured."""
 
 
 class Schedule:
@@ -67,7 +64,7 @@ class Schedule:
         self._preparing: set[Part] = set()
         self._prepared: set[Part] = set()
         self._seated: set[Part] = set()
-        self._arrived: collections.deque[float] = collections.deque(maxlen=_ARRIVALS)
+        self._arrivals = Arrivals()
         self._estimated = 0.0
         # What other threads have to tell; only the engine's thread changes the rest.
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
@@ -147,9 +144,9 @@ class Schedule:
         self._end_late_jobs()
         self._let_go()
         self._prepare_next()
-        present, waiting = self._drawn()
-        for drawn in self._policy(present, waiting, self._device()):
-            self._seat(drawn.part)
+        present, waiting = self._candidates()
+        for image in self._policy(present, waiting, self._loop.device(self._arrivals.rate())):
+            self._seat(image.owner)
         self._estimate()
         self._loop.turn()
 
@@ -163,7 +160,7 @@ class Schedule:
         self._parts[job.id] = [Part(job, index, **options) for index in range(len(job.images))]
         for part in self._parts[job.id]:
             self._queue.add(part, _work(job))
-            self._arrived.append(time.monotonic())
+            self._arrivals.note(time.monotonic())
 
     def _end_late_jobs(self) -> None:
         now = time.time()
@@ -232,9 +229,9 @@ class Schedule:
             part.job.end("failed", refusal(error))
         self._tell(self._preparing.discard, part)
 
-    def _drawn(self) -> tuple[list[Drawn], list[Drawn]]:
+    def _candidates(self) -> tuple[list[Candidate], list[Candidate]]:
         """Returns the parts that run, and in their order those that wait and could join."""
-        present = [_drawn(part) for part in self._seated]
+        present = [_candidate(part) for part in self._seated]
         ready = []
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
@@ -243,7 +240,7 @@ class Schedule:
                     if not self._has_room(part):
                         # Nobody overtakes it, so that the others end and leave it their memory.
                         break
-                    ready.append(_drawn(part))
+                    ready.append(_candidate(part))
         return present, ready
 
     def _is_compiled(self, part: Part) -> bool:
@@ -292,30 +289,9 @@ class Schedule:
         self._queue.remove(part, served=True)
         self._prepared.discard(part)
         self._seated.add(part)
-        self._loop.add_prepared(part.request, [part.picture])
+        for image in images_of(part.request, [part.picture]):
+            self._loop.add(image)
         part.job.set_state("running")
-
-    def _device(self) -> Device:
-        """Returns what is known of the device at the moment."""
-        times = self._arrived
-        rate = 0.0
-        if len(times) > 2:
-            rate = (len(times) - 1) / max(time.monotonic() - times[0], 1e-3)
-        cached = functools.cache(self._seconds)
-        return Device(cached, functools.cache(self._sizes.largest_of), rate)
-
-    def _seconds(self, kind: Kind, lanes: int) -> float:
-        """Returns the seconds of a row, measured or estimated from other sizes."""
-        size = max(lanes, self._sizes.smallest_of(kind))
-        measured = {1 << i: self._loop.seconds(kind, 1 << i) for i in range(12)}
-        known = {other: seconds for other, seconds in measured.items() if seconds is not None}
-        if size in known:
-            # More lanes never take less time, whatever else the machine did when they ran.
-            return max(seconds for other, seconds in known.items() if other <= size)
-        if not known:
-            return 0.05 * size**_GROWTH
-        nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
-        return known[nearest] * (size / nearest) ** _GROWTH
 
     def _estimate(self) -> None:
         """Tells jobs their positions, and how long they will take."""
@@ -327,11 +303,13 @@ class Schedule:
         queued = [job for job in positions.values() if job.started is None]
         for position, job in enumerate(queued):
             job.set_position(position)
-        present, waiting = self._drawn()
+        present, waiting = self._candidates()
         together = max(len(present), 1)
         ends: dict[str, float] = {}
-        for drawn, end in finish_times(present, waiting[:_AHEAD], together, self._device()):
-            ends[drawn.part.job.id] = max(end, ends.get(drawn.part.job.id, 0.0))
+        for image, end in finish_times(
+            present, waiting[:_AHEAD], together, self._loop.device(self._arrivals.rate())
+        ):
+            ends[image.owner.job.id] = max(end, ends.get(image.owner.job.id, 0.0))
         for id, parts in self._parts.items():
             parts[0].job.eta = ends.get(id)
 
@@ -356,9 +334,9 @@ class Schedule:
                 part.job.end("failed", refusal(error))
 
 
-def _drawn(part: Part) -> Drawn:
+def _candidate(part: Part) -> Candidate:
     settings = part.kind, part.job.drawing.sampler, part.picture.rows, part.picture.branches
-    return Drawn(part, part.kind, part.picture.branches, part.rows_left, settings)
+    return Candidate(part, part.kind, part.picture.branches, part.rows_left, settings)
 
 
 def _work(job: Job) -> float:

@@ -1,11 +1,10 @@
-"""Which of the waiting images join a batch now: rules that an engine may follow."""
+"""Which of the waiting images join a running batch now."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from diffusax.pipelines.batch_run import Kind
-from diffusax.serving.parts import Part
 
 _LOOK = 12
 """The waiting images that are looked at."""
@@ -21,10 +20,11 @@ Seconds = Callable[[Kind, int], float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Drawn:
+class Candidate:
     """An image that runs, or could."""
 
-    part: Part
+    owner: Any
+    """What the caller knows it by."""
     kind: Kind
     """The kind of batch that it joins."""
     lanes: int
@@ -46,11 +46,13 @@ class Device:
     """The images that come each second."""
 
 
-Policy = Callable[[Sequence[Drawn], Sequence[Drawn], Device], list[Drawn]]
+Policy = Callable[[Sequence[Candidate], Sequence[Candidate], Device], list[Candidate]]
 """A function (images that run, images that wait in order, device) -> those that join now."""
 
 
-def running(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+def running(
+    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
+) -> list[Candidate]:
     """Lets as many images share the device as end soonest on average.
 
     Sharing is worth it as far as a step of more lanes costs less than its share. For each number of
@@ -69,16 +71,20 @@ def running(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) 
     return _fitting(present, waiting, best - len(present), device)
 
 
-def one(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+def one(
+    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
+) -> list[Candidate]:
     """Lets one image run at a time."""
     return [] if present else list(waiting[:1])
 
 
-def whole(present: Sequence[Drawn], waiting: Sequence[Drawn], device: Device) -> list[Drawn]:
+def whole(
+    present: Sequence[Candidate], waiting: Sequence[Candidate], device: Device
+) -> list[Candidate]:
     """Lets images with equal settings run together, which wait until all of the last have ended."""
     if present or not waiting:
         return []
-    equals = [drawn for drawn in waiting if drawn.settings == waiting[0].settings]
+    equals = [image for image in waiting if image.settings == waiting[0].settings]
     return _fitting((), equals, len(equals), device)
 
 
@@ -87,22 +93,22 @@ POLICIES: dict[str, Policy] = {"running": running, "one": one, "whole": whole}
 
 
 def finish_times(
-    present: Sequence[Drawn], waiting: Sequence[Drawn], together: int, device: Device
-) -> list[tuple[Drawn, float]]:
+    present: Sequence[Candidate], waiting: Sequence[Candidate], together: int, device: Device
+) -> list[tuple[Candidate, float]]:
     """Returns when each image ends, in seconds from now, if at most `together` share the device."""
-    active, left = {drawn: drawn.rows for drawn in present}, list(waiting)
+    active, left = {image: image.rows for image in present}, list(waiting)
     now, found = 0.0, []
     while active or left:
         more = _fitting([*active], left, together - len(active), device)
         if not active and not more:
             # It fits nowhere at the moment; whatever comes, it is the next.
             more = left[:1]
-        active |= {drawn: drawn.rows for drawn in more}
-        left = [drawn for drawn in left if drawn not in more]
+        active |= {image: image.rows for image in more}
+        left = [image for image in left if image not in more]
         rows = max(min(active.values()), 0)
         now += rows * _cycle([*active], device)
-        found += [(drawn, now) for drawn, left_rows in active.items() if left_rows <= rows]
-        active = {drawn: n - rows for drawn, n in active.items() if n > rows}
+        found += [(image, now) for image, left_rows in active.items() if left_rows <= rows]
+        active = {image: n - rows for image, n in active.items() if n > rows}
     return found
 
 
@@ -112,34 +118,34 @@ def batch_size(lanes: int) -> int:
 
 
 def _cost(
-    present: Sequence[Drawn], waiting: Sequence[Drawn], together: int, device: Device
+    present: Sequence[Candidate], waiting: Sequence[Candidate], together: int, device: Device
 ) -> float:
     ends = [end for _, end in finish_times(present, waiting, together, device)]
     return sum(ends) + device.arrivals * max(ends) ** 2 / 2
 
 
-def _cycle(active: Sequence[Drawn], device: Device) -> float:
+def _cycle(active: Sequence[Candidate], device: Device) -> float:
     """Returns the seconds of a row of all batches, which take turns."""
     lanes: dict[Kind, int] = {}
-    for drawn in active:
-        lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
+    for image in active:
+        lanes[image.kind] = lanes.get(image.kind, 0) + image.lanes
     return sum(device.seconds(kind, batch_size(count)) for kind, count in lanes.items())
 
 
 def _fitting(
-    present: Sequence[Drawn], waiting: Sequence[Drawn], most: int, device: Device
-) -> list[Drawn]:
+    present: Sequence[Candidate], waiting: Sequence[Candidate], most: int, device: Device
+) -> list[Candidate]:
     """Returns the first images, `most` at most, whose lanes are free."""
     lanes: dict[Kind, int] = {}
-    for drawn in present:
-        lanes[drawn.kind] = lanes.get(drawn.kind, 0) + drawn.lanes
-    found: list[Drawn] = []
-    for drawn in waiting:
+    for image in present:
+        lanes[image.kind] = lanes.get(image.kind, 0) + image.lanes
+    found: list[Candidate] = []
+    for image in waiting:
         if len(found) >= most:
             break
-        taken = lanes.get(drawn.kind, 0) + drawn.lanes
-        if taken <= device.lanes(drawn.kind):
-            found.append(drawn)
+        taken = lanes.get(image.kind, 0) + image.lanes
+        if taken <= device.lanes(image.kind):
+            found.append(image)
         # Who does not fit is not overtaken by those that take fewer lanes.
-        lanes[drawn.kind] = taken
+        lanes[image.kind] = taken
     return found

@@ -1,0 +1,105 @@
+"""The calls of a running batch that wait: they are prepared, and join as a policy says."""
+
+import collections
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+from diffusax.pipelines.batch_loop import BatchLoop, images_of
+from diffusax.pipelines.entries import prepare_pictures, runs_alone
+from diffusax.pipelines.generation import Request
+from diffusax.pipelines.measures import Arrivals
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.policies import Candidate, Policy
+from diffusax.pipelines.requests import prepare
+from diffusax.pipelines.step_callbacks import watch_call
+
+_AHEAD = 16
+"""The images that are prepared and wait, where some wait."""
+_SECONDS = 0.05
+"""The seconds for which calls are prepared while the device is busy."""
+
+
+class Intake:
+    """Prepares calls in the order in which they come, and lets their images join a loop's batches.
+
+    One thread at a time calls its methods, but for `add`.
+    """
+
+    def __init__(self, loop: BatchLoop, policy: Policy, alone: Executor):
+        """Starts without calls.
+
+        Args:
+            loop: the loop of the batches.
+            policy: who joins when.
+            alone: the threads for calls that cannot join others.
+        """
+        self._loop, self._policy, self._alone = loop, policy, alone
+        self._new: collections.deque[tuple[Request, float]] = collections.deque()
+        self._ready: list[Candidate] = []
+        self._arrivals = Arrivals()
+
+    def __bool__(self) -> bool:
+        return bool(self._new or self._ready)
+
+    def add(self, request: Request) -> None:
+        """Adds a call. Any thread may call this."""
+        self._new.append((request, time.monotonic()))
+
+    def requests(self) -> Iterator[Request]:
+        """Yields the calls that wait, those of several images several times."""
+        yield from (request for request, _ in list(self._new))
+        yield from (image.owner.request for image in self._ready)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends all calls that wait with an error."""
+        for request in list(self.requests()):
+            request.generation.settle(error=error)
+        self._new.clear()
+        self._ready.clear()
+
+    def admit(self) -> None:
+        """Has those images join that the policy says."""
+        self._ready = [i for i in self._ready if not i.owner.request.generation.done()]
+        while self._new and not self._ready:
+            self._prepare_one()
+        if not self._ready:
+            return
+        device = self._loop.device(self._arrivals.rate())
+        for image in self._policy(self._loop.candidates(), self._ready, device):
+            self._loop.add(image.owner)
+            self._ready.remove(image)
+
+    def prepare(self) -> None:
+        """Prepares calls that could join soon, for as long as the device may be busy."""
+        until = time.perf_counter() + _SECONDS
+        while self._new and len(self._ready) < _AHEAD and time.perf_counter() < until:
+            self._prepare_one()
+
+    def _prepare_one(self) -> None:
+        request, came = self._new.popleft()
+        if request.generation.cancelled():
+            return
+        try:
+            run = prepare(request)
+            request.finish = run.finish
+            if runs_alone(request.call, run):
+                self._alone.submit(_run_alone, request, run)
+                return
+            images = images_of(request, prepare_pictures(request.c, request.pipe.task, run))
+            self._ready += map(self._loop.candidate, images)
+        except Exception as error:
+            request.generation.settle(error=error)
+            return
+        for _ in images:
+            self._arrivals.note(came)
+
+
+def _run_alone(request: Request, run: PreparedRun) -> None:
+    """Runs a call that cannot join others."""
+    try:
+        bar = {"disable": True}
+        latents = watch_call(request.pipe, request.c, request.call, run, bar=bar)
+        request.complete(request.decode(latents, run.decoding, run.decoder_condition))
+    except Exception as error:
+        request.generation.settle(error=error)

@@ -1,0 +1,64 @@
+"""What a running batch measures of the device and of those who come."""
+
+import gc
+import weakref
+
+import pytest
+
+from diffusax.pipelines import measures
+from diffusax.pipelines.measures import Arrivals, RowSeconds
+
+
+class Kind:
+    """A kind of batch."""
+
+
+def noted(seconds, kind, size, *given):
+    # The first one is left out.
+    for value in (99.0, *given):
+        seconds.note(kind, size, value)
+
+
+def test_what_a_size_costs_to_compile_is_no_cost_of_its_rows():
+    seconds, kind = RowSeconds(), Kind()
+    seconds.note(kind, 4, 20.0)
+    assert seconds.measured(kind, 4) is None
+    for given, mean in ((0.005, 0.005), (0.007, 0.0056), (20.0, 0.00728), (0.003, 0.003)):
+        seconds.note(kind, 4, given)
+        assert seconds.measured(kind, 4) == pytest.approx(mean)
+    assert seconds.measured(kind, 8) is None
+
+
+def test_costs_of_other_sizes_are_estimated_from_the_nearest(monkeypatch):
+    seconds, kind = RowSeconds(), Kind()
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
+    assert seconds.estimate(kind, 4, 1) == pytest.approx(0.05 * 4**0.85)
+    noted(seconds, kind, 2, 0.01)
+    noted(seconds, kind, 8, 0.03)
+    assert seconds.estimate(kind, 1, 2) == seconds.estimate(kind, 2, 1) == 0.01
+    assert seconds.estimate(kind, 5, 1) == 0.03
+    assert seconds.estimate(kind, 16, 1) == pytest.approx(0.03 * 2**0.85)
+    # Sizes of three devices.
+    assert seconds.estimate(kind, 7, 3) == pytest.approx(0.03 * 1.5**0.85)
+    noted(seconds, kind, 4, 0.05)
+    assert seconds.estimate(kind, 8, 1) == 0.05
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert seconds.estimate(kind, 16, 1) == pytest.approx(0.03 * 2**0.4)
+
+
+def test_costs_outlive_the_images_of_their_kind_but_not_for_ever():
+    seconds, kinds = RowSeconds(), [Kind() for _ in range(40)]
+    for kind in kinds:
+        noted(seconds, kind, 1, 0.01)
+    alive = [weakref.ref(kind) for kind in kinds]
+    del kinds, kind
+    gc.collect()
+    assert [one() is not None for one in alive] == [False] * 8 + [True] * 32
+
+
+def test_the_rate_of_arrivals_counts_the_time_since_the_last(monkeypatch):
+    arrivals = Arrivals()
+    monkeypatch.setattr(measures.time, "monotonic", lambda: 8.0)
+    for at, rate in ((0.0, 0.0), (1.0, 0.0), (4.0, 0.25), (8.0, 0.375)):
+        arrivals.note(at)
+        assert arrivals.rate() == rate
