@@ -22,6 +22,7 @@ from diffusax.training import (
     Preempted,
     Recipe,
     TextToImageConfig,
+    TextualInversionConfig,
     TrainConfig,
     UnconditionalConfig,
     autoencoder,
@@ -29,6 +30,7 @@ from diffusax.training import (
     instruct_pix2pix,
     read_config,
     text_to_image,
+    textual_inversion,
     train,
     unconditional,
 )
@@ -40,6 +42,7 @@ class Command(FromFiles):
     """The options of all recipes' commands besides those of the recipes."""
 
     essentials: ClassVar[tuple[str, ...]] = (
+        *("placeholder_token", "initializer_token", "num_vectors", "learnable_property"),
         *("model", "controlnet", "data.path", "data.resolution", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
@@ -82,6 +85,15 @@ class ControlNet(Command, ControlNetConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class TextualInversion(Command, TextualInversionConfig):
+    """Train the embeddings of a new word on a few images; the checkpoint stays as it is."""
+
+    def run(self) -> None:
+        """Trains."""
+        _train(textual_inversion, self, TextualInversionConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on images."""
 
@@ -103,6 +115,7 @@ RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "controlnet": (ControlNet, ControlNetConfig),
+    "textual-inversion": (TextualInversion, TextualInversionConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
     "unconditional": (Unconditional, UnconditionalConfig),
 }

@@ -95,10 +95,11 @@ def write_model_card(
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
-    base = front.get("base_model")
-    call, usage = _CALLS.get(front.get("pipeline_tag", "")), ""
+    base, usage = front.get("base_model"), front.pop("usage", "")
+    call = _CALLS.get(front.get("pipeline_tag", ""))
     if call is not None:
-        usage = _USAGE.format(location=address or folder.resolve(), call=call)
+        usage = usage or _USAGE.replace("{call}", call)
+    usage = usage.replace("{location}", str(address or folder.resolve()))
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
