@@ -2,7 +2,8 @@
 
 python devices_run.py MODEL DATA OUTPUT name=value ...
 
-One pair is the program's own: recipe=instruct-pix2pix, by default text-to-image.
+One pair is the program's own: recipe=instruct-pix2pix or textual-inversion, by default
+text-to-image.
 """
 
 import sys
@@ -11,15 +12,18 @@ from diffusax.runtime.mesh import initialize
 from diffusax.training import (
     InstructPix2PixConfig,
     TextToImageConfig,
+    TextualInversionConfig,
     instruct_pix2pix,
     read_config,
     text_to_image,
+    textual_inversion,
     train,
 )
 
 RECIPES = {
     "text-to-image": (TextToImageConfig, text_to_image),
     "instruct-pix2pix": (InstructPix2PixConfig, instruct_pix2pix),
+    "textual-inversion": (TextualInversionConfig, textual_inversion),
 }
 
 
