@@ -56,7 +56,9 @@ def check(word: Path, seeds: int) -> None:
             found.append((THINGS[int(np.argmin(distances))], distances[THINGS.index(THING)]))
     right = sum(name == THING for name, _ in found)
     mean = np.mean([distance for _, distance in found])
-    print(f"{right} of {len(found)} pictures of {WORD} are nearest to the {THING} of the same noise")
+    print(
+        f"{right} of {len(found)} pictures of {WORD} are nearest to the {THING} of the same noise"
+    )
     print(f"their root mean square distance from it is {mean:.3f} of 1 on average")
 
 

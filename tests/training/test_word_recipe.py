@@ -165,6 +165,7 @@ def test_shapes_are_known_without_the_parameters(checkpoint, folder):
         (["num_vectors=76"], "num_vectors=76 is more than the 75 tokens that a text has"),
         (["from_scratch=true"], "from_scratch cannot be given: textual inversion trains the emb"),
         (["train_text_encoder=true"], "train_text_encoder cannot be given"),
+        (["lora.rank=4"], "lora.rank cannot be given"),
         (["learnable_property=face"], "learnable_property must be one of object, style"),
     ],
 )

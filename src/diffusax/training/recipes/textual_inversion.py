@@ -123,6 +123,7 @@ class TextualInversion(Denoiser):
         """Reads the configs and opens the data set; raises the errors of `textual_inversion`."""
         require_options(config, ("placeholder_token", "initializer_token"))
         given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
+        given += ["lora.rank"] if config.lora.on else []
         if given:
             raise ValueError(
                 f"{' and '.join(given)} cannot be given: textual inversion trains the embeddings "
