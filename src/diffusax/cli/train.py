@@ -42,7 +42,6 @@ class Command(FromFiles):
     """The options of all recipes' commands besides those of the recipes."""
 
     essentials: ClassVar[tuple[str, ...]] = (
-        *("placeholder_token", "initializer_token", "num_vectors", "learnable_property"),
         *("model", "controlnet", "data.path", "data.resolution", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
@@ -86,7 +85,12 @@ class ControlNet(Command, ControlNetConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TextualInversion(Command, TextualInversionConfig):
-    """Train the embeddings of a new word on a few images; the checkpoint stays as it is."""
+    """Train the embeddings of a new word on a few images; nothing else changes."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("placeholder_token", "initializer_token", "num_vectors", "learnable_property"),
+        *(name for name in Command.essentials if name != "lora.rank"),
+    )
 
     def run(self) -> None:
         """Trains."""
