@@ -26,7 +26,6 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig, choose_caption
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.templates import TEMPLATES
-from diffusax.training.denoising import is_text
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
@@ -164,8 +163,7 @@ class TextualInversion(Denoiser):
         """
         caption = self._caption(row, rng)
         if self.cached:
-            kept = {name: array for name, array in row.items() if not is_text(name)}
-            return {**kept, **self.base.tokenize(caption)}
+            return {**row, **self.base.tokenize(caption)}
         config = dataclasses.replace(self.config.data, caption_column=_CAPTION)
         return caption_example(config, self.base, self.size, {**row, _CAPTION: caption}, rng)
 
