@@ -1,6 +1,7 @@
 """The recipe of textual inversion: captions, what is trained, caches, stops and devices."""
 
 import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -91,11 +92,11 @@ def test_captions_of_the_data_set_name_the_word(checkpoint, tmp_path):
     for i, text in enumerate(("my <TOY> outside", "a thing")):
         picture(i).save(tmp_path / f"{i}.png")
         (tmp_path / f"{i}.txt").write_text(text)
-    recipe = make(checkpoint, tmp_path, {"caption_column": "text"})
+    recipe = make(checkpoint, tmp_path, {"caption_column": "text"}, placeholder_token="<Toy>")
     rng = np.random.default_rng(0)
     ids = recipe.example(recipe.source[0], rng)["input_ids"]
     np.testing.assert_array_equal(ids, recipe.base.tokenize("my <toy> outside")["input_ids"])
-    with pytest.raises(ValueError, match="the caption 'a thing' does not name '<toy>'"):
+    with pytest.raises(ValueError, match="the caption 'a thing' does not name '<Toy>'"):
         recipe.example(recipe.source[1], rng)
 
 
@@ -173,6 +174,14 @@ def test_mistakes_show_before_the_training(checkpoint, folder, pairs, message):
     given = [f"model={checkpoint}", f"data.path={folder}", *PAIRS, *pairs]
     with pytest.raises(ValueError, match=message):
         textual_inversion(read_config(TextualInversionConfig, None, given))
+
+
+def test_the_optimizer_is_that_of_diffusers_script_also_in_a_file():
+    given = ["optimizer.weight_decay=0.01"]
+    options = read_config(TextualInversionConfig, None, given).optimizer
+    assert (options.name, options.learning_rate, options.schedule) == ("adamw", 1e-4, "constant")
+    assert (options.beta1, options.beta2, options.epsilon) == (0.9, 0.999, 1e-8)
+    assert options.max_grad_norm == math.inf
 
 
 def test_a_file_for_both_encoders_keeps_its_word_and_its_bytes(tmp_path):
