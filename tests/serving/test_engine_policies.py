@@ -133,15 +133,16 @@ def test_a_batch_grows_no_further_than_the_memory_by_the_compilers_figures():
 def test_a_smaller_size_that_cannot_be_compiled_bounds_nothing_and_is_asked_for_once():
     schedule = Schedule(None, EngineSettings(lanes=8), Metrics())
     schedule.close()
-    sizes, ask = schedule._sizes, lambda size: schedule._compiler.ask(KIND, size, None, None)
-    sizes.set_ready(KIND, 2)
-    schedule._not_compiled(KIND, 1, ValueError("no such program"))
-    assert sizes.cap(KIND) == 8
+    kind = Kind()
+    sizes, ask = schedule._sizes, lambda size: schedule._compiler.ask(kind, size, None, None)
+    sizes.set_ready(kind, 2)
+    schedule._not_compiled(kind, 1, ValueError("no such program"))
+    assert sizes.cap(kind) == 8
     ask(1)
     assert not schedule.is_compiling
-    schedule._not_compiled(KIND, 4, ValueError("no such program"))
-    assert sizes.cap(KIND) == 2
-    sizes.forget(KIND)
+    schedule._not_compiled(kind, 4, ValueError("no such program"))
+    assert sizes.cap(kind) == 2
+    sizes.forget(kind)
     ask(1)
     assert schedule.is_compiling
 
