@@ -79,6 +79,7 @@ class DenoisingLoss:
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
             InstructPix2Pix alone: the images before the edit.
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
+        loss_weights: b h w float32, where there are masks: what each latent's error counts for.
 
     The frozen parameters hold under "empty" the replacement for a dropped caption: the names of the
     caption's entries in a batch, with arrays that lack the axis b.
@@ -175,7 +176,7 @@ class DenoisingLoss:
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = process.target(x0, draws.noise, t, self.prediction_type)
-        error = squared_error(prediction, target)
+        error = squared_error(prediction, target, batch.get("loss_weights"))
         return error * process.weight(t, self.prediction_type, self.snr_gamma)
 
     @functools.cached_property

@@ -14,6 +14,7 @@ from diffusax.models.network import Params
 from diffusax.runtime.mesh import batch_sharding, tree_sharding
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import largest_row
 from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipe import Recipe
@@ -58,14 +59,15 @@ def abstract_state(
 def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
     """Returns the arguments of the step as shapes with shardings: state, frozen parameters, batch.
 
-    No parameters are read. The state includes the averages of `config.ema`.
+    No parameters are read. The state includes the averages of `config.ema`. The batch is of the
+    largest images.
     """
     optimizer = make_optimizer(config.optimizer, config.steps)
     create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
     averages = config.ema.averages
     state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
     frozen = recipe.frozen_shapes()
-    example = recipe.example(recipe.source[0], np.random.default_rng(0))
+    example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
     return (
         state,
         _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
