@@ -156,7 +156,8 @@ def test_each_row_comes_once_an_epoch_in_batches_of_one_size():
     source = bucketed(50)
     run = batches(source)
     seen = {size: [] for size in source.buckets.sizes}
-    for batch in take(run, 60):
+    for _ in range(60):
+        batch = next(run)
         size = batch["pixels"].shape[1:]
         assert run.bucket == f"{size[1]}x{size[0]}"
         seen[size] += batch["x"].tolist()
@@ -266,7 +267,7 @@ def test_sizes_may_stand_in_columns(tmp_path, kind):
     columns = {"image_column": "image", "side": 16, "factor": 4}
     source = open_images(config, ("image", "text"), **columns)
     named = [source.buckets.name(i) for i in source.buckets.of_row]
-    assert named == ["8x24", "32x8", "8x24", "32x8"] or named == ["8x16", "24x8"] * 2
+    assert named == ["8x24", "24x8"] * 2
     wrong = dataclasses.replace(config, width_column="nix")
     with pytest.raises(ValueError, match="has no column 'nix'"):
         open_images(wrong, ("image", "text"), **columns)
