@@ -159,7 +159,7 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(tmp_path):
         wait_for(killed, lambda until=until: max(steps_logged(run), default=0) >= until)
         killed.kill()
         killed.wait()
-    finish(start(run, *options, "data.workers=2"))
+    finish(start(run, *options))
     assert steps_logged(run) == list(range(1, 41))
     expected = results(tmp_path / "whole")
     for name, array in results(run).items():
@@ -238,4 +238,5 @@ def test_a_model_trains_on_several_sizes_and_draws_at_another(checkpoint, shaped
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line["loss"]) for line in lines)
     sheet = Image.open(tmp_path / "validation" / "validation-0000004.png")
-    assert sheet.width == 64 + 2 * 4
+    assert sheet.width == 64
+    assert 32 < sheet.height < 64

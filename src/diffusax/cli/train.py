@@ -40,7 +40,8 @@ class Command(FromFiles):
     """The options of all recipes' commands besides those of the recipes."""
 
     essentials: ClassVar[tuple[str, ...]] = (
-        *("model", "controlnet", "data.path", "data.resolution", "data.image_column"),
+        *("model", "controlnet", "data.path", "data.resolution", "data.bucket_step"),
+        "data.image_column",
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),

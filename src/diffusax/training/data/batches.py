@@ -187,7 +187,8 @@ class _Bucketed:
         own = self.order.batch_size // self.process_count
         number, i = divmod(index, own)
         bucket, places = self.order.batch(number)
-        return bucket, self.examples[int(places[i * self.process_count + self.process_index])]
+        # Side by side, the processes' examples are the batch of a single one.
+        return bucket, self.examples[int(places[self.process_index * own + i])]
 
 
 class Batches:

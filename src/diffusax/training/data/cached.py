@@ -180,7 +180,7 @@ def cache_latents(config: CacheConfig) -> int:
     if jax.process_index() == 0:
         networks = {name: fingerprint(part) for name, part in params.items()}
         write_json(folder / _INDEX, _index(written, buckets_of(source), networks))
-    return sum(part.count for part in written)
+    return sum(part.rows for part in written)
 
 
 class _Part(NamedTuple):
@@ -188,7 +188,7 @@ class _Part(NamedTuple):
 
     bucket: int | None
     """The index of the size; None where all images have one."""
-    count: int
+    rows: int
     specs: dict[str, tuple[tuple[int, ...], str]]
     """The shape and dtype of each array; empty where there is no row."""
 
