@@ -125,12 +125,12 @@ def test_each_image_is_cut_to_its_size_and_a_topology_is_asked_for_the_largest(c
     config = TextToImageConfig(
         model=str(checkpoint),
         batch_size=8,
-        data=CaptionedDataConfig(str(shaped), buckets=(*BUCKETS, "8x256")),
+        data=CaptionedDataConfig(str(shaped), buckets=("20x16", *BUCKETS)),
     )
     recipe = text_to_image(config)
     rng = np.random.default_rng(0)
     shapes = [recipe.example(recipe.source[i], rng)["pixel_values"].shape for i in range(4)]
-    assert shapes == [(32, 32, 3), (32, 32, 3), (24, 40, 3), (32, 32, 3)]
+    assert shapes == [(16, 20, 3), (32, 32, 3), (24, 40, 3), (32, 32, 3)]
     mesh = make_mesh("data=1", devices=jax.local_devices()[:1])
     _, _, batch = abstract_arguments(recipe, config, mesh)
     assert batch["pixel_values"].shape == (8, 32, 32, 3)

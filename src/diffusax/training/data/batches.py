@@ -240,8 +240,9 @@ class Batches:
             order = source.order(seed, process_index, process_count)
         self._prepared = _Prepared(source, prepare)
         self._buckets = buckets_of(source)
-        whole = order is None and self._buckets is not None
-        share = slice(None) if whole else slice(process_index, None, process_count)
+        # Processes share the batches of buckets, otherwise the rows.
+        own = slice(process_index, None, process_count)
+        share = own if self._buckets is None else slice(None)
 
         def in_order(rows: Any) -> Any:
             return grain.MapDataset.source(rows).seed(seed).shuffle()[share].repeat()

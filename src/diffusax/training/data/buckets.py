@@ -61,7 +61,7 @@ def sizes_of_area(side: int, step: int) -> tuple[Size, ...]:
     least, most = math.ceil(side / 2 / step) * step, 2 * side
     found = {(square, square)}
     for width in range(least, most + 1, step):
-        height = min(most, side * side // width) // step * step
+        height = side * side // width // step * step
         if height >= least:
             found |= {(height, width), (width, height)}
     return tuple(sorted(found))
