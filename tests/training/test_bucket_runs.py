@@ -230,7 +230,7 @@ def test_a_model_trains_on_several_sizes_and_draws_at_another(checkpoint, shaped
     options = [
         *(f"model={checkpoint}", f"data.path={shaped}", f"output={tmp_path}", "steps=4"),
         *("batch_size=4", "log_every=1", "report_to=[]", "compute_dtype=float32"),
-        *("data.bucket_step=8", "data.resolution=32", "validation.every=4", "validation.steps=1"),
+        *("data.buckets=[32x32,40x24]", "validation.every=4", "validation.steps=1"),
         *("validation.prompts=[a dog]", "validation.height=32", "validation.width=64"),
     ]
     config = read_config(TextToImageConfig, None, options)
