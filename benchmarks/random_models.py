@@ -46,6 +46,14 @@ LEVELS = {
 DDIM = {"_class_name": "DDIMScheduler", **LEVELS, "clip_sample": False, "set_alpha_to_one": False}
 EULER = {"_class_name": "EulerDiscreteScheduler", **LEVELS, "timestep_spacing": "leading"}
 MODELS = {
+    "sd1": Architecture(
+        "StableDiffusionPipeline",
+        512,
+        DDIM,
+        full_size.SD1,
+        full_size.VAE,
+        {"text_encoder": full_size.VIT_L},
+    ),
     "sd2": Architecture(
         "StableDiffusionPipeline",
         512,

@@ -4,6 +4,8 @@
         --topologies v5e:2x2 v5p:2x2x1 v6e:2x2 --meshes data=1 data=4 --batch 1
     python benchmarks/tpu_compile.py --models sd2 --programs train-edits --size 256 --batch 64 \
         --topologies v4:2x2x4 --meshes data=16 --ema ramp
+    python benchmarks/tpu_compile.py --models sd1 xl --programs train-lora --topologies v5e:2x2 \
+        --meshes data=1 --batch 1
 
 It needs libtpu (pip install -e '.[tpu]'), gigabytes of memory and minutes for each line, with
 --effort 0 many times as long. Each line is printed, and added to --out as JSON, as soon as it is
@@ -38,6 +40,7 @@ from diffusax.runtime.topology import CHIPS, DoesNotFitError, compile_there, cos
 from diffusax.training import (
     EMAConfig,
     InstructPix2PixConfig,
+    LoRAConfig,
     TextToImageConfig,
     instruct_pix2pix,
     text_to_image,
@@ -53,7 +56,7 @@ def compile_call(pipe, mesh, batch: int, name: str, options):
     return compiled, needed_flops(request) / mesh.size
 
 
-def compile_training(folder: Path, mesh, options, *, edits: bool):
+def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
     """A training step from pixels in bfloat16 with AdamW, parameters split, compiled."""
     kind, make = (
         (InstructPix2PixConfig, instruct_pix2pix) if edits else (TextToImageConfig, text_to_image)
@@ -65,6 +68,7 @@ def compile_training(folder: Path, mesh, options, *, edits: bool):
         gradient_checkpointing=options.checkpointing,
         data=type(kind().data)(path=str(write_data(folder)), resolution=options.size),
         ema=EMAConfig(rule=options.ema),
+        lora=LoRAConfig(rank=options.rank if lora else 0),
     )
     recipe = make(config)
     with in_mesh(mesh):
@@ -92,9 +96,9 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
     """One line of the table."""
     pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
     began = time.perf_counter()
-    if program in ("train", "train-edits"):
-        edits = program == "train-edits"
-        compiled, needed = compile_training(folder, mesh, options, edits=edits)
+    if program.startswith("train"):
+        given = {"edits": program == "train-edits", "lora": program == "train-lora"}
+        compiled, needed = compile_training(folder, mesh, options, **given)
     else:
         images = options.batch * batch_size(mesh)
         compiled, needed = compile_call(pipe, mesh, images, program, options)
@@ -135,7 +139,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    names = ["denoise", "decode", "train", "train-edits"]
+    names = ["denoise", "decode", "train", "train-edits", "train-lora"]
     parser.add_argument("--programs", nargs="+", default=names, choices=names)
     parser.add_argument("--topologies", nargs="+", default=["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
     parser.add_argument("--meshes", nargs="+", default=["data=1", "data=4"], help="see make_mesh")
@@ -143,6 +147,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--size", type=int, help="pixels of a side, by default the model's own")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
     parser.add_argument("--effort", type=float, default=-1.0, help="of XLA, see compile_there")
     parser.add_argument("--out", type=Path, help="a file to add the lines to")

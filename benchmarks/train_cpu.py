@@ -56,13 +56,9 @@ BATCHES = {"emoji": 64, "quarter of SD 2": 8}
 def compare(name: str, repeats: int) -> None:
     """Both trainings of a model, a step at a time."""
     config, b = MODELS[name], BATCHES[name]
-    size, channels = config["sample_size"], config.get("in_channels", 4)
+    size = config["sample_size"]
     network = initialize(UNet2DConditionModel, config_from_dict(UNet2DConditionConfig, config))
-    rng = np.random.default_rng(0)
-    latents, noise = (rng.standard_normal((b, size, size, channels), np.float32) for _ in range(2))
-    hidden = rng.standard_normal((b, TOKENS[name], config["cross_attention_dim"]), np.float32)
-    timesteps = rng.integers(0, 1000, b).astype(np.int32)
-
+    latents, noise, timesteps, hidden = draw_inputs(config, b, TOKENS[name])
     ours = jax_step(network, latents, noise, timesteps, hidden)
     reference = pytorch_unet(network.params, config)
     theirs = torch_step(reference, latents, noise, timesteps, hidden)
@@ -70,20 +66,32 @@ def compare(name: str, repeats: int) -> None:
     training_steps.compare(about, b, ours, theirs, repeats)
 
 
-def jax_step(network, latents, noise, timesteps, hidden):
-    """A function that takes a step and returns the loss."""
+def draw_inputs(config: dict, b: int, tokens: int) -> tuple[np.ndarray, ...]:
+    """Latents, noise, timesteps and text embeddings of a batch."""
+    size, channels = config["sample_size"], config.get("in_channels", 4)
+    rng = np.random.default_rng(0)
+    latents, noise = (rng.standard_normal((b, size, size, channels), np.float32) for _ in range(2))
+    hidden = rng.standard_normal((b, tokens, config["cross_attention_dim"]), np.float32)
+    return latents, noise, rng.integers(0, 1000, b).astype(np.int32), hidden
+
+
+def jax_step(network, latents, noise, timesteps, hidden, *, lora=None, adapters=None):
+    """A function that takes a step and returns the loss; with LoRA of its adapters."""
     # Only the autoencoder's scale is used where the latents are given.
     vae = Network(AutoencoderKL, AutoencoderKLConfig())
     networks = {"unet": network.network, "vae": vae}
     process = diffusax.DDPMScheduler().forward_process
-    loss = DenoisingLoss(STABLE_DIFFUSION, networks, process, "epsilon")
+    loss = DenoisingLoss(STABLE_DIFFUSION, networks, process, "epsilon", lora=lora)
     zeros = jnp.zeros_like(latents)
     moments = np.concatenate([latents / vae.config.scaling_factor, zeros - 60], axis=-1)
     none = jnp.zeros(len(latents), bool)
     draws = Draws(zeros, noise, timesteps, Dropped(none, none))
     batch = {"moments": moments, "encoder_hidden_states": hidden}
     frozen = {"empty": {"encoder_hidden_states": jnp.zeros(hidden.shape[1:])}}
-    return training_steps.jax_steps(loss, network.params, frozen, batch, draws)
+    unet = {"unet": network.params}
+    if lora is None:
+        return training_steps.jax_steps(loss, unet, frozen, batch, draws)
+    return training_steps.jax_steps(loss, adapters, {**frozen, **unet}, batch, draws)
 
 
 def torch_step(unet, latents, noise, timesteps, hidden):

@@ -64,7 +64,7 @@ def jax_step(base: BaseModel, data: dict[str, np.ndarray]):
     }
     frozen = {name: base.load(name).params for name in ("vae", *base.text_encoders)}
     empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
-    params = base.load("unet").params
+    params = {"unet": base.load("unet").params}
     return training_steps.jax_steps(loss, params, {**frozen, "empty": empty}, batch, draws)
 
 

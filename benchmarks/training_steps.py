@@ -1,4 +1,4 @@
-"""Steps of both trainings, a step at a time, for train_cpu.py and train_ip2p_cpu.py."""
+"""Steps of both trainings, one at a time, for train_cpu, train_ip2p_cpu and lora_training_cpu."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,17 @@ LR = 1e-4
 def jax_steps(
     loss: DenoisingLoss, params: Any, frozen: Any, batch: Any, draws: Draws
 ) -> Callable[[], float]:
-    """A function that trains a UNet with AdamW on the batch once more, and returns the loss."""
+    """A function that trains with AdamW on the batch once more, and returns the loss.
+
+    params: the trained parameters by component.
+    """
     optimizer = make_optimizer(OptimizerConfig(learning_rate=LR), 1000)
     step = jax.jit(
         make_train_step(lambda p, f, batch, keys: loss.with_draws(p, f, *batch["all"]), optimizer),
         donate_argnums=0,
     )
     data = {"all": jax.device_put((batch, draws))}
-    state = initial_state({"unet": params}, optimizer, seed=0)
+    state = initial_state(params, optimizer, seed=0)
 
     def run() -> float:
         nonlocal state
@@ -38,13 +41,14 @@ def jax_steps(
 def torch_steps(unet: Any, compute: Callable[[], tuple[Any, Any]]) -> Callable[[], float]:
     """The same in PyTorch. compute: the prediction and the target."""
     unet.train()
-    optimizer = torch.optim.AdamW(unet.parameters(), lr=LR, weight_decay=1e-2)
+    trained = [parameter for parameter in unet.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=1e-2)
 
     def run() -> float:
         prediction, target = compute()
         loss = torch.nn.functional.mse_loss(prediction.float(), target.float())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()

@@ -48,10 +48,13 @@ def batches(pipe, prediction) -> list[dict]:
 
 
 def torch_losses(pipe, run: list[dict], gamma: float | None, trained: tuple) -> list[float]:
-    """The inner loop of diffusers' train_text_to_image.py, or train_dreambooth_sd3.py."""
+    """The inner loop of diffusers' train_text_to_image.py and train_text_to_image_lora.py, or of
+    train_dreambooth_sd3.py.
+    """
     flow = isinstance(pipe.scheduler, diffusers.FlowMatchEulerDiscreteScheduler)
     scheduler = None if flow else diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
-    parameters = [p for name in trained for p in getattr(pipe, name).parameters()]
+    networks = [getattr(pipe, name) for name in trained]
+    parameters = [p for network in networks for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY)
     nchw = lambda x: torch.tensor(np.moveaxis(x, -1, 1).copy())  # noqa: E731
     losses = []

@@ -44,6 +44,8 @@ class Case:
     keep_pooled: bool = False
     control: bool = False
     masked: bool = False
+    texts: bool = False
+    """Whether the text encoders have gradients, too."""
 
     @property
     def trained(self) -> str:
@@ -156,10 +158,11 @@ def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Ten
         latent_dist = pipe.vae.encode(nchw(batch["pixel_values"] / 127.5 - 1)).latent_dist
         latents = latent_dist.mean + latent_dist.std * nchw(batch["latent_noise"])
         latents = latents * pipe.vae.config.scaling_factor
-        context, pooled = encode_prompts(pipe, PROMPTS)
         null, null_pooled = encode_prompts(pipe, [""])
         original = pipe.vae.encode(nchw(batch["original_pixel_values"] / 127.5 - 1))
         original = original.latent_dist.mode()
+    with torch.set_grad_enabled(case.texts):
+        context, pooled = encode_prompts(pipe, PROMPTS)
     sample = scheduler.add_noise(latents, noise, timesteps)
     if case.edits:
         random_p = torch.tensor(U)
@@ -204,8 +207,13 @@ def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Ten
     return loss
 
 
-def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarray, Params]:
-    """The loss of each example, and the gradient of their mean."""
+def our_loss(
+    folder, batch: dict[str, np.ndarray], case: Case, lora: Any = None, adapters: Params = None
+) -> tuple[np.ndarray, Params]:
+    """The loss of each example, and the gradient of their mean.
+
+    It is that of the trained network, or of a LoRA's parameters by component.
+    """
     base = BaseModel.open(str(folder), edits=case.edits)
     if case.control:
         base = base.with_controlnet(str(folder / "controlnet"))
@@ -217,6 +225,7 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
         base.scheduler.prediction_type,
         snr_gamma=case.gamma,
         keep_pooled=case.keep_pooled,
+        lora=lora,
     )
     none = jnp.zeros(len(PROMPTS), bool)
     dropped = drop_conditions(jnp.asarray(U), PROBABILITY) if case.edits else Dropped(none, none)
@@ -231,19 +240,18 @@ def our_loss(folder, batch: dict[str, np.ndarray], case: Case) -> tuple[np.ndarr
     if case.masked:
         masks = [mask_weights(mask, base.factor, normalized=True) for mask in batch["mask"]]
         kept["loss_weights"] = np.stack(masks)
-    trained = case.trained
     frozen = {**params, "empty": base.tokenize("")}
-    del frozen[trained]
+    trained = {case.trained: frozen.pop(case.trained)} if lora is None else adapters
 
     @jax.jit
-    def value_and_grad(network, frozen, batch, draws):
-        def mean(network):
-            losses = loss.with_draws({trained: network}, frozen, batch, draws)
+    def value_and_grad(trained, frozen, batch, draws):
+        def mean(trained):
+            losses = loss.with_draws(trained, frozen, batch, draws)
             return losses.mean(), losses
 
-        return jax.grad(mean, has_aux=True)(network)
+        return jax.grad(mean, has_aux=True)(trained)
 
-    gradient, losses = value_and_grad(params[trained], frozen, kept, draws)
+    gradient, losses = value_and_grad(trained, frozen, kept, draws)
     return np.asarray(losses), gradient
 
 
@@ -259,7 +267,7 @@ def test_losses_and_gradients_are_those_of_diffusers(tmp_path, name):
     np.testing.assert_allclose(losses, expected.detach(), rtol=LOSS)
     network = getattr(pipe, case.trained)
     theirs = {name: parameter.grad.numpy() for name, parameter in network.named_parameters()}
-    ours = params_to_tensors(gradient)
+    ours = params_to_tensors(gradient[case.trained])
     assert set(ours) == set(theirs)
     largest = max(np.abs(g).max() for g in theirs.values())
     for key, value in theirs.items():

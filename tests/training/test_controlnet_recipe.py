@@ -15,7 +15,14 @@ from PIL import Image
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.cli.console import main
-from diffusax.training import ControlDataConfig, ControlNetConfig, controlnet
+from diffusax.pipelines.control import control_text_to_image
+from diffusax.training import (
+    ControlDataConfig,
+    ControlNetConfig,
+    ControlNetValidationConfig,
+    LoRAConfig,
+    controlnet,
+)
 
 # The tiny checkpoint has four pixels per latent, where diffusers' ControlNets have eight.
 WIDTHS = (8, 12, 16)
@@ -151,6 +158,38 @@ def test_what_cannot_be(checkpoint, start, steered):
         make(checkpoint, steered, controlnet=str(start), from_scratch=True)
     with pytest.raises(ValueError, match="holds a UNet2DConditionModel, no ControlNetModel"):
         make(checkpoint, steered, controlnet=str(checkpoint / "unet"))
+    with pytest.raises(ValueError, match=r"controlnet must be given with lora\.rank"):
+        make(checkpoint, steered, lora=LoRAConfig(rank=2))
+    lora = LoRAConfig(rank=2, format="both")
+    with pytest.raises(ValueError, match="kohya's files have no layers of a ControlNet"):
+        make(checkpoint, steered, controlnet=str(start), lora=lora)
+
+
+@pytest.mark.slow
+def test_adapters_of_a_controlnet_are_loaded_beside_it(checkpoint, start, steered, tmp_path):
+    validation = ControlNetValidationConfig(
+        every=1, prompts=("a dog",), images=(str(tmp_path / "photo.png"),), steps=3
+    )
+    picture(5, (32, 32)).save(tmp_path / "photo.png")
+    options = {"controlnet": str(start), "validation": validation}
+    lora = LoRAConfig(rank=2, targets=("all",))
+    recipe = make(checkpoint, steered, lora=lora, **options)
+    trained, frozen = recipe.trained(), recipe.frozen()
+    assert set(trained) == {"controlnet"} <= set(frozen)
+    rng = np.random.default_rng(0)
+    trained = jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype("f"), trained)
+    image = picture(5, (32, 32))
+    drawn = recipe.draw(trained, frozen, control_text_to_image, image=[image])
+    recipe.save(trained, tmp_path / "model")
+    net = diffusax.ControlNetModel.from_pretrained(start, dtype="float32")
+    pipe = diffusax.AutoPipelineForText2Image.from_pretrained(checkpoint, controlnet=net)
+    call = {"num_inference_steps": 3, "guidance_scale": 7.5, "seed": 0}
+    plain = pipe("a dog", image=image, **call).images[0]
+    pipe.load_lora_weights(tmp_path / "model")
+    expected = pipe("a dog", image=image, **call).images[0]
+    difference = lambda a, b: np.abs(np.asarray(a, int) - np.asarray(b, int)).max()  # noqa: E731
+    assert difference(drawn[0], expected) <= 1
+    assert difference(expected, plain) > 5
 
 
 @pytest.mark.slow

@@ -52,6 +52,34 @@ def test_adamw_with_clipping_matches_pytorch(max_norm):
     np.testing.assert_allclose(params, theirs.detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_components_with_their_own_rate_are_pytorchs_groups_of_parameters():
+    rng = np.random.default_rng(0)
+    draw = lambda: rng.standard_normal((4, 3)).astype(np.float32)  # noqa: E731
+    params = start = {"unet": draw(), "text_encoder": draw(), "text_encoder_2": draw()}
+    config = OptimizerConfig(learning_rate=0.05, weight_decay=0.1, schedule="linear")
+    optimizer = make_optimizer(config, STEPS, {"text_encoder": 0.002})
+    state = optimizer.init(params)
+    plain = make_optimizer(config, STEPS).init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(plain)
+    theirs = {name: torch.nn.Parameter(torch.tensor(x)) for name, x in start.items()}
+    groups = [{"params": [x], "lr": 0.05 if n == "unet" else 0.002} for n, x in theirs.items()]
+    torch_optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
+    scheduler = get_scheduler(
+        "linear", torch_optimizer, num_warmup_steps=0, num_training_steps=STEPS
+    )
+    for _ in range(10):
+        gradient = {name: draw() for name in params}
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        for name, parameter in theirs.items():
+            parameter.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(theirs.values(), 1.0)
+        torch_optimizer.step()
+        scheduler.step()
+    for name, parameter in theirs.items():
+        np.testing.assert_allclose(params[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", first(["adamw", "adafactor", "lion", "muon"], 2))
 def test_every_optimizer_goes_downhill(name):
     optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.05, beta2=0.99), 100)

@@ -14,6 +14,7 @@ from diffusax.training import (
     EMAConfig,
     ImageDataConfig,
     InstructPix2PixConfig,
+    LoRAConfig,
     TextToImageConfig,
     autoencoder,
     cache_latents,
@@ -41,7 +42,7 @@ def embedded(tmp_path_factory, checkpoint, pictures):
     return folder
 
 
-@pytest.mark.parametrize("name", ["captions", "text encoder", "edits", "cached", "decoder"])
+@pytest.mark.parametrize("name", ["captions", "text encoder", "edits", "cached", "decoder", "lora"])
 def test_shapes_are_known_without_the_parameters(name, checkpoint, pictures, edits, embedded):
     captions = CaptionedDataConfig(str(pictures), **SIZE)
     recipe, config = {
@@ -49,6 +50,12 @@ def test_shapes_are_known_without_the_parameters(name, checkpoint, pictures, edi
         "text encoder": (
             text_to_image,
             TextToImageConfig(model=str(checkpoint), data=captions, train_text_encoder=True),
+        ),
+        "lora": (
+            text_to_image,
+            TextToImageConfig(
+                model=str(checkpoint), data=captions, lora=LoRAConfig(rank=2, dora=True)
+            ),
         ),
         "edits": (
             instruct_pix2pix,

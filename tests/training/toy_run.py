@@ -54,6 +54,9 @@ class Toy:
     def frozen(self, mesh=None):
         return {"target": jnp.ones(OUTPUTS)}
 
+    def frozen_shapes(self):
+        return {"target": jax.ShapeDtypeStruct((OUTPUTS,), np.float32)}
+
     def example(self, row, rng):
         return {"x": row["x"] + rng.standard_normal(INPUTS).astype(np.float32) * 0.1}
 

@@ -45,7 +45,7 @@ class Command(FromFiles):
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
-        *("optimizer.name", "compute_dtype", "gradient_checkpointing", "mesh", "seed"),
+        *("optimizer.name", "compute_dtype", "gradient_checkpointing", "lora.rank", "mesh", "seed"),
         *("config", "set"),
     )
 

@@ -9,7 +9,7 @@ are, and what they weigh in each row, is data: other ones compile nothing.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,33 @@ class Adapters(NamedTuple):
     layers: Layers
     weights: Any
 
+    def by_layer(self) -> Mapping[str, "LayerAdapters"]:
+        """Returns the adapters of each layer, with the weight of each column in each row."""
+        weights = jnp.asarray(self.weights, jnp.float32)
+        if not self.layers:
+            return {}
+        # One gather for all layers, which fuses with their products.
+        columns = [layer.which for layer in self.layers.values()]
+        ends = np.cumsum([len(which) for which in columns])
+        scales = jnp.split(jnp.take(weights, jnp.concatenate(columns), axis=1), ends[:-1], axis=1)
+        return {
+            path: LayerAdapters(layer.down, layer.up, scale)
+            for (path, layer), scale in zip(self.layers.items(), scales, strict=True)
+        }
+
+    def for_rows(self, rows: int) -> "Adapters":
+        """Returns the adapters for more rows, of which those that follow each other share one's."""
+        return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
+
+
+class Base(NamedTuple):
+    """A layer while it is traced, and what it returns without adapters."""
+
+    y: jax.Array
+    """The layer's own result, b ... d."""
+    kernel: jax.Array
+    bias: jax.Array | None
+
 
 class LayerAdapters(NamedTuple):
     """The adapters of one layer while it is traced.
@@ -58,11 +85,13 @@ class LayerAdapters(NamedTuple):
     up: jax.Array
     scale: jax.Array
 
-    def linear(self, x: jax.Array) -> jax.Array:
+    def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
         return self._raise(matmul(x, self.down))
 
-    def conv(self, x: jax.Array, *, stride: int, padding: Padding) -> jax.Array:
+    def conv(
+        self, x: jax.Array, base: Base | None = None, *, stride: int, padding: Padding
+    ) -> jax.Array:
         """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
         return self._raise(conv2d(x, self.down, stride=stride, padding=padding))
 
@@ -77,21 +106,23 @@ class LayerAdapters(NamedTuple):
         return matmul((h.astype(jnp.float32) * scale).astype(h.dtype), self.up)
 
 
-def attach(module: Any, adapters: Adapters) -> None:
+class Attachable(Protocol):
+    """Adapters of a network that can be given to its layers: `Adapters`, or those in training."""
+
+    def by_layer(self) -> Mapping[str, Any]:
+        """Returns for each layer what has the methods of `LayerAdapters`, by path."""
+
+    def for_rows(self, rows: int) -> Any:
+        """Returns the adapters for an input of this number of rows."""
+
+
+def attach(module: Any, adapters: Attachable) -> None:
     """Gives the layers of a module their adapters, for one trace.
 
     Raises:
         ValueError: the module has no layer of that path.
     """
-    weights = jnp.asarray(adapters.weights, jnp.float32)
-    if not adapters.layers:
-        return
-    # One gather for all layers, which fuses with their products.
-    columns = [layer.which for layer in adapters.layers.values()]
-    ends = np.cumsum([len(which) for which in columns])
-    scales = jnp.split(jnp.take(weights, jnp.concatenate(columns), axis=1), ends[:-1], axis=1)
-    for (path, layer), scale in zip(adapters.layers.items(), scales, strict=True):
-        given = LayerAdapters(layer.down, layer.up, scale)
+    for path, given in adapters.by_layer().items():
         # An attribute of this trace's module alone, which is no part of Flax's state.
         object.__setattr__(_layer(module, path), "adapters", given)
 
@@ -141,15 +172,12 @@ class AdaptedNetwork:
     """
 
     network: Any
-    adapters: Adapters
+    adapters: Attachable
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
 
     def apply(self, params: Any, first: jax.Array, *args: Any, **kwargs: Any) -> Any:
         """Calls the network with its adapters, see `Network.apply`."""
-        layers, weights = self.adapters
-        weights = jnp.repeat(weights, len(first) // len(weights), axis=0)
-        return self.network.apply(
-            params, first, *args, adapters=Adapters(layers, weights), **kwargs
-        )
+        adapters = self.adapters.for_rows(len(first))
+        return self.network.apply(params, first, *args, adapters=adapters, **kwargs)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
-from diffusax.models.adapters import LayerAdapters
+from diffusax.models.adapters import Base, LayerAdapters
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
 from diffusax.models.rngs import shaped
@@ -35,7 +35,8 @@ class Linear(nnx.Linear):
     """A linear layer. x: ... c -> ... d."""
 
     adapters: LayerAdapters | None = None
-    """The layer's adapters, while a network is traced with some; x is b ... c then."""
+    """The layer's adapters, or those in training, while a network is traced with some; x is b ... c
+    then."""
 
     def __init__(self, c: int, d: int, *, bias: bool = True, rngs: nnx.Rngs):
         super().__init__(c, d, use_bias=bias, rngs=rngs, **_DENSE)
@@ -45,7 +46,9 @@ class Linear(nnx.Linear):
         bias = None if self.bias is None else self.bias[...]
         x = x.astype(kernel.dtype)
         y = matmul(x, kernel, bias)
-        return y if self.adapters is None else y + self.adapters.linear(x)
+        if self.adapters is None:
+            return y
+        return y + self.adapters.linear(x, Base(y, kernel, bias))
 
 
 class Conv2d(nnx.Conv):
@@ -55,7 +58,7 @@ class Conv2d(nnx.Conv):
     """
 
     adapters: LayerAdapters | None = None
-    """The layer's adapters, while a network is traced with some."""
+    """The layer's adapters, or those in training, while a network is traced with some."""
 
     def __init__(
         self,
@@ -79,10 +82,12 @@ class Conv2d(nnx.Conv):
         kernel = self.kernel[...]
         x = x.astype(kernel.dtype)
         y = conv2d(x, kernel, stride=self.stride, padding=self.pad)
-        y = y if self.bias is None else y + self.bias[...]
+        bias = None if self.bias is None else self.bias[...]
+        y = y if bias is None else y + bias
         if self.adapters is None:
             return y
-        return y + self.adapters.conv(x, stride=self.stride, padding=self.pad)
+        base = Base(y, kernel, bias)
+        return y + self.adapters.conv(x, base, stride=self.stride, padding=self.pad)
 
 
 class GroupNorm(nnx.GroupNorm):

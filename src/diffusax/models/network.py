@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.missing import NETWORK, hinting
-from diffusax.models.adapters import Adapters, attach
+from diffusax.models.adapters import Attachable, attach
 from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
 from diffusax.models.paths import layer_at
@@ -61,16 +61,16 @@ class Network:
         params: Params,
         *args: Any,
         method: str = "__call__",
-        adapters: Adapters | None = None,
+        adapters: Attachable | None = None,
         image_prompts: ImagePrompts | None = None,
         context_keys: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Calls the named method of the network with these parameters, and with adapters, if any.
 
-        adapters: LoRAs of any network. image_prompts: IP-Adapters of a UNet and their images.
-        context_keys: the keys and values of the context that were computed before, see
-        `context_keys.project_context`.
+        adapters: LoRAs of any network, or those in training. image_prompts: IP-Adapters of a UNet
+        and their images. context_keys: the keys and values of the context that were computed
+        before, see `context_keys.project_context`.
 
         Raises:
             ValueError: adapters have a layer that the network lacks, or not as many rows of

@@ -9,6 +9,7 @@ import jax
 from diffusax.models.adapters import Layers
 from diffusax.pipelines.adapters import Adapter, Shapes, StackShape, stack_component
 from diffusax.pipelines.placement import device_of, put_params
+from diffusax.runtime.mesh import mesh_of, replicated
 
 KEPT = 2
 """The number of a component's stacks that stay on the devices."""
@@ -43,7 +44,7 @@ class Stacks:
             ValueError: an adapter does not fit the network, which was assigned after it.
         """
         leaf = jax.tree.leaves(c.params[component])[0]
-        place = None if c.mesh is not None else device_of(leaf)
+        place = None if c.mesh is not None else _device_of(leaf)
         key = (tuple(adapters.values()), tuple(networks.items()), leaf.dtype, place, c.mesh, shape)
         with self._lock:
             kept = self._found.setdefault(component, {})
@@ -96,6 +97,12 @@ class Stacked(Mapping[str, Layers]):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+def _device_of(leaf: Any) -> Any:
+    """Returns the device of a component, or all of them where it lies on several."""
+    mesh = mesh_of(leaf)
+    return device_of(leaf) if mesh is None else replicated(mesh)
 
 
 def _put(c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:

@@ -113,14 +113,14 @@ def adapter_of(changes: Mapping[str, Mapping[str, Any]], networks: Mapping[str, 
         for name, change in own.items():
             path = name.removesuffix(".kernel")
             if isinstance(change, Product) and path in kernels:
-                pairs.setdefault(component, {})[path] = _product_pair(change, kernels[path])
+                pairs.setdefault(component, {})[path] = product_pair(change, kernels[path])
             else:
                 rest.setdefault(component, {})[name] = change
     return Adapter(pairs, rest)
 
 
-def _product_pair(product: Product, kernel: tuple[int, ...]) -> Pair:
-    """Returns a product's A and B for a kernel, kh kw c d or c d."""
+def product_pair(product: Product, kernel: tuple[int, ...]) -> Pair:
+    """Returns a product's A and B for a kernel, kh kw c d or c d, in float32."""
     down, up = (np.asarray(x, np.float32) for x in (product.down, product.up))
     up = up.reshape(len(up), -1).T * np.float32(product.factor)
     if product.core is not None:

@@ -12,6 +12,7 @@ from diffusax.training.data.examples import (
 from diffusax.training.diffusion.timesteps import TimestepBiasConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.loop import train
+from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe
@@ -55,6 +56,7 @@ __all__ = [
     "ImageDataConfig",
     "InstructPix2PixConfig",
     "InstructPix2PixValidationConfig",
+    "LoRAConfig",
     "OptimizerConfig",
     "Preempted",
     "Recipe",

@@ -1,6 +1,7 @@
 """The options that all recipes have in common."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -76,3 +77,13 @@ class TrainConfig(Options):
             raise ValueError(
                 f"batch_size={self.batch_size} must be divisible by accumulate={self.accumulate}"
             )
+
+    @property
+    def component_rates(self) -> Mapping[str, float]:
+        """The learning rates of components that have their own, by the beginning of their names."""
+        return {}
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether low-rank adapters are trained in the place of networks."""
+        return False

@@ -21,11 +21,14 @@ from diffusax.training.config import TrainConfig
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.diffusion.losses import squared_error
 from diffusax.training.diffusion.timesteps import TimestepBiasConfig, timestep_probabilities
+from diffusax.training.lora.adapters import LoRA
 from diffusax.training.options import ComputeDtype
 from diffusax.training.step import Batch
 
 LENGTHS = "lengths"
 """The name in a batch of the number of tokens that are not padding, where the family has it."""
+# What the key of an example is folded with for the adapters' dropout.
+_ADAPTERS = 5
 
 
 class Draws(NamedTuple):
@@ -39,6 +42,8 @@ class Draws(NamedTuple):
     """The training times of the process, b."""
     dropped: Dropped
     """Whether the caption is replaced by the empty one, and the image by zeros, b each."""
+    adapters: jax.Array | None = None
+    """The random keys of the adapters' dropout, b; None without it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,8 @@ class DenoisingLoss:
     compute_dtype: Any = jnp.float32
     timestep_probabilities: np.ndarray | None = None
     """The probability of each timestep; None where all are equally likely."""
+    lora: LoRA | None = None
+    """The adapters that are trained; their networks are frozen. None where networks are trained."""
 
     @classmethod
     def of(
@@ -147,6 +154,7 @@ class DenoisingLoss:
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
         """Draws the random numbers of each example from its key alone."""
         shape = self._latent_shape(batch)
+        dropout = self.lora is not None and self.lora.dropout > 0
 
         def draw_one(key: jax.Array) -> Draws:
             latent, noise, offset, timestep, drop = jax.random.split(key, 5)
@@ -158,12 +166,19 @@ class DenoisingLoss:
                 jax.random.normal(noise, shape) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
+                jax.random.fold_in(key, _ADAPTERS) if dropout else None,
             )
 
         return jax.vmap(draw_one)(keys)
 
     def with_draws(self, trained: Params, frozen: Params, batch: Batch, draws: Draws) -> jax.Array:
         """Returns the loss of each example, b, float32, for these random numbers."""
+        if self.lora is not None:
+            networks = self.lora.adapted(
+                self.networks, trained, self.compute_dtype, keys=draws.adapters
+            )
+            adapted = dataclasses.replace(self, networks=networks, lora=None)
+            return adapted.with_draws({}, frozen, batch, draws)
         weights = cast_params({**frozen, **trained}, self.compute_dtype)
         x0 = self._latents(weights, batch, draws.latent_noise)
         process, t = self.process, draws.timesteps

@@ -2,10 +2,11 @@
 
 from PIL import Image
 
+from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.output import output
-from diffusax.pipelines.sample import BoundDenoiser, at_once, sample
+from diffusax.pipelines.sample import at_once, bind, sample
 from diffusax.pipelines.tasks import Task
 
 
@@ -15,8 +16,8 @@ def draw_images(c: Components, task: Task, call: Call) -> list[Image.Image]:
     Raises:
         ValueError: the call cannot be.
     """
+    c, call = resolve_adapters(c, call)
     run = task(c, call)
-    bound = BoundDenoiser(c.denoiser, c.denoiser_params)
-    latents = sample(bound, run.plan, at_once(len(run.schedule)))
+    latents = sample(bind(c, run.adapters), run.plan, at_once(len(run.schedule)))
     images: list[Image.Image] = output(c, latents, run.decoding, run.decoder_condition, "pil")
     return images

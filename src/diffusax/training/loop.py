@@ -35,9 +35,15 @@ from diffusax.training.data.opening import own_share
 from diffusax.training.ema.snapshots import AVERAGES, remove_snapshots_after, write_snapshots
 from diffusax.training.ema.update import copy_as_average, short_window
 from diffusax.training.memory import bytes_on_device, check_arguments, check_step, does_not_fit
-from diffusax.training.optimizers import learning_rate, make_optimizer
+from diffusax.training.optimizers import learning_rate
 from diffusax.training.options import by_name, read_config, to_yaml
-from diffusax.training.program import abstract_batch, abstract_state, step_program
+from diffusax.training.program import (
+    abstract_batch,
+    abstract_frozen,
+    abstract_state,
+    optimizer_of,
+    step_program,
+)
 from diffusax.training.recipe import Recipe
 from diffusax.training.results.export import create_on_hub, export
 from diffusax.training.results.finished import CONFIG, leave_finished, results
@@ -146,7 +152,7 @@ class _Run:
             state = abstract_state(create, recipe.shapes(), mesh, config.ema.averages, False)
         try:
             shapes = abstract_batch(batches.example(), config, mesh)
-            check_arguments(config, mesh, state, shapes)
+            check_arguments(config, mesh, state, abstract_frozen(recipe, mesh), shapes)
         except BaseException:
             batches.close()
             raise
@@ -255,9 +261,7 @@ class _Run:
             Interrupted: a signal came.
         """
         config, mesh, began = self.config, self.mesh, time.perf_counter()
-        program = step_program(
-            self.recipe, config, make_optimizer(config.optimizer, config.steps), mesh
-        )
+        program = step_program(self.recipe, config, optimizer_of(config), mesh)
         with self.reports.compiling(size) as show, self.stop.at_once():
 
             def tick() -> None:
@@ -291,7 +295,7 @@ class _Run:
 
 def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
     """Returns the function that makes the first state from parameters."""
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = optimizer_of(config)
     return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
 

@@ -13,20 +13,21 @@ from diffusax.training.config import TrainConfig
 _MEND = "use a smaller batch_size or a larger accumulate"
 
 
-def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, batch: Any) -> None:
+def check_arguments(config: TrainConfig, mesh: Mesh, state: Any, frozen: Any, batch: Any) -> None:
     """Raises an error, before any parameter is read, where the step's arguments alone do not fit.
 
     Args:
         config: the options of the run.
         mesh: the mesh of the devices.
         state: the training state as shapes with shardings.
+        frozen: the frozen parameters as shapes with shardings.
         batch: a batch as shapes with shardings.
 
     Raises:
         DoesNotFitError: a device cannot hold its part of both, or this machine its part of a batch;
             names the batch size.
     """
-    states, examples = bytes_on_device(state), bytes_on_device(batch)
+    states, examples = bytes_on_device((state, frozen)), bytes_on_device(batch)
     available = device_memory(mesh.local_devices[0])
     own = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch))
     own //= jax.process_count()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -65,8 +66,51 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     )
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """Makes the optimizer, after clipping by global norm (Pascanu et al. 2013)."""
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int, rates: Mapping[str, float] | None = None
+) -> optax.GradientTransformation:
+    """Makes the optimizer, after clipping by global norm (Pascanu et al. 2013).
+
+    Args:
+        config: the options.
+        total_steps: the number of steps of the run.
+        rates: the learning rates of components that have their own, by the beginning of their
+            names; the schedule is that of all others.
+    """
+    optimizer = _clipped(config, _optimizer(config, total_steps))
+    if not rates:
+        return optimizer
+    return _with_rates(optimizer, {k: rate / config.learning_rate for k, rate in rates.items()})
+
+
+def _with_rates(
+    optimizer: optax.GradientTransformation, factors: Mapping[str, float]
+) -> optax.GradientTransformation:
+    """Multiplies the updates of components, all of which are linear in the learning rate.
+
+    The optimizer's state stays as it is without, so that a run can go on with other rates.
+    """
+
+    def update(grads: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        for name, own in updates.items():
+            factor = next((f for start, f in factors.items() if name.startswith(start)), None)
+            if factor is not None:
+                updates = {**updates, name: jax.tree.map(lambda x, f=factor: x * f, own)}
+        return updates, state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def _clipped(
+    config: OptimizerConfig, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    if math.isinf(config.max_grad_norm):
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+
+
+def _optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     schedule = learning_rate(config, total_steps)
     decay = config.weight_decay
     if config.name == "adamw":
@@ -95,20 +139,19 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
             optax.adafactor(1.0, weight_decay_rate=decay or None),
             optax.scale_by_schedule(schedule),
         )
-    if math.isinf(config.max_grad_norm):
-        return optimizer
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+    return optimizer
 
 
 def _matrices(params: Params) -> Any:
     """Returns which parameters Muon (Jordan et al. 2024) orthogonalises, as inputs by outputs.
 
-    They are all kernels but those of the first and last convolution, as its authors advise.
+    They are all kernels but those of the first and last convolution, as its authors advise; of
+    adapters they are A and B.
     """
 
     def axes(path: tuple[Any, ...], x: jax.Array) -> MuonDimensionNumbers | None:
         names = {key.key for key in path}
-        if "kernel" not in names or names & {"conv_in", "conv_out"}:
+        if not names & {"kernel", "down", "up"} or names & {"conv_in", "conv_out"}:
             return None
         return MuonDimensionNumbers(tuple(range(x.ndim - 1)), x.ndim - 1)
 

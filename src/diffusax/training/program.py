@@ -21,6 +21,11 @@ from diffusax.training.recipe import Recipe
 from diffusax.training.step import TrainState, initial_state, make_train_step
 
 
+def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
+    """Makes the optimizer of a run."""
+    return make_optimizer(config.optimizer, config.steps, config.component_rates)
+
+
 def step_program(
     recipe: Recipe, config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> jax.stages.Wrapped:
@@ -62,17 +67,18 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
     No parameters are read. The state includes the averages of `config.ema`. The batch is of the
     largest images.
     """
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = optimizer_of(config)
     create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
     averages = config.ema.averages
     state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
-    frozen = recipe.frozen_shapes()
     example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
-    return (
-        state,
-        _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES)),
-        abstract_batch(example, config, mesh),
-    )
+    return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
+
+
+def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
+    """Returns the frozen parameters as shapes with shardings; none are read."""
+    frozen = recipe.frozen_shapes()
+    return _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES))
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
@@ -86,7 +92,7 @@ def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
 
 def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lowered:
     """Lowers the step of a run for TPUs that may be elsewhere (`topology_mesh`), to be compiled."""
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = optimizer_of(config)
     arguments = abstract_arguments(recipe, config, mesh)
     with jax.set_mesh(mesh):
         traced = step_program(recipe, config, optimizer, mesh).trace(*arguments)

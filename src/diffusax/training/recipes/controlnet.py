@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve, save_network
@@ -74,6 +73,16 @@ class ControlNet(Denoiser):
                 f"{' and '.join(given)} cannot be given: a ControlNet is trained alone, and what "
                 "it steers must be trained already"
             )
+        if config.lora.on and not config.controlnet:
+            raise ValueError(
+                "controlnet must be given with lora.rank: a new ControlNet ends in layers of "
+                "zeros, which adapters do not train"
+            )
+        if config.lora.format != "diffusers":
+            raise ValueError(
+                f"lora.format={config.lora.format} cannot be written: kohya's files have no layers "
+                "of a ControlNet; use diffusers"
+            )
         if is_cache(config.data.path):
             raise ValueError(f"{config.data.path} holds latents; a ControlNet learns from pictures")
         data = config.data
@@ -83,14 +92,16 @@ class ControlNet(Denoiser):
         )
         self.pictures = [load_image(path) for path in config.validation.images]
 
-    def trained(self, mesh: Mesh | None = None) -> Params:
-        """Returns the ControlNet's parameters, float32."""
+    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
+        """Loads the parameters of a network; those of a new ControlNet are made."""
+        if name != "controlnet":
+            return super().load(name, dtype, device=device)
         if self.config.controlnet:
             folder = resolve(self.config.controlnet)
-            return {"controlnet": load_network(folder, dtype="float32", device=mesh).params}
+            return load_network(folder, dtype=dtype, device=device).params
         network, base = self.base.networks["controlnet"], self.base
-        params = base.load(base.denoiser, device=mesh).params
-        return {"controlnet": controlnet_params(network, params, seed=self.config.seed)}
+        params = super().load(base.denoiser, device=device)
+        return controlnet_params(network, params, seed=self.config.seed)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Returns a row's image, control image, tokens and, where the family has them, sizes."""
@@ -109,7 +120,7 @@ class ControlNet(Denoiser):
         pictures *= count // len(pictures)
         return self.captioned(self.draw(trained, frozen, control_text_to_image, image=pictures))
 
-    def save(self, trained: Params, folder: Path) -> None:
+    def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the ControlNet alone, float32."""
         network = self.base.networks["controlnet"]
         save_network(Model(network, trained["controlnet"]), folder)

@@ -1,6 +1,7 @@
 """The base of the recipes that train a denoiser: its checkpoint, loss, validation and result."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
 
+from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
 from diffusax.models.network import Model, Params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.tasks import Task
+from diffusax.runtime.mesh import to_host
 from diffusax.training.base_model import BaseModel
 from diffusax.training.config import ValidationConfig
 from diffusax.training.data.batches import DataConfig
@@ -25,6 +28,10 @@ from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
 from diffusax.training.denoising import DenoisingConfig, DenoisingLoss, encode_captions
 from diffusax.training.drawing import draw_images
+from diffusax.training.lora.adapters import LoRA
+from diffusax.training.lora.config import LoRAConfig
+from diffusax.training.lora.files import lora_of_file, params_of_file, to_adapter, write_result
+from diffusax.training.optimizers import Rate
 from diffusax.training.options import require_options
 from diffusax.training.step import Batch
 
@@ -79,10 +86,43 @@ class DenoiserConfig(DenoisingConfig):
 
     train_text_encoder: bool = False
     """Train the text encoder too, with SDXL both of them."""
+    text_encoder_learning_rate: Rate | None = None
+    """The learning rate of the text encoders after warm-up; by default the optimizer's."""
+    lora: LoRAConfig = dataclasses.field(default_factory=LoRAConfig)
+    """The options of low-rank adapters, which are trained in the place of the networks."""
     validation: DenoiserValidationConfig = dataclasses.field(
         default_factory=DenoiserValidationConfig
     )
     """The pictures that are drawn during the run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text_encoder_learning_rate is not None:
+            if not self.train_text_encoder:
+                raise ValueError(
+                    "text_encoder_learning_rate does nothing without train_text_encoder; give both"
+                )
+            if not self.optimizer.learning_rate:
+                raise ValueError(
+                    "optimizer.learning_rate must be above 0 with text_encoder_learning_rate, "
+                    "which follows its schedule (got 0.0)"
+                )
+        if self.lora.on and self.from_scratch:
+            raise ValueError(
+                "from_scratch cannot be given with lora.rank: adapters change a network that is "
+                "trained already"
+            )
+
+    @property
+    def component_rates(self) -> Mapping[str, float]:
+        """The learning rate of the text encoders, if it is another."""
+        rate = self.text_encoder_learning_rate
+        return {} if rate is None else {"text_encoder": rate}
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether low-rank adapters are trained in the place of networks."""
+        return self.lora.on
 
 
 class Denoiser:
@@ -144,18 +184,23 @@ class Denoiser:
         self._check_validation()
         encoders = base.text_encoders if config.train_text_encoder else ()
         self.components = (base.denoiser if controlnet is None else "controlnet", *encoders)
+        self.lora = self._open_lora(edits) if config.lora.on else None
         self.denoising = DenoisingLoss.of(
-            config, base.family, base.networks, base.scheduler, **dropout
+            config, base.family, base.networks, base.scheduler, lora=self.lora, **dropout
         )
 
     def shapes(self) -> Params:
         """Returns the shapes of the trained parameters."""
+        if self.lora is not None:
+            return self.lora.shapes(self.base.networks)
         return {name: self.base.networks[name].shapes for name in self.components}
 
     def trained(self, mesh: Mesh | None = None) -> Params:
         """Returns the trained parameters, float32."""
+        if self.lora is not None:
+            return self._first_adapters(self.lora, mesh)
         if not self.config.from_scratch:
-            return {name: self.base.load(name, device=mesh).params for name in self.components}
+            return {name: self.load(name, device=mesh) for name in self.components}
         return {
             name: initialize_params(
                 self.base.networks[name].shapes,
@@ -168,13 +213,16 @@ class Denoiser:
     def frozen(self, mesh: Mesh | None = None) -> Params:
         """Returns the frozen networks in the dtype of the computation, and the empty caption."""
         base, dtype = self.base, self.config.compute_dtype
-        names = self._frozen_names()
-        frozen = {name: base.load(name, dtype, device=mesh).params for name in names}
+        frozen = {name: self.load(name, dtype, device=mesh) for name in self._frozen_names()}
         empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
         if not self.embedded:
             return {**frozen, "empty": empty}
         params = {name: base.load(name).params for name in base.text_encoders}
         return {**frozen, "empty": self._embedded(params, empty)}
+
+    def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
+        """Loads the parameters of a network, on a device or split over a mesh."""
+        return self.base.load(name, dtype, device=device).params
 
     def frozen_shapes(self) -> Params:
         """Returns the shapes of what `frozen` returns; no parameters are read."""
@@ -191,7 +239,15 @@ class Denoiser:
         return self.denoising(trained, frozen, batch, keys)
 
     def save(self, trained: Params, folder: Path) -> None:
-        """Saves the checkpoint with its trained parts replaced, all in float32."""
+        """Saves what was trained, in float32: the adapters, or see `save_networks`."""
+        if self.lora is None:
+            self.save_networks(trained, folder)
+            return
+        kind, encoders = self.config.lora.format, len(self.base.text_encoders)
+        write_result(self.lora, trained, folder, kind=kind, encoders=encoders)
+
+    def save_networks(self, trained: Params, folder: Path) -> None:
+        """Saves the checkpoint with its trained networks replaced, all in float32."""
         models: dict[str, Any] = {
             name: Model(self.base.networks[name], trained[name]) for name in self.components
         }
@@ -216,9 +272,14 @@ class Denoiser:
 
         arguments: arguments of the call, besides those of all recipes.
         """
-        config, params = self.config, {**frozen, **trained}
+        config, lora = self.config, self.lora
+        params = {**frozen, **trained} if lora is None else dict(frozen)
         params.pop("empty")
         components = self.base.components(params, **self.result_options())
+        if lora is not None:
+            networks = {name: self.base.networks[name] for name in self.components}
+            components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
+            arguments["adapters"] = {"lora": 1.0}
         height, width = self.validation_size
         call = Call(
             prompt=list(config.validation.prompts),
@@ -246,7 +307,34 @@ class Denoiser:
         names = [self.base.denoiser, *([self.base.autoencoder] if drawn or not self.cached else [])]
         if drawn or not self.embedded:
             names += self.base.text_encoders
+        if self.lora is not None:
+            return list(dict.fromkeys([*names, *self.components]))
         return [name for name in names if name not in self.components]
+
+    def _open_lora(self, edits: bool) -> LoRA:
+        """Returns the adapters to train."""
+        base, options = self.base, self.config.lora
+        if edits and read_network(base.folder / base.denoiser) != base.networks[base.denoiser]:
+            raise ValueError(
+                f"{base.folder} is no InstructPix2Pix checkpoint, so that its denoiser cannot see "
+                "the picture to edit, and adapters would not change that; train without lora.rank, "
+                "or start from a checkpoint that edits"
+            )
+        networks = {name: base.networks[name] for name in self.components}
+        if options.path is None:
+            return LoRA.of(options, networks)
+        known = {**networks, **{name: base.networks[name] for name in base.text_encoders}}
+        return lora_of_file(options.path, known, self.components, dropout=options.dropout)
+
+    def _first_adapters(self, lora: LoRA, mesh: Mesh | None) -> Params:
+        options, networks = self.config.lora, self.base.networks
+        if options.path is not None:
+            return params_of_file(options.path, {name: networks[name] for name in self.components})
+
+        def load(name: str) -> Params:
+            return self.load(name, device=mesh)
+
+        return lora.initial(options, networks, seed=self.config.seed, load=load)
 
     def _embedded(self, params: Params, empty: Params) -> Params:
         """Returns the embeddings of the empty caption, from its ids."""

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import jax
@@ -37,6 +38,34 @@ pipe({call}).images[0].save("picture.png")
 ```
 
 PyTorch diffusers opens the same folder.
+"""
+
+_LORA_USAGE = """The adapters go beside the model that they were trained on:
+
+```python
+import diffusax
+
+pipe = diffusax.DiffusionPipeline.from_pretrained("{base}")
+pipe.load_lora_weights("{location}")
+pipe({call}).images[0].save("picture.png")
+```
+
+PyTorch diffusers loads them by the same method.
+"""
+
+_CONTROLNET_LORA_USAGE = """The adapters go beside the ControlNet that they were trained on:
+
+```python
+import diffusax
+
+controlnet = diffusax.ControlNetModel.from_pretrained("{controlnet}")
+pipe = diffusax.AutoPipelineForText2Image.from_pretrained("{base}", controlnet=controlnet)
+pipe.load_lora_weights("{location}")
+pipe("a prompt", image="edges.png").images[0].save("picture.png")
+```
+
+PyTorch diffusers has no loader for adapters of a ControlNet; PEFT's `set_peft_model_state_dict`
+puts them into one.
 """
 
 _CALLS = {
@@ -95,10 +124,9 @@ def write_model_card(
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
+    if config.trains_adapters:
+        front["tags"] = [*front["tags"], "lora"]
     base = front.get("base_model")
-    call, usage = _CALLS.get(front.get("pipeline_tag", "")), ""
-    if call is not None:
-        usage = _USAGE.format(location=address or folder.resolve(), call=call)
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
@@ -109,10 +137,23 @@ def write_model_card(
         batch_size=config.batch_size,
         data=config.data.path,
         average=f" The parameters are averaged ({average})." if average else "",
-        usage=usage,
+        usage=_usage(front, config, str(address or folder.resolve())),
         options=to_yaml(config),
     )
     (folder / "README.md").write_text(card, "utf-8")
+
+
+def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
+    """Returns the part of a card that says how to use the model."""
+    call = _CALLS.get(front.get("pipeline_tag", ""))
+    if call is None:
+        return ""
+    if not config.trains_adapters:
+        return _USAGE.format(location=location, call=call)
+    controlnet = getattr(config, "controlnet", "")
+    form = _CONTROLNET_LORA_USAGE if controlnet else _LORA_USAGE
+    base = front.get("base_model")
+    return form.format(location=location, call=call, base=base, controlnet=controlnet)
 
 
 def create_on_hub(repo: str) -> None:

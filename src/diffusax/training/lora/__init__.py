@@ -1,0 +1,1 @@
+"""Training of low-rank adapters (LoRA) beside networks that stay as they are."""

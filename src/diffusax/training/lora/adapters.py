@@ -1,0 +1,182 @@
+"""The adapters of a run: which layers have some, their parameters, and networks that use them."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from diffusax.models.adapters import AdaptedNetwork, kernel_shapes
+from diffusax.models.network import Params, cast_params
+from diffusax.models.trained_adapters import TrainedAdapters, column_lengths
+from diffusax.runtime.mesh import tree_name
+from diffusax.training.lora.config import LoRAConfig
+
+ALL = "all"
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+TEXT_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class LayerPlan(NamedTuple):
+    """The adapter of a layer, without its parameters."""
+
+    rank: int
+    scale: float
+    """alpha / rank."""
+    dora: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRA:
+    """The adapters of a run, without their parameters.
+
+    The parameters are, by component and by the layer's path in its tree, down: ... c r (A), up: r d
+    (B) and with DoRA magnitude: d. All are float32.
+    """
+
+    plans: Mapping[str, Mapping[str, LayerPlan]]
+    """The adapters by component and by the layer's path."""
+    dropout: float = 0.0
+
+    @classmethod
+    def of(cls, config: LoRAConfig, networks: Mapping[str, Any]) -> "LoRA":
+        """Returns the adapters that the options ask for in these networks.
+
+        networks: the networks to adapt, by component.
+
+        Raises:
+            ValueError: a target is the end of no layer's name, or a network has no target.
+        """
+        alpha = config.rank if config.alpha is None else config.alpha
+        plan = LayerPlan(config.rank, alpha / config.rank, config.dora)
+        plans = {
+            name: dict.fromkeys(_targeted(name, network, config.targets), plan)
+            for name, network in networks.items()
+        }
+        _check_targets(config.targets, plans, networks)
+        return cls(plans, config.dropout)
+
+    def shapes(self, networks: Mapping[str, Any]) -> Params:
+        """Returns the parameters as shapes; nothing is computed."""
+
+        def layer(plan: LayerPlan, kernel: tuple[int, ...]) -> Params:
+            *inputs, outputs = kernel
+            found = {"down": (*inputs, plan.rank), "up": (plan.rank, outputs)}
+            if plan.dora:
+                found["magnitude"] = (outputs,)
+            return {k: jax.ShapeDtypeStruct(shape, np.float32) for k, shape in found.items()}
+
+        found = {}
+        for name, plans in self.plans.items():
+            kernels = kernel_shapes(networks[name])
+            found[name] = {path: layer(plan, kernels[path]) for path, plan in plans.items()}
+        return found
+
+    def initial(
+        self,
+        config: LoRAConfig,
+        networks: Mapping[str, Any],
+        *,
+        seed: int,
+        load: Callable[..., Any],
+    ) -> Params:
+        """Draws the first parameters, with which the networks do what they did.
+
+        A is drawn as PEFT does it (tuners/lora/layer.py, reset_lora_parameters), B is zero, and
+        DoRA's lengths are those of the kernels.
+
+        load: returns a component's parameters, float32; it is called with DoRA alone.
+        """
+        rng = np.random.default_rng(seed)
+        found = {}
+        for name, layers in self.shapes(networks).items():
+            drawn = {path: _first(shapes, config.init, rng) for path, shapes in layers.items()}
+            if config.dora:
+                lengths = kernel_lengths(load(name), layers)
+                drawn = {path: {**own, "magnitude": lengths[path]} for path, own in drawn.items()}
+            found[name] = drawn
+        return found
+
+    def adapted(
+        self, networks: Mapping[str, Any], params: Params, dtype: Any, keys: Any = None
+    ) -> dict[str, Any]:
+        """Returns the networks with these adapters, and those unchanged that have none; in a trace.
+
+        Args:
+            networks: the networks by name.
+            params: the adapters' parameters.
+            dtype: the dtype that the networks compute in.
+            keys: a random key for each row of a batch, b; None where nothing is dropped.
+        """
+        found = dict(networks)
+        for number, (name, plans) in enumerate(self.plans.items()):
+            own = None if keys is None else _folded(keys, number)
+            layers = {path: _cast(layer, dtype) for path, layer in params[name].items()}
+            scales = {path: plan.scale for path, plan in plans.items()}
+            adapters = TrainedAdapters(layers, scales, self.dropout, own)
+            found[name] = AdaptedNetwork(networks[name], adapters)
+        return found
+
+
+def kernel_lengths(params: Params, paths: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Returns the lengths of the columns of a network's kernels by the layers' paths, d each."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    kernels = {tree_name(path[:-1]): leaf for path, leaf in leaves if path[-1].key == "kernel"}
+    chosen = {path: kernels[path] for path in paths}
+    return jax.jit(lambda tree: jax.tree.map(column_lengths, tree))(chosen)
+
+
+def _first(shapes: Params, init: str, rng: np.random.Generator) -> Params:
+    """Draws A, and makes B zero."""
+    down, up = shapes["down"].shape, shapes["up"].shape
+    if init == "gaussian":
+        a = rng.standard_normal(down, np.float32) / np.float32(down[-1])
+    else:
+        limit = math.prod(down[:-1]) ** -0.5
+        a = rng.uniform(-limit, limit, down).astype(np.float32)
+    return {"down": a, "up": np.zeros(up, np.float32)}
+
+
+def _folded(keys: jax.Array, number: int) -> jax.Array:
+    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+
+
+def _cast(layer: Params, dtype: Any) -> Params:
+    """Casts A and B. DoRA's lengths keep all digits, because their change is what counts."""
+    return {k: x if k == "magnitude" else cast_params(x, dtype) for k, x in layer.items()}
+
+
+def _targeted(component: str, network: Any, targets: Sequence[str]) -> list[str]:
+    """Returns the paths of the layers that get adapters."""
+    if not targets:
+        targets = TEXT_ATTENTION if component.startswith("text_encoder") else ATTENTION
+    paths = list(kernel_shapes(network))
+    if ALL in targets:
+        return paths
+    return [path for path in paths if any(_ends(path, target) for target in targets)]
+
+
+def _ends(path: str, target: str) -> bool:
+    return f".{path}".endswith(f".{target}")
+
+
+def _check_targets(
+    targets: Sequence[str], plans: Mapping[str, Mapping[str, Any]], networks: Mapping[str, Any]
+) -> None:
+    known = [path for network in networks.values() for path in kernel_shapes(network)]
+    for target in targets:
+        if target != ALL and not any(_ends(path, target) for path in known):
+            near = ", ".join(difflib.get_close_matches(target, known, n=3, cutoff=0))
+            raise ValueError(
+                f"lora.targets has {target!r}, the end of no layer's name in "
+                f"{' or '.join(networks)}; the nearest are {near}"
+            )
+    for name, own in plans.items():
+        if not own:
+            raise ValueError(
+                f"lora.targets has no layer of {name}; add some such as "
+                f"{', '.join(list(kernel_shapes(networks[name]))[-2:])}"
+            )
