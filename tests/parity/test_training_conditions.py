@@ -22,6 +22,7 @@ from tiny import LEVELS, build_stable_diffusion, build_stable_diffusion_xl, rand
 from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.models.network import Params
 from diffusax.training.base_model import BaseModel
+from diffusax.training.data.examples import mask_weights
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 
@@ -42,6 +43,7 @@ class Case:
     gamma: float | None = None
     keep_pooled: bool = False
     control: bool = False
+    masked: bool = False
     texts: bool = False
     """Whether the text encoders have gradients, too."""
 
@@ -61,6 +63,7 @@ CASES = {
     "xl-text-v": Case("xl", "v_prediction", False),
     "sd1-control-v": Case("sd1", "v_prediction", False, control=True),
     "xl-control-epsilon": Case("xl", "epsilon", False, control=True),
+    "sd1-text-masked": Case("sd1", "epsilon", False, gamma=5.0, masked=True),
 }
 REPETITIONS = (
     "sd1-edit-epsilon",
@@ -71,6 +74,7 @@ REPETITIONS = (
     "xl-edit-epsilon",
     "xl-edit-epsilon-pooled-dropped",
     "xl-text-v",
+    "sd1-text-masked",
 )
 
 
@@ -118,6 +122,7 @@ def draw_batch() -> dict[str, np.ndarray]:
         "latent_noise": rng.standard_normal((b, 8, 8, 4), np.float32),
         "noise": rng.standard_normal((b, 8, 8, 4), np.float32),
         "timesteps": np.array([1, 250, 700, 999], np.int32),
+        "mask": rng.integers(0, 256, (b, 32, 32), np.uint8),
     }
 
 
@@ -189,7 +194,13 @@ def torch_loss(pipe: Any, batch: dict[str, np.ndarray], case: Case) -> torch.Ten
         target = noise
     else:
         target = scheduler.get_velocity(latents, noise, timesteps)
-    loss = torch.nn.functional.mse_loss(prediction, target, reduction="none").mean((1, 2, 3))
+    loss = torch.nn.functional.mse_loss(prediction, target, reduction="none")
+    if case.masked:
+        # kohya's apply_masked_loss, and then the division by the mean.
+        mask = torch.tensor(batch["mask"])[:, None].float() / 255
+        mask = torch.nn.functional.interpolate(mask, size=loss.shape[2:], mode="area")
+        loss = loss * mask / mask.mean((1, 2, 3), keepdim=True)
+    loss = loss.mean((1, 2, 3))
     if case.gamma is not None:
         snr = compute_snr(scheduler, timesteps)
         loss = loss * torch.stack([snr, case.gamma * torch.ones_like(snr)], 1).min(1)[0] / snr
@@ -226,6 +237,9 @@ def our_loss(
     kept |= {name: np.stack([ids[name] for ids in tokens]) for name in tokens[0]}
     if case.control:
         kept["conditioning_pixel_values"] = batch["conditioning_pixel_values"]
+    if case.masked:
+        masks = [mask_weights(mask, base.factor, normalized=True) for mask in batch["mask"]]
+        kept["loss_weights"] = np.stack(masks)
     frozen = {**params, "empty": base.tokenize("")}
     trained = {case.trained: frozen.pop(case.trained)} if lora is None else adapters
 

@@ -1,6 +1,7 @@
 """Rows of a data set that stays on the Hub."""
 
 import hashlib
+import io
 import pickle
 import time
 import types
@@ -13,7 +14,7 @@ from pictures import row
 
 from diffusax.training import CaptionedDataConfig, TextToImageConfig, text_to_image
 from diffusax.training.data.batches import Batches, DataConfig
-from diffusax.training.data.opening import open_data, own_share
+from diffusax.training.data.opening import open_data, open_images, own_share
 from diffusax.training.data.row_groups import RowGroups
 from diffusax.training.data.sources import SourceFailed, open_source
 
@@ -305,3 +306,18 @@ def test_a_part_of_a_repository_is_downloaded_to_the_cache(state, tmp_path, monk
         assert texts(source) == [f"number {i}" for i in range(first, ROWS)]
     with pytest.raises(ValueError, match="a Hub data set is called hf://datasets/owner/name"):
         open_data(DataConfig(path="hf://someone"), COLUMNS)
+
+
+def test_streamed_images_have_their_sizes_from_columns(hub):
+    rows = [row(i, size=(120, 100)) for i in range(12)]
+    rows = [{**one, "wide": 40 if i % 3 else 32, "high": 32} for i, one in enumerate(rows)]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=GROUP)
+    state = hub({f"datasets/{REPO}": {"data/train-0.parquet": file.getvalue()}})
+    options = {"width_column": "wide", "height_column": "high", "buckets": ("40x32", "32x32")}
+    config = DataConfig(path=REPO, streaming=True, **options)
+    source = open_images(config, COLUMNS, image_column="image", side=32, factor=4)
+    assert source.buckets.of_row.tolist() == [int(i % 3 == 0) for i in range(12)]
+    # The images stay on the Hub until they are needed.
+    assert sum(count for _, count in state.sent) < len(file.getvalue()) / 2
+    assert source[4]["text"] == "number 4"

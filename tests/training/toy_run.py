@@ -13,6 +13,7 @@ import numpy as np
 
 from diffusax.runtime.mesh import initialize
 from diffusax.training import TrainConfig, read_config, train
+from diffusax.training.data.buckets import SIZE, BucketedSource, Buckets
 
 ROWS, INPUTS, OUTPUTS = 96, 64, 4096
 
@@ -84,6 +85,24 @@ class Toy:
         return {}
 
 
+class BucketedToy(Toy):
+    """The same model on rows of several sizes, which are means of different numbers of inputs."""
+
+    def __init__(self, sizes: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (3, 1))):
+        """sizes: heights and widths; the first has half of the rows."""
+        rows = Rows()
+        of_row = np.arange(len(rows)) % (2 * len(sizes))
+        of_row = np.where(of_row < len(sizes), of_row, 0).astype(np.int16)
+        super().__init__(BucketedSource(rows, Buckets(sizes, of_row)))
+
+    def example(self, row, rng):
+        noise = rng.standard_normal((*row[SIZE], INPUTS)).astype(np.float32)
+        return {"x": row["x"] + noise * 0.1}
+
+    def loss(self, trained, frozen, batch, keys):
+        return super().loss(trained, frozen, {"x": batch["x"].mean((1, 2))}, keys)
+
+
 class HangingRows(Rows):
     """Rows that come to an end without one."""
 
@@ -100,9 +119,10 @@ class HangingRows(Rows):
 
 def main(output: str, *pairs: str) -> None:
     options = ["steps=24", "batch_size=8", "checkpoint_every=4", "log_every=1", "report_to=[]"]
-    # The test's own: "hang_at=3" (no more data from that step on), "slow_save=true" and
-    # "slow_compile=true".
-    own = dict(pair.split("=") for pair in pairs if pair.startswith(("hang_at", "slow_")))
+    # The test's own: "hang_at=3" (no more data from that step on), "slow_save=true",
+    # "slow_compile=true" and "bucketed=true".
+    names = ("hang_at", "slow_", "bucketed")
+    own = dict(pair.split("=") for pair in pairs if pair.startswith(names))
     pairs = [pair for pair in pairs if pair.split("=")[0] not in own]
     if "hang_at" in own:
         # Several threads would not read the rows in their order, and hang in an earlier batch.
@@ -110,6 +130,9 @@ def main(output: str, *pairs: str) -> None:
     config = read_config(TrainConfig, None, [*options, f"output={output}", *pairs])
     if config.distributed:
         initialize()
+    if "bucketed" in own:
+        train(BucketedToy(), config)
+        return
     # One row more is read, for the shapes of a batch.
     rows = int(own.get("hang_at", 0)) * config.batch_size + 1
     source = HangingRows(rows) if "hang_at" in own else None

@@ -15,7 +15,8 @@ class CacheLatents(FromFiles, CacheConfig):
     """Encode the images of a data set, and their captions, once, to train from faster."""
 
     essentials: ClassVar[tuple[str, ...]] = (
-        *("recipe", "model", "data.path", "data.resolution", "data.image_column"),
+        *("recipe", "model", "data.path", "data.resolution", "data.bucket_step"),
+        "data.image_column",
         *("data.caption_column", "output", "text_embeddings", "copies", "batch_size", "seed"),
         *("config", "set"),
     )

@@ -1,9 +1,10 @@
 """Reads, checks, resizes and converts images: arrays and PIL images."""
 
 import base64
+import contextlib
 import io
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,11 @@ Box = tuple[int, int, int, int]
 
 _LUMINANCE = np.array([[0.299], [0.587], [0.114]], np.float32)
 """The shares of red, green and blue in a shade of grey (ITU-R BT.601), as in Pillow's mode L."""
+
+_ORIENTATION = 0x0112
+"""EXIF's tag of how a camera was held."""
+_TURNED = range(5, 9)
+"""Its values where height and width are exchanged."""
 
 MAX_SIDE = 16384
 """The largest height or width in pixels that anything is resized to."""
@@ -50,17 +56,24 @@ def open_upright(value: Any) -> Image.Image:
     Raises:
         ValueError: there is no such file, or no image in it; names the file and the reason.
     """
-    try:
+    with _named(value):
         if isinstance(value, Image.Image):
             return _eight_bits(ImageOps.exif_transpose(value))
         with Image.open(_source(value)) as image:
             return _eight_bits(ImageOps.exif_transpose(image))
-    except Image.UnidentifiedImageError:
-        reason = "it is not a picture that Pillow knows"
-    # For a broken file Pillow's readers raise errors of nearly every class.
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    raise ValueError(f"cannot read {_called(value)}: {reason}")
+
+
+def upright_size(value: Any) -> tuple[int, int]:
+    """Reads the height and width of an image like `open_upright`, from its header alone.
+
+    Raises:
+        ValueError: there is no such file, or no image in it; names the file and the reason.
+    """
+    with _named(value), Image.open(_source(value)) as image:
+        # Pillow would decode a whole PNG to look for an orientation after its pixels.
+        known = image.format != "PNG" or "exif" in image.info
+        turned = known and image.getexif().get(_ORIENTATION, 1) in _TURNED
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def to_pixels(
@@ -325,6 +338,21 @@ def _source(value: Any) -> Any:
     if not stat.S_ISREG(Path(value).stat().st_mode):
         raise ValueError("it is not a regular file")
     return value
+
+
+@contextlib.contextmanager
+def _named(value: Any) -> Iterator[None]:
+    """Turns what goes wrong with an image into a ValueError with its name."""
+    try:
+        yield
+    except Image.UnidentifiedImageError:
+        reason = "it is not a picture that Pillow knows"
+    # For a broken file Pillow's readers raise errors of nearly every class.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    else:
+        return
+    raise ValueError(f"cannot read {_called(value)}: {reason}")
 
 
 def _called(value: Any) -> str:

@@ -88,6 +88,7 @@ class DenoisingLoss:
         prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
             weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
+        loss_weights: b h w float32, where there are masks: what each latent's error counts for.
 
     The frozen parameters hold under "empty" the replacement for a dropped caption: the names of the
     caption's entries in a batch, with arrays that lack the axis b.
@@ -194,7 +195,7 @@ class DenoisingLoss:
             gradient_checkpointing=self.gradient_checkpointing,
         )
         target = process.target(x0, draws.noise, t, self.prediction_type)
-        error = squared_error(prediction, target)
+        error = squared_error(prediction, target, batch.get("loss_weights"))
         weight = process.weight(t, self.prediction_type, self.snr_gamma)
         if PRIOR in batch:
             plain = process.weight(t, self.prediction_type, None)

@@ -117,15 +117,18 @@ class _Run:
     state: TrainState
     frozen: Params
     batches: Batches
-    shapes: Any
-    """A batch as shapes with shardings."""
+    shapes: dict[str, Any]
+    """A batch as shapes with shardings, by the size of its images, of which the first is the
+    largest; see `Batches.bucket`."""
     checkpoints: Checkpoints
     reports: Reports
     meter: Meter
     step: int
     saved: int | None
-    compiled: jax.stages.Compiled | None = None
-    """The compiled step for the run's present state, which has an average or not."""
+    compiled: dict[str, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    """The compiled steps for the run's present state, which has an average or not, by size."""
+    flops: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The operations of a step by size."""
 
     @classmethod
     def start(
@@ -168,7 +171,7 @@ class _Run:
             state,
             _spread(mesh, recipe.frozen(mesh)),
             batches,
-            shapes,
+            {batches.bucket: shapes},
             checkpoints,
             Reports(config, name=recipe.name, start=step),
             Meter(config, step),
@@ -182,14 +185,21 @@ class _Run:
         start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
             self.state = _with_average(self.state, config, self.mesh)
-            self.compiled = None
-        if self.compiled is None:
-            self.compiled = self._compile()
-        batch = put_batch(self.mesh, next(self.batches))
+            self.compiled = {}
+        if not self.compiled:
+            # The largest images first, so that a run that does not fit ends at its beginning.
+            self._compile(next(iter(self.shapes)))
+        examples = next(self.batches)
+        size = self.batches.bucket
+        if size not in self.compiled:
+            one = {name: values[0] for name, values in examples.items()}
+            self.shapes[size] = abstract_batch(one, config, self.mesh)
+            self._compile(size)
+        batch = put_batch(self.mesh, examples)
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-            self.state, metrics = self.compiled(self.state, self.frozen, batch)
+            self.state, metrics = self.compiled[size](self.state, self.frozen, batch)
         self.step += 1
-        self.meter.add(metrics)
+        self.meter.add(metrics, self.flops[size])
         self.reports.advance(self.step)
         if self.step % config.log_every == 0 or self.step == config.steps:
             values = self.meter.read(self.step)
@@ -243,8 +253,8 @@ class _Run:
         self.reports.close()
         self.checkpoints.finish()
 
-    def _compile(self) -> jax.stages.Compiled:
-        """Compiles the step for the present state.
+    def _compile(self, size: str) -> None:
+        """Compiles the step for the present state and images of a size.
 
         Raises:
             DoesNotFitError: the devices' memory does not hold it.
@@ -252,16 +262,16 @@ class _Run:
         """
         config, mesh, began = self.config, self.mesh, time.perf_counter()
         program = step_program(self.recipe, config, optimizer_of(config), mesh)
-        with self.reports.compiling() as show, self.stop.at_once():
+        with self.reports.compiling(size) as show, self.stop.at_once():
 
             def tick() -> None:
                 self.stop.check()
                 show()
 
-            if self.meter.flops is None:
-                self.meter.flops = self._count_flops()
+            if size not in self.flops:
+                self.flops[size] = self._count_flops(self.shapes[size])
             with jax.set_mesh(mesh):
-                lowered = program.lower(self.state, self.frozen, self.shapes)
+                lowered = program.lower(self.state, self.frozen, self.shapes[size])
             try:
                 compiled = compile_in_background(lowered, tick)
             except DoesNotFitError as error:
@@ -271,14 +281,14 @@ class _Run:
             later = config.ema.averages * bytes_on_device(self.state.params)
         check_step(config, mesh, compiled, later)
         self.meter.pause(time.perf_counter() - began)
-        return compiled
+        self.compiled[size] = compiled
 
-    def _count_flops(self) -> int:
+    def _count_flops(self, shapes: Any) -> int:
         """Counts the operations of a step, without those that are repeated to save memory."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.config.batch_size))
         trained, frozen, batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-            (self.state.params, self.frozen, self.shapes),
+            (self.state.params, self.frozen, shapes),
         )
         return count_training_flops(self.recipe.loss, trained, frozen, batch, keys)
 

@@ -16,6 +16,7 @@ from diffusax.runtime.mesh import batch_sharding, tree_sharding
 from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import largest_row
 from diffusax.training.ema.update import copy_as_average
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipe import Recipe
@@ -65,13 +66,14 @@ def abstract_state(
 def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
     """Returns the arguments of the step as shapes with shardings: state, frozen parameters, batch.
 
-    No parameters are read. The state includes the averages of `config.ema`.
+    No parameters are read. The state includes the averages of `config.ema`. The batch is of the
+    largest images.
     """
     optimizer = optimizer_of(config)
     create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
     averages = config.ema.averages
     state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
-    example = recipe.example(recipe.source[0], np.random.default_rng(0))
+    example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
     return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
 
 

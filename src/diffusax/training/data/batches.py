@@ -1,25 +1,21 @@
 """Makes batches of rows with Grain: shuffled, split over hosts, prefetched and resumable."""
 
 import dataclasses
-import logging
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 
 from diffusax.extras import require_extra
+from diffusax.training.data.broken import BROKEN_WINDOW, MAX_BROKEN, Broken, Tally
+from diffusax.training.data.bucket_order import BucketOrder
+from diffusax.training.data.buckets import buckets_of, parse_sizes
 from diffusax.training.data.sources import Source, SourceFailed
 from diffusax.training.data.streaming import StreamedSource, WindowOrder
 from diffusax.training.signals import follow_parent
 from diffusax.typed.options import Options
-
-log = logging.getLogger(__name__)
-
-MAX_BROKEN = 0.01
-"""The share of broken rows above which a run stops."""
-BROKEN_WINDOW = 1000
-"""The least number of rows that the share is taken of, if the data set has as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,24 +39,84 @@ class DataConfig(Options):
     mixes all rows, which is good for data sets that fit into the cache."""
     resolution: Annotated[int, Meta(ge=8, le=8192)] | None = None
     """The height and width of the training images in pixels; by default the model's own."""
+    buckets: tuple[str, ...] = ()
+    """The sizes of training images as WIDTHxHEIGHT, such as 512x512 448x576, instead of one square:
+    each image gets the one whose aspect ratio is nearest, and a batch is of one size."""
+    bucket_step: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Make such sizes: of at most resolution x resolution pixels, with sides that are multiples of
+    this; 64 is usual, 0 makes none."""
+    width_column: str = ""
+    """A column with the images' widths in pixels; otherwise buckets read each image's header."""
+    height_column: str = ""
+    """A column with the images' heights in pixels."""
     center_crop: bool = False
     """Crop in the middle instead of anywhere."""
     random_flip: bool = False
     """Mirror half of the images."""
+    mask: Literal["none", "alpha"] = "none"
+    """What says how much each part of an image counts for the loss: nothing, or its own
+    transparency, of which what is opaque counts."""
+    mask_column: str = ""
+    """A column with a mask for each image, of which what is white counts for the loss."""
+    mask_normalized: bool = True
+    """Divide a mask by its mean, so that small masks count as much as large ones."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
     """The number of processes that decode images; 0 decodes in threads of this one."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 4
     """The number of threads that read rows, in each process."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_sizes(self.buckets)
+        _check_buckets(self)
+        if self.mask != "none" and self.mask_column:
+            raise ValueError(
+                f"data.mask={self.mask} and data.mask_column={self.mask_column} are two masks; "
+                "leave one of them out"
+            )
 
-@dataclasses.dataclass(frozen=True)
-class Broken:
-    """A row that could not be used."""
+    @property
+    def bucketed(self) -> bool:
+        """Whether images are cut to several sizes."""
+        return bool(self.buckets or self.bucket_step)
 
-    name: str
-    reason: str
-    fatal: bool = False
-    """Whether the row is not at fault, and the run has to stop."""
+
+def _check_buckets(config: DataConfig) -> None:
+    """Raises ValueError where options do not go with images of several sizes."""
+    columns = [name for name in ("width_column", "height_column") if getattr(config, name)]
+    if len(columns) == 1:
+        raise ValueError(
+            f"data.{columns[0]} is given alone; give both data.width_column and data.height_column"
+        )
+    if not config.bucketed:
+        if columns:
+            raise ValueError(
+                "data.width_column and data.height_column are only read for data.buckets or "
+                "data.bucket_step; give one of these, or leave them out"
+            )
+        return
+    if config.buckets and config.bucket_step:
+        raise ValueError("data.buckets and data.bucket_step both make sizes; leave one of them out")
+    if config.buckets and config.resolution:
+        raise ValueError(
+            f"data.resolution={config.resolution} does nothing beside data.buckets; leave it out, "
+            "or give data.bucket_step instead of data.buckets"
+        )
+    if config.own_part:
+        raise ValueError(
+            "data.own_part cannot be with buckets, as all processes step through the same sizes; "
+            "put the data where all of them see it"
+        )
+    if config.streaming and not columns:
+        raise ValueError(
+            "buckets of streamed images need their sizes in columns; give data.width_column and "
+            "data.height_column, or leave data.streaming out"
+        )
+    if config.streaming_window:
+        raise ValueError(
+            f"data.streaming_window={config.streaming_window} cannot be with buckets, as each "
+            "process mixes its own rows; leave it out, or leave out the buckets"
+        )
 
 
 Element = dict[str, np.ndarray]
@@ -93,6 +149,18 @@ class _Prepared:
     prepare: Prepare
 
     def __call__(self, row: Any, rng: np.random.Generator) -> Element | Broken:
+        index, _ = row
+        example = self._example(row, rng)
+        buckets = buckets_of(self.source)
+        if buckets is None or not isinstance(example, Broken) or example.fatal:
+            return example
+        for other in buckets.others(index):
+            instead = self._example(_Rows(self.source)[other], rng)
+            if not isinstance(instead, Broken):
+                return dataclasses.replace(example, instead=instead)
+        return example
+
+    def _example(self, row: Any, rng: np.random.Generator) -> Element | Broken:
         index, values = row
         if isinstance(values, Broken):
             return values
@@ -102,49 +170,38 @@ class _Prepared:
             return Broken(self.source.name(index), f"{type(error).__name__}: {error}")
 
 
-class Tally:
-    """Counts and names the rows that cannot be used, and stops the run where there are too many."""
+@dataclasses.dataclass(frozen=True)
+class _Bucketed:
+    """A process's examples in batches of one size, each with the index of its size."""
 
-    def __init__(self, rows: int):
-        """Starts with no rows counted. rows: the number of rows of the whole data set."""
-        self.rows, self.seen, self.broken = rows, 0, 0
-        self._named: set[str] = set()
+    examples: Sequence[Element | Broken]
+    """The examples in the order of the rows."""
+    order: BucketOrder
+    process_index: int
+    process_count: int
 
-    def count(self, element: Element | Broken) -> None:
-        """Counts the element; the first time that a row is broken, names it in the log.
+    def __len__(self) -> int:
+        return sys.maxsize
 
-        Raises:
-            ValueError: more than one row in a hundred is broken, or the source cannot be read.
-        """
-        self.seen += 1
-        if not isinstance(element, Broken):
-            return
-        if element.fatal:
-            raise ValueError(element.reason)
-        self.broken += 1
-        if element.name not in self._named:
-            self._named.add(element.name)
-            log.warning("skipped %s: %s", element.name, element.reason)
-        if self.broken > MAX_BROKEN * max(self.seen, min(BROKEN_WINDOW, self.rows)):
-            raise ValueError(
-                f"{self.broken} of {self.seen} rows are broken, more than {MAX_BROKEN:.0%}; the "
-                f"last is {element.name}: {element.reason}"
-            )
-
-    def get_state(self) -> dict[str, int]:
-        """Returns the counts."""
-        return {"seen": self.seen, "broken": self.broken}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        """Continues from the counts of `get_state`."""
-        self.seen, self.broken = state["seen"], state["broken"]
+    def __getitem__(self, index: int) -> tuple[int, Element | Broken]:
+        own = self.order.batch_size // self.process_count
+        number, i = divmod(index, own)
+        bucket, places = self.order.batch(number)
+        # Side by side, the processes' examples are the batch of a single one.
+        return bucket, self.examples[int(places[self.process_index * own + i])]
 
 
 class Batches:
     """An endless iterator of batches, whose position can be saved and restored.
 
     The order depends only on the seed, the batch size of a process and the number of processes.
+    Where the source has buckets, each batch is of one size, the same in all processes, which
+    share its rows; see `BucketOrder`.
     """
+
+    bucket: str = ""
+    """The size of the last batch's images, or before the first one the largest; an empty text where
+    the source has no buckets."""
 
     def __init__(
         self,
@@ -181,11 +238,28 @@ class Batches:
         order = None
         if isinstance(source, StreamedSource):
             order = source.order(seed, process_index, process_count)
-        rows = grain.MapDataset.source(_Rows(source, order)).seed(seed)
+        self._prepared = _Prepared(source, prepare)
+        self._buckets = buckets_of(source)
+        # Processes share the batches of buckets, otherwise the rows.
+        own = slice(process_index, None, process_count)
+        share = own if self._buckets is None else slice(None)
+
+        def in_order(rows: Any) -> Any:
+            return grain.MapDataset.source(rows).seed(seed).shuffle()[share].repeat()
+
         if order is None:
-            rows = rows.shuffle()[process_index::process_count].repeat()
-        self._by_index = rows.random_map(_Prepared(source, prepare))
-        dataset = self._by_index.to_iter_dataset(
+            rows = in_order(_Rows(source))
+        else:
+            rows = grain.MapDataset.source(_Rows(source, order)).seed(seed)
+        self._by_index = examples = rows.random_map(self._prepared)
+        if self._buckets is not None:
+            self.bucket = self._buckets.name(self._buckets.of_row[self._buckets.largest_row()])
+            sizes = BucketOrder(
+                self._buckets, in_order(range(self.rows)), batch_size * process_count
+            )
+            bucketed = _Bucketed(examples, sizes, process_index, process_count)
+            examples = grain.MapDataset.source(bucketed)
+        dataset = examples.to_iter_dataset(
             grain.ReadOptions(
                 num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
             )
@@ -212,18 +286,29 @@ class Batches:
         """
         elements: list[Element] = []
         while len(elements) < self.batch_size:
-            element = next(self._elements)
+            element = self._next()
             self.tally.count(element)
             if not isinstance(element, Broken):
                 elements.append(element)
+            elif element.instead is not None:
+                elements.append(element.instead)
+            elif self._buckets is not None:
+                raise ValueError(
+                    f"no image of {self.bucket} can be read; the last is {element.name}: "
+                    f"{element.reason}"
+                )
         return {key: np.stack([e[key] for e in elements]) for key in elements[0]}
 
     def example(self) -> Element:
         """Returns one of the next examples; reads only its row, which will be read again.
 
+        Where the source has buckets, it is one of the largest examples instead.
+
         Raises:
             ValueError: too many rows are broken.
         """
+        if self._buckets is not None:
+            return self._largest(self._buckets.largest_row())
         # Worker processes keep no common index; any example has the shapes of theirs.
         index = self._elements.get_state().get("next_index", 0)
         tries = int(MAX_BROKEN * BROKEN_WINDOW) + 1
@@ -237,6 +322,22 @@ class Batches:
             f"{tries} of {tries} rows are broken, more than {MAX_BROKEN:.0%}; the last is "
             f"{element.name}: {element.reason}"
         )
+
+    def _next(self) -> Element | Broken:
+        """Returns the next example, and notes its size."""
+        if self._buckets is None:
+            return next(self._elements)  # type: ignore[no-any-return]
+        bucket, element = next(self._elements)
+        self.bucket = self._buckets.name(bucket)
+        return element  # type: ignore[no-any-return]
+
+    def _largest(self, row: int) -> Element:
+        element = self._prepared(_Rows(self._prepared.source)[row], np.random.default_rng(0))
+        if not isinstance(element, Broken):
+            return element
+        if element.instead is None:
+            raise ValueError(f"no image of {self.bucket} can be read: {element.reason}")
+        return element.instead
 
     def close(self) -> None:
         """Ends the worker processes."""

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,11 @@ from diffusax.files import load_json, write_json
 from diffusax.models.network import Params
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
-from diffusax.training.data.batches import Broken, Element, Tally
+from diffusax.training.data.batches import Element
+from diffusax.training.data.broken import Broken, Tally
+from diffusax.training.data.buckets import Buckets, buckets_of
 from diffusax.training.data.examples import CaptionedDataConfig, EditDataConfig, picture_size
-from diffusax.training.data.opening import open_data, own_share
+from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.rows import caption_example, edit_example
 from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.denoising import encode_captions, encode_pixels, is_text
@@ -68,7 +70,12 @@ class CachedSource:
 
     rows: ArrowSource
     shapes: dict[str, tuple[int, ...]]
+    """The shape of each array of a row; where there are buckets, of a row of the first size."""
     dtypes: dict[str, str]
+    buckets: Buckets | None = None
+    """The sizes of the images that the latents are of, where there are several."""
+    shapes_by_size: tuple[dict[str, tuple[int, ...]], ...] = ()
+    """The shapes for each of the sizes."""
 
     @classmethod
     def open(cls, folder: str, base: BaseModel, *, edits: bool) -> "CachedSource":
@@ -100,15 +107,25 @@ class CachedSource:
         missing = [file for file in files if not Path(file).is_file()]
         if missing:
             raise ValueError(f"{missing[0]} is missing; write the cache again with cache-latents")
-        shapes = {name: tuple(shape) for name, shape in index["shapes"].items()}
-        return cls(ArrowSource(files, files), shapes, index["dtypes"])
+        shapes, rows = _shapes(index), ArrowSource(files, files)
+        if "buckets" not in index:
+            return cls(rows, shapes, index["dtypes"])
+        parts = [tuple(str(Path(folder) / n) for n in b["files"]) for b in index["buckets"]]
+        counts = [len(ArrowSource(part, part)) for part in parts]
+        sizes = tuple((height, width) for height, width in (b["size"] for b in index["buckets"]))
+        of_row = np.repeat(np.arange(len(sizes), dtype=np.int16), counts)
+        by_size = tuple(map(_shapes, index["buckets"]))
+        return cls(rows, shapes, index["dtypes"], Buckets(sizes, of_row), by_size)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        shapes = self.shapes
+        if self.buckets is not None:
+            shapes = self.shapes_by_size[self.buckets.of_row[index]]
         return {
-            name: np.frombuffer(value, self.dtypes[name]).reshape(self.shapes[name])
+            name: np.frombuffer(value, self.dtypes[name]).reshape(shapes[name])
             for name, value in self.rows[index].items()
         }
 
@@ -140,10 +157,12 @@ def cache_latents(config: CacheConfig) -> int:
             is broken; says why.
     """
     require_options(config, ("model", "data.path"))
-    pyarrow = require_extra("pyarrow", "train")
+    require_extra("pyarrow", "train")
     base = BaseModel.open(config.model, edits=_edits(config))
     size = picture_size(config.data, base.default_size, base.factor)
-    source = open_data(config.data, _columns(config))
+    columns = _columns(config)
+    column = columns[-1] if _edits(config) else columns[0]
+    source = open_images(config.data, columns, image_column=column, side=size, factor=base.factor)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # The index says that a cache is whole, so that of an earlier cache has to go first.
@@ -151,29 +170,67 @@ def cache_latents(config: CacheConfig) -> int:
     names = [base.autoencoder, *(base.text_encoders if config.text_embeddings else ())]
     params = {name: base.load(name).params for name in names}
     encode = _encoder(base, params, config.text_embeddings)
-    count, writer, specs = 0, None, {}
-    file = _part(jax.process_index())
-    for batch in _batches(source, base, config, size):
-        arrays = encode(batch)
+    tally, parts = Tally(len(source)), []
+    for bucket, rows in _rows_by_size(source).items():
+        batches = _batches(source, base, config, size, rows, tally)
+        parts.append(_write(folder, bucket, map(encode, batches)))
+    written = [part for part in parts if part.specs]
+    if not written:
+        raise ValueError(f"{config.data.path} has no row that can be used")
+    if jax.process_index() == 0:
+        networks = {name: fingerprint(part) for name, part in params.items()}
+        write_json(folder / _INDEX, _index(written, buckets_of(source), networks))
+    return sum(part.rows for part in written)
+
+
+class _Part(NamedTuple):
+    """What this process has written of the images of one size."""
+
+    bucket: int | None
+    """The index of the size; None where all images have one."""
+    rows: int
+    specs: dict[str, tuple[tuple[int, ...], str]]
+    """The shape and dtype of each array; empty where there is no row."""
+
+
+def _write(folder: Path, bucket: int | None, batches: Iterator[dict[str, np.ndarray]]) -> _Part:
+    """Writes a file of rows; one without rows where there are none."""
+    pyarrow = require_extra("pyarrow", "train")
+    count, specs, writer = 0, {}, None
+    file = str(folder / _file(jax.process_index(), bucket))
+    for arrays in batches:
         if writer is None:
             specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
             schema = pyarrow.schema([(name, pyarrow.binary()) for name in arrays])
-            writer = pyarrow.ipc.new_file(str(folder / file), schema)
+            writer = pyarrow.ipc.new_file(file, schema)
         columns = [[row.tobytes() for row in arrays[name]] for name in arrays]
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
         count += len(columns[0])
-    if writer is None:
-        raise ValueError(f"{config.data.path} has no row that can be used")
+    writer = writer or pyarrow.ipc.new_file(file, pyarrow.schema([]))
     writer.close()
-    if jax.process_index() == 0:
-        index = {
-            "files": [_part(i) for i in range(jax.process_count())],
-            "shapes": {name: list(shape) for name, (shape, _) in specs.items()},
-            "dtypes": {name: dtype for name, (_, dtype) in specs.items()},
-            "networks": {name: fingerprint(part) for name, part in params.items()},
-        }
-        write_json(folder / _INDEX, index)
-    return count
+    return _Part(bucket, count, specs)
+
+
+def _index(
+    parts: Sequence[_Part], buckets: Buckets | None, networks: dict[str, str]
+) -> dict[str, Any]:
+    """Returns what the index says of a cache; each process has written a file for each size."""
+    processes = range(jax.process_count())
+    files = [[_file(i, part.bucket) for i in processes] for part in parts]
+    shapes = [{k: list(shape) for k, (shape, _) in part.specs.items()} for part in parts]
+    index: dict[str, Any] = {
+        "files": [name for names in files for name in names],
+        "shapes": shapes[0],
+        "dtypes": {name: dtype for name, (_, dtype) in parts[0].specs.items()},
+        "networks": networks,
+    }
+    if buckets is not None:
+        sizes = [buckets.sizes[part.bucket or 0] for part in parts]
+        index["buckets"] = [
+            {"size": size, "shapes": shape, "files": names}
+            for size, shape, names in zip(sizes, shapes, files, strict=True)
+        ]
+    return index
 
 
 def _edits(config: CacheConfig) -> bool:
@@ -188,34 +245,53 @@ def _columns(config: CacheConfig) -> tuple[str, ...]:
     """
     captions = ("image_column", "caption_column")
     pairs = ("original_image_column", "edit_prompt_column", "edited_image_column")
-    used, unused = (pairs, captions) if _edits(config) else (captions, pairs)
+    tags = ("trigger", "shuffle_tags", "keep_tags", "tag_separator")
+    used, unused = (pairs, (*captions, *tags)) if _edits(config) else (captions, pairs)
     for name in unused:
         if getattr(config.data, name) != getattr(CacheDataConfig, name):
             raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
     return tuple(getattr(config.data, name) for name in used)
 
 
-def _part(process: int) -> str:
-    return f"part-{process:05}.arrow"
+def _file(process: int, bucket: int | None) -> str:
+    return f"part-{process:05}{'' if bucket is None else f'-{bucket:03}'}.arrow"
+
+
+def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in index["shapes"].items()}
+
+
+def _rows_by_size(source: Source) -> dict[int | None, Sequence[int]]:
+    """Returns the rows of each size, of which there is one without a name unless there are more."""
+    buckets = buckets_of(source)
+    if buckets is None:
+        return {None: range(len(source))}
+    used = np.flatnonzero(buckets.counts)
+    return {int(i): np.flatnonzero(buckets.of_row == i).tolist() for i in used}
 
 
 def _batches(
-    source: Source, base: BaseModel, config: CacheConfig, size: int
+    source: Source,
+    base: BaseModel,
+    config: CacheConfig,
+    size: int,
+    rows: Sequence[int],
+    tally: Tally,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches of examples of this process's rows, in order."""
+    """Yields batches of examples of this process's share of rows, in order."""
     example: Any = edit_example if _edits(config) else caption_example
 
     def prepare(job: int) -> Element | Broken:
-        copy, index = divmod(job, len(source))
+        copy, place = divmod(job, len(rows))
+        index = rows[place]
         rng = np.random.default_rng((config.seed, copy, index))
         try:
             return example(config.data, base, size, source[index], rng)
         except Exception as error:
             return Broken(source.name(index), f"{type(error).__name__}: {error}")
 
-    tally = Tally(len(source))
     first, every = own_share(config.data)
-    jobs = range(first, len(source) * config.copies, every)
+    jobs = range(first, len(rows) * config.copies, every)
     with ThreadPoolExecutor(config.data.threads) as pool:
         for start in tqdm(range(0, len(jobs), config.batch_size), desc="caching", unit="batch"):
             chunk = jobs[start : start + config.batch_size]

@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image, ImageOps
 
-from diffusax.images.pictures import load_image
-from diffusax.training.data.batches import DataConfig
+from diffusax.images.pictures import load_image, open_upright
+from diffusax.training.data.batches import DataConfig, Element
+from diffusax.training.data.buckets import SIZE, Size
 
 MAX_ASPECT = 16
 """Longer images are cut to this many times their shorter side before they are resized."""
@@ -32,6 +34,14 @@ class CaptionedDataConfig(ImageDataConfig):
     caption_column: str = "text"
     """The column with the captions: a text, or a list from which one is drawn each time. Captions
     that are too long for the text encoder are cut off."""
+    trigger: str = ""
+    """Words to put before each caption, with tag_separator between."""
+    shuffle_tags: bool = False
+    """Shuffle the tags of each caption anew each time."""
+    keep_tags: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """The number of tags at the beginning of a caption that stay where they are."""
+    tag_separator: Annotated[str, Meta(min_length=1)] = ","
+    """What stands between the tags of a caption."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,21 +89,68 @@ def read_pixels(
     config: DataConfig, size: int, column: str, row: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
     """Reads the image in a column, resized and cropped as the options say: h w 3 uint8."""
-    (pixels,), _ = prepare_pictures(config, size, [read_picture(row[column])], rng)
+    (pixels,), _, _ = cut_pictures(config, size, row, [row[column]], rng)
     return pixels
 
 
-def prepare_pictures(
-    config: DataConfig, size: int, pictures: Sequence[Image.Image], rng: np.random.Generator
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Resizes and crops images alike, as the options say; see `prepare_images`."""
-    return prepare_images(
-        pictures,
+def cut_pictures(
+    config: DataConfig,
+    size: int,
+    row: dict[str, Any],
+    cells: Sequence[Any],
+    rng: np.random.Generator,
+    *,
+    factor: int = 1,
+) -> tuple[list[np.ndarray], np.ndarray, Element]:
+    """Reads images of a row, and resizes and crops them alike; see `prepare_images`.
+
+    Args:
+        config: the options.
+        size: the side of the square that is cut out, unless the row has a size of its own.
+        row: the row.
+        cells: the cells with the images, first the one whose mask counts.
+        rng: draws the place and the mirroring.
+        factor: the number of pixels per latent.
+
+    Returns:
+        Each image's pixels, h w 3 uint8; SDXL's micro-conditioning; and where the options have
+        masks, "loss_weights", see `mask_weights`.
+
+    Raises:
+        ValueError: an image cannot be read, or is none; says why.
+    """
+    first, *masks = _with_mask(config, row, cells[0])
+    pixels, sizes = prepare_images(
+        [first, *map(read_picture, cells[1:]), *masks],
         rng,
-        resolution=size,
+        resolution=row.get(SIZE, size),
         center_crop=config.center_crop,
         random_flip=config.random_flip,
     )
+    if not masks:
+        return pixels, sizes, {}
+    *pixels, mask = pixels
+    weights = mask_weights(mask, factor, normalized=config.mask_normalized)
+    return pixels, sizes, {"loss_weights": weights}
+
+
+def mask_weights(mask: np.ndarray, factor: int, *, normalized: bool) -> np.ndarray:
+    """Returns how much each latent counts for the loss: a mask's means over latents' pixels.
+
+    With `normalized` they are divided by their mean, unless nothing counts.
+
+    Args:
+        mask: H W uint8, of which 255 counts.
+        factor: the number of pixels per latent.
+        normalized: whether to divide.
+
+    Returns:
+        h w float32.
+    """
+    h, w = (n // factor for n in mask.shape)
+    means = mask.reshape(h, factor, w, factor).astype(np.float32).mean((1, 3)) / np.float32(255)
+    total = means.mean()
+    return means / total if normalized and total > 0 else means
 
 
 def read_picture(cell: Any) -> Image.Image:
@@ -105,31 +162,48 @@ def read_picture(cell: Any) -> Image.Image:
     Raises:
         ValueError: the cell holds no image that Pillow can read.
     """
+    return load_image(image_file(cell))
+
+
+def image_file(cell: Any) -> bytes | Path:
+    """Returns the file's bytes in a cell, or its path.
+
+    Raises:
+        ValueError: the cell holds neither.
+    """
     if isinstance(cell, dict):
         cell = cell.get("bytes") or Path(cell.get("path") or "")
     if isinstance(cell, Image.Image):
         return cell
     if not isinstance(cell, bytes | Path):
         raise ValueError(f"no image bytes, but {type(cell).__name__}")
-    return load_image(cell)
+    return cell
 
 
 def prepare_images(
     images: Sequence[Image.Image],
     rng: np.random.Generator,
     *,
-    resolution: int,
+    resolution: int | Size,
     center_crop: bool,
     random_flip: bool,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Resizes the shorter side to `resolution` and cuts the same square out of each image.
+    """Resizes images to cover a size, and cuts that size out of each, all at the same place.
 
     Images are resized to the size of the first one before that.
 
+    Args:
+        images: the images.
+        rng: draws the place and the mirroring.
+        resolution: the height and width in pixels, or the side of a square.
+        center_crop: whether to cut in the middle.
+        random_flip: whether to mirror half of the time.
+
     Returns:
-        Each image's pixels, h w 3 uint8, and SDXL's micro-conditioning (Podell et al. 2023, section
-        2.2), 6 int32: height and width of the first before it was resized, top and left of the
-        square in the resized and, where it is, mirrored image, height and width of the square.
+        Each image's pixels, h w 3 uint8 (h w for shades of grey), and SDXL's micro-conditioning
+        (Podell et al. 2023, section 2.2), 6 int32: height and width of the first before it was
+        resized, top and left of the part in the resized and, where it is, mirrored image, height
+        and width of the part.
     """
 
     def corner(spare: tuple[int, int]) -> tuple[int, int]:
@@ -145,15 +219,16 @@ def prepare_images(
         left, top = corner((width - own[0], height - own[1]))
         width, height = own
         images = [image.crop((left, top, left + width, top + height)) for image in images]
-    scale = resolution / min(width, height)
-    columns, rows = (max(resolution, round(n * scale)) for n in (width, height))
-    left, top = corner((columns - resolution, rows - resolution))
-    box = (left, top, left + resolution, top + resolution)
+    high, wide = (resolution, resolution) if isinstance(resolution, int) else resolution
+    scale = max(wide / width, high / height)
+    columns, rows = max(wide, round(width * scale)), max(high, round(height * scale))
+    left, top = corner((columns - wide, rows - high))
+    box = (left, top, left + wide, top + high)
     images = [_resized(image, columns, rows).crop(box) for image in images]
     if random_flip and rng.random() < 0.5:
         images = [ImageOps.mirror(image) for image in images]
-        left = columns - resolution - left
-    sizes = np.array([height, width, top, left, resolution, resolution], np.int32)
+        left = columns - wide - left
+    sizes = np.array([height, width, top, left, high, wide], np.int32)
     return [np.asarray(image) for image in images], sizes
 
 
@@ -190,9 +265,35 @@ def choose_caption(cell: Any, rng: np.random.Generator) -> str:
     return cell
 
 
+def write_caption(config: CaptionedDataConfig, cell: Any, rng: np.random.Generator) -> str:
+    """Returns the caption in a cell, or one of several, as the options put it: trigger and tags.
+
+    Raises:
+        ValueError: the cell holds no text.
+    """
+    caption, separator = choose_caption(cell, rng), config.tag_separator
+    if config.shuffle_tags:
+        tags = [tag.strip() for tag in caption.split(separator)]
+        kept, others = tags[: config.keep_tags], tags[config.keep_tags :]
+        caption = f"{separator} ".join([*kept, *(others[i] for i in rng.permutation(len(others)))])
+    return f"{separator} ".join(filter(None, (config.trigger, caption)))
+
+
 def clean_caption(caption: str) -> str:
     """Returns a caption on one line, valid Unicode; of very long texts only the beginning."""
     return " ".join(caption.split())[:MAX_CAPTION].encode("utf-8", "replace").decode()
+
+
+def _with_mask(config: DataConfig, row: dict[str, Any], cell: Any) -> list[Image.Image]:
+    """Returns the image in a cell, and its mask in shades of grey if the options have one."""
+    if config.mask_column:
+        return [read_picture(cell), read_picture(row[config.mask_column]).convert("L")]
+    if config.mask == "none":
+        return [read_picture(cell)]
+    image = open_upright(image_file(cell))
+    if not image.has_transparency_data:
+        return [load_image(image), Image.new("L", image.size, 255)]
+    return [load_image(image), image.convert("RGBA").getchannel("A")]
 
 
 def _resized(image: Image.Image, width: int, height: int) -> Image.Image:

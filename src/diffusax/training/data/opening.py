@@ -1,16 +1,30 @@
 """Opens the data set that a run's options name, and says which share of it this process reads."""
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
+import numpy as np
 
 from diffusax.training.data.batches import DataConfig
-from diffusax.training.data.sources import Source, open_source
+from diffusax.training.data.buckets import (
+    BucketedSource,
+    Buckets,
+    Size,
+    nearest_sizes,
+    parse_sizes,
+    sizes_of_area,
+)
+from diffusax.training.data.picture_sizes import sizes_in_columns, sizes_in_headers
+from diffusax.training.data.sources import FolderSource, Source, check_columns, open_source
 from diffusax.training.data.streaming import StreamedSource
+
+log = logging.getLogger(__name__)
 
 
 def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
-    """Opens the data set that the options name, with these columns.
+    """Opens the data set that the options name, with these columns and that of the masks.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -19,12 +33,81 @@ def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
         raise ValueError(
             "data.own_part cannot be with data.streaming, where all processes see the same data"
         )
+    masks = [config.mask_column] if config.mask_column else []
+    return _open(config, [*columns, *masks])
+
+
+def open_images(
+    config: DataConfig, columns: Sequence[str], *, image_column: str, side: int, factor: int
+) -> Source:
+    """Opens the data set that the options name; in buckets, where the options have some.
+
+    Args:
+        config: the options.
+        columns: the columns to read.
+        image_column: the one with the images whose size decides.
+        side: the side in pixels of the square whose area the buckets have, if their sizes are not
+            given.
+        factor: the number of pixels per latent, which divides all sizes.
+
+    Raises:
+        ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than
+            one image in a hundred cannot be read.
+    """
+    source = open_data(config, columns)
+    if not config.bucketed:
+        return source
+    sizes = bucket_sizes(config, side, factor)
+    buckets = Buckets(sizes, nearest_sizes(sizes, _image_sizes(source, config, image_column)))
+    log_buckets(buckets)
+    return BucketedSource(source, buckets)
+
+
+def bucket_sizes(config: DataConfig, side: int, factor: int) -> tuple[Size, ...]:
+    """Returns the sizes of the options' buckets; see `open_images`."""
+    if config.bucket_step:
+        if config.bucket_step % factor:
+            raise ValueError(
+                f"data.bucket_step must be divisible by {factor}, the pixels per latent (got "
+                f"{config.bucket_step}); use {config.bucket_step // factor * factor + factor}"
+            )
+        return sizes_of_area(side, config.bucket_step)
+    sizes = parse_sizes(config.buckets)
+    for height, width in sizes:
+        if height % factor or width % factor:
+            h, w = (max(n // factor, 1) * factor for n in (height, width))
+            raise ValueError(
+                f"data.buckets must have sides divisible by {factor}, the pixels per latent (got "
+                f"{width}x{height}); use {w}x{h}"
+            )
+    return sizes
+
+
+def log_buckets(buckets: Buckets) -> None:
+    """Logs how many images each size has."""
+    used = [i for i, count in enumerate(buckets.counts) if count]
+    counts = ", ".join(f"{buckets.name(i)} {buckets.counts[i]}" for i in used)
+    log.info("images by size: %s", counts)
+
+
+def own_share(config: DataConfig) -> tuple[int, int]:
+    """Returns (i, n): this process reads the i-th of n shares of the rows that it sees."""
+    return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())
+
+
+def _open(config: DataConfig, columns: Sequence[str]) -> Source:
     if not config.streaming:
         return open_source(config.path, columns)
     limit = int(config.streaming_cache * 1e9)
     return StreamedSource.open(config.path, columns, limit=limit, window=config.streaming_window)
 
 
-def own_share(config: DataConfig) -> tuple[int, int]:
-    """Returns (i, n): this process reads the i-th of n shares of the rows that it sees."""
-    return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())
+def _image_sizes(source: Source, config: DataConfig, image_column: str) -> np.ndarray:
+    columns = (config.height_column, config.width_column)
+    if not config.width_column:
+        return sizes_in_headers(source, image_column, config.threads)
+    if isinstance(source, FolderSource):
+        # Its rows hold no images, but only where they are.
+        check_columns(columns, source.rows[0], Path(source.folder))
+        return sizes_in_columns(source, columns, config.threads)
+    return sizes_in_columns(_open(config, columns), columns, config.threads)

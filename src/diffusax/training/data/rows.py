@@ -10,10 +10,9 @@ from diffusax.training.data.examples import (
     CaptionedDataConfig,
     ControlDataConfig,
     EditDataConfig,
-    choose_caption,
     choose_edit,
-    prepare_pictures,
-    read_picture,
+    cut_pictures,
+    write_caption,
 )
 
 
@@ -26,14 +25,15 @@ def caption_example(
 ) -> Element:
     """Returns an image's pixels and its caption's tokens.
 
-    size: the side of the cut image in pixels.
+    size: the side of the cut image in pixels, unless the row has a size of its own.
 
     Raises:
         ValueError: the row cannot be used; says why.
     """
-    (pixels,), sizes = prepare_pictures(config, size, [read_picture(row[config.image_column])], rng)
-    caption = choose_caption(row[config.caption_column], rng)
-    return {"pixel_values": pixels, **base.tokenize(caption), **_time_ids(base, sizes)}
+    cells = [row[config.image_column]]
+    (pixels,), sizes, weights = cut_pictures(config, size, row, cells, rng, factor=base.factor)
+    caption = write_caption(config, row[config.caption_column], rng)
+    return {"pixel_values": pixels, **weights, **base.tokenize(caption), **_time_ids(base, sizes)}
 
 
 def control_example(
@@ -47,13 +47,13 @@ def control_example(
 
     The arguments and errors are those of `caption_example`.
     """
-    columns = (config.image_column, config.conditioning_image_column)
-    pictures = [read_picture(row[column]) for column in columns]
-    (pixels, conditioning), sizes = prepare_pictures(config, size, pictures, rng)
+    cells = [row[config.image_column], row[config.conditioning_image_column]]
+    images, sizes, weights = cut_pictures(config, size, row, cells, rng, factor=base.factor)
     return {
-        "pixel_values": pixels,
-        "conditioning_pixel_values": conditioning,
-        **base.tokenize(choose_caption(row[config.caption_column], rng)),
+        "pixel_values": images[0],
+        "conditioning_pixel_values": images[1],
+        **weights,
+        **base.tokenize(write_caption(config, row[config.caption_column], rng)),
         **_time_ids(base, sizes),
     }
 
@@ -71,11 +71,14 @@ def edit_example(
     original is resized to the edited image's size.
     """
     prompt, cell = choose_edit(row[config.edit_prompt_column], row[config.edited_image_column], rng)
-    pictures = [read_picture(cell), read_picture(row[config.original_image_column])]
-    (edited, original), sizes = prepare_pictures(config, size, pictures, rng)
+    cells = [cell, row[config.original_image_column]]
+    (edited, original), sizes, weights = cut_pictures(
+        config, size, row, cells, rng, factor=base.factor
+    )
     return {
         "pixel_values": edited,
         "original_pixel_values": original,
+        **weights,
         **base.tokenize(prompt),
         **_time_ids(base, sizes),
     }

@@ -4,10 +4,16 @@ import jax
 import jax.numpy as jnp
 
 
-def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
-    """Returns the mean squared error of each example, in float32. b ... -> b."""
+def squared_error(
+    prediction: jax.Array, target: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
+    """Returns the mean squared error of each example, in float32. b ... c -> b.
+
+    weights: what each place of an example counts for, b ...; by default 1.
+    """
     difference = prediction.astype(jnp.float32) - target.astype(jnp.float32)
-    return jnp.mean(difference**2, axis=tuple(range(1, difference.ndim)))
+    squares = difference**2 if weights is None else weights[..., None] * difference**2
+    return jnp.mean(squares, axis=tuple(range(1, difference.ndim)))
 
 
 def kl_divergence(mean: jax.Array, logvar: jax.Array) -> jax.Array:

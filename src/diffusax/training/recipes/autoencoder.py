@@ -30,8 +30,9 @@ from diffusax.models.network import (
 )
 from diffusax.training.config import TrainConfig, ValidationConfig
 from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import ImageDataConfig, picture_size, read_pixels
-from diffusax.training.data.opening import open_data
+from diffusax.training.data.opening import open_images
 from diffusax.training.diffusion.losses import (
     gradient_difference,
     kl_divergence,
@@ -116,7 +117,16 @@ class Autoencoder:
         side = network.sample_size
         default = side if isinstance(side, int) else max(side)
         self.size = picture_size(config.data, default, network.downsampling)
-        self.source = open_data(config.data, (config.data.image_column,))
+        if config.data.mask != "none" or config.data.mask_column:
+            raise ValueError("an autoencoder's loss reads no masks; leave data.mask out")
+        column = config.data.image_column
+        self.source = open_images(
+            config.data,
+            (column,),
+            image_column=column,
+            side=self.size,
+            factor=network.downsampling,
+        )
 
     def shapes(self) -> Params:
         """Returns the shapes of the trained parameters."""
@@ -195,11 +205,13 @@ class Autoencoder:
         return {name: part for name, part in params.items() if (name in names) is kept}
 
     def _pictures(self, count: int) -> np.ndarray:
-        """Returns images of rows spread evenly over the data set, b H W 3 uint8."""
+        """Returns squares of rows spread evenly over the data set, b H W 3 uint8."""
         n = len(self.source)
         rng = np.random.default_rng(0)
         rows = np.linspace(0, n - 1, min(count, n)).astype(int)
-        return np.stack([self.example(self.source[int(i)], rng)["pixel_values"] for i in rows])
+        square = (self.size, self.size)
+        chosen = ({**self.source[int(i)], SIZE: square} for i in rows)
+        return np.stack([self.example(row, rng)["pixel_values"] for row in chosen])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -112,8 +112,10 @@ class ControlNet(Denoiser):
 
         The seed is that of the run.
         """
-        size = (self.size, self.size)
-        pictures = [picture.resize(size, Image.Resampling.LANCZOS) for picture in self.pictures]
+        height, width = self.validation_size
+        pictures = [
+            picture.resize((width, height), Image.Resampling.LANCZOS) for picture in self.pictures
+        ]
         count = len(self.config.validation.prompts)
         pictures *= count // len(pictures)
         return self.captioned(self.draw(trained, frozen, control_text_to_image, image=pictures))

@@ -21,9 +21,10 @@ from diffusax.runtime.mesh import to_host
 from diffusax.training.base_model import BaseModel
 from diffusax.training.config import ValidationConfig
 from diffusax.training.data.batches import DataConfig
+from diffusax.training.data.buckets import Size
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.examples import picture_size
-from diffusax.training.data.opening import open_data
+from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
 from diffusax.training.denoising import DenoisingConfig, DenoisingLoss, encode_captions
 from diffusax.training.drawing import draw_images
@@ -37,6 +38,14 @@ from diffusax.training.step import Batch
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
 """The ends of residual branches, which start as identities (Dhariwal and Nichol 2021's code)."""
 
+_OF_ROWS = frozenset(
+    [
+        *("path", "own_part", "workers", "threads"),
+        *("streaming", "streaming_cache", "streaming_window"),
+    ]
+)
+"""The options of a data set that say nothing of its images or captions."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DenoiserValidationConfig(ValidationConfig):
@@ -48,6 +57,10 @@ class DenoiserValidationConfig(ValidationConfig):
     """The number of sampler steps."""
     guidance: Annotated[float, Meta(ge=0, le=1000)] = 7.5
     """The guidance scale."""
+    height: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The height of the pictures in pixels; by default data.resolution, or the model's own."""
+    width: Annotated[int, Meta(ge=8, le=8192)] | None = None
+    """The width of the pictures in pixels; by default data.resolution, or the model's own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +148,8 @@ class Denoiser:
 
         Args:
             config: the options.
-            columns: the columns that are read from the data set.
+            columns: the columns that are read from the data set: first that of the images to learn,
+                of edits the last.
             edits: see `BaseModel.open`.
             controlnet: the ControlNet that is trained instead of the denoiser; see
                 `BaseModel.with_controlnet`.
@@ -155,9 +169,13 @@ class Denoiser:
         if self.cached:
             _check_without_pictures(data)
             self.source = cache = CachedSource.open(data.path, base, edits=edits)
+            _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
-            self.source = open_data(data, columns)
+            image_column = columns[-1] if edits else columns[0]
+            self.source = open_images(
+                data, columns, image_column=image_column, side=self.size, factor=base.factor
+            )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
                 f"{data.path} holds text embeddings, so train_text_encoder has nothing to train; "
@@ -262,16 +280,23 @@ class Denoiser:
             networks = {name: self.base.networks[name] for name in self.components}
             components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
             arguments["adapters"] = {"lora": 1.0}
+        height, width = self.validation_size
         call = Call(
             prompt=list(config.validation.prompts),
-            height=self.size,
-            width=self.size,
+            height=height,
+            width=width,
             num_inference_steps=config.validation.steps,
             guidance_scale=config.validation.guidance,
             seed=config.seed,
             **arguments,
         )
         return draw_images(components, task, call)
+
+    @property
+    def validation_size(self) -> Size:
+        """The height and width in pixels of the validation images."""
+        options = self.config.validation
+        return options.height or self.size, options.width or self.size
 
     def captioned(self, images: list[Image.Image]) -> list[Image.Image]:
         """Returns the images with the validation prompts beneath."""
@@ -329,14 +354,32 @@ class Denoiser:
             )
         if options.prompts and not options.every:
             raise ValueError("validation.prompts are never drawn; give validation.every")
+        for name, n in zip(("height", "width"), self.validation_size):
+            if n % self.base.factor:
+                low = n // self.base.factor * self.base.factor
+                raise ValueError(
+                    f"validation.{name} must be divisible by {self.base.factor}, the pixels per "
+                    f"latent (got {n}); use {low} or {low + self.base.factor}"
+                )
         if options.every:
             self.base.scheduler.schedule(options.steps)
 
 
+def _check_parts(data: DataConfig, cache: CachedSource) -> None:
+    """Raises ValueError where processes would step through sizes of their own; logs the sizes."""
+    if cache.buckets is None:
+        return
+    if data.own_part:
+        raise ValueError(
+            f"data.own_part cannot be with {data.path}, as all processes step through the same "
+            "sizes; put the cache where all of them see it"
+        )
+    log_buckets(cache.buckets)
+
+
 def _check_without_pictures(data: DataConfig) -> None:
     """Raises ValueError where options for images are given with a cache of latents."""
-    names = [field.name for field in dataclasses.fields(data) if field.name.endswith("_column")]
-    names = ["resolution", "center_crop", "random_flip", *names]
+    names = [field.name for field in dataclasses.fields(data) if field.name not in _OF_ROWS]
     given = [data.group + n for n in names if getattr(data, n) != getattr(type(data), n)]
     if given:
         raise ValueError(

@@ -121,9 +121,13 @@ class InstructPix2Pix(Denoiser):
         return {"base_model": self.config.model, "pipeline_tag": "image-to-image"}
 
     def _cut(self, path: str) -> Image.Image:
-        """Returns the center of a validation image, at the size of the training."""
+        """Returns the center of a validation image, at the size of the validation."""
         rng = np.random.default_rng(0)
         (pixels,), _ = prepare_images(
-            [load_image(path)], rng, resolution=self.size, center_crop=True, random_flip=False
+            [load_image(path)],
+            rng,
+            resolution=self.validation_size,
+            center_crop=True,
+            random_flip=False,
         )
         return Image.fromarray(pixels)

@@ -30,8 +30,8 @@ from diffusax.samplers import DDPMScheduler, Scheduler
 from diffusax.training.base_model import read_scheduler
 from diffusax.training.config import ValidationConfig
 from diffusax.training.data.batches import Element
-from diffusax.training.data.examples import ImageDataConfig, read_pixels
-from diffusax.training.data.opening import open_data
+from diffusax.training.data.examples import ImageDataConfig, cut_pictures
+from diffusax.training.data.opening import open_images
 from diffusax.training.denoising import DenoisingConfig, DenoisingLoss
 from diffusax.training.drawing import draw_images
 from diffusax.training.options import require_options
@@ -110,7 +110,14 @@ class Unconditional:
         # The result draws at the size that it has learnt.
         own = dataclasses.replace(start.network.config, sample_size=self.size)
         self.network = dataclasses.replace(start.network, config=own)
-        self.source = open_data(config.data, (config.data.image_column,))
+        column = config.data.image_column
+        self.source = open_images(
+            config.data,
+            (column,),
+            image_column=column,
+            side=self.size,
+            factor=start.network.config.downsampling,
+        )
         scheduler = start.scheduler
         weighted: dict[str, Any] = {}
         if scheduler.prediction_type == "sample" and config.snr_gamma is None:
@@ -141,9 +148,10 @@ class Unconditional:
         return self.frozen()
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Returns the pixels of a row, H W 3 uint8, under "pixel_values"."""
+        """Returns the pixels of a row, H W 3 uint8, under "pixel_values", and its mask if any."""
         data = self.config.data
-        return {"pixel_values": read_pixels(data, self.size, data.image_column, row, rng)}
+        (pixels,), _, weights = cut_pictures(data, self.size, row, [row[data.image_column]], rng)
+        return {"pixel_values": pixels, **weights}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b; see `DenoisingLoss`."""

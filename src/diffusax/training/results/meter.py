@@ -18,7 +18,6 @@ class Meter:
     def __init__(self, config: TrainConfig, step: int):
         """Starts to measure. step: the step that the run begins after."""
         self.config = config
-        self.flops: int | None = None
         self.peak = peak_flops(config)
         self.skipped = 0
         self.restart(step)
@@ -26,15 +25,17 @@ class Meter:
     def restart(self, step: int) -> None:
         """Starts to measure anew after a step."""
         self.metrics: list[dict[str, jax.Array]] = []
+        self.flops = 0
         self.step, self.time = step, time.perf_counter()
 
     def pause(self, seconds: float) -> None:
         """Leaves out time in which no step was done."""
         self.time += seconds
 
-    def add(self, metrics: dict[str, jax.Array]) -> None:
-        """Adds the metrics of one more step, which need not be computed yet."""
+    def add(self, metrics: dict[str, jax.Array], flops: int) -> None:
+        """Adds the metrics of one more step, which need not be computed yet, and its operations."""
         self.metrics.append(metrics)
+        self.flops += flops
 
     def read(self, step: int) -> dict[str, float]:
         """Returns means over the steps since the last reading; waits until they are computed."""
@@ -55,7 +56,7 @@ class Meter:
         seconds = time.perf_counter() - self.time
         values["images_per_s"] = steps * self.config.batch_size / seconds
         if self.flops:
-            rate = self.flops * steps / seconds
+            rate = self.flops / seconds
             values["tflops"] = rate / 1e12
             if self.peak:
                 values["mfu"] = rate / self.peak

@@ -78,13 +78,15 @@ class Reports:
         self._bar.update(step - self._bar.n)
 
     @contextlib.contextmanager
-    def compiling(self) -> Iterator[Callable[[], None]]:
+    def compiling(self, size: str = "") -> Iterator[Callable[[], None]]:
         """Shows, inside the context, that the run compiles; the bar's clock stands still.
+
+        size: that of the images that the step is compiled for, where there are several.
 
         Yields:
             A function that updates the time shown, to be called now and then.
         """
-        self._bar.set_postfix_str("compiling")
+        self._bar.set_postfix_str(f"compiling {size}".strip())
         try:
             yield self._show_time
         finally:
