@@ -17,6 +17,7 @@ from PIL import Image
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.class_pictures import ClassPictures, class_source
 from diffusax.training.data.examples import CaptionedDataConfig
@@ -128,7 +129,7 @@ class DreamBooth(Denoiser):
                 "cache-latents without --text-embeddings"
             )
         self.prior = bool(config.class_prompt)
-        if not self.cached:
+        if not self.cached and data.mask != "alpha":
             self.source = KeptPictures(self.source, data.image_column)
         if self.prior:
             self.source = Pairs(self.source, self._classes(generate))
@@ -178,6 +179,9 @@ class DreamBooth(Denoiser):
             return {**row, **self.base.tokenize(prompt)} if prompt else row
         column = data.caption_column if own else ""
         named = dataclasses.replace(data, caption_column=column or _CAPTION)
+        if not own and (data.mask_column or data.mask != "none"):
+            # Pictures of the class are opaque, so that all of them counts.
+            named = dataclasses.replace(named, mask_column="", mask="alpha")
         row = row if column else {**row, _CAPTION: prompt}
         return caption_example(named, self.base, self.size, row, rng)
 
@@ -210,6 +214,11 @@ class DreamBooth(Denoiser):
                 "latents, or both pictures; write the other with cache-latents"
             )
         source = CachedSource.open(folder, self.base, edits=False)
+        if buckets_of(source) or buckets_of(self.source):
+            raise ValueError(
+                f"instance_data={self.config.data.path!r} or class_data={folder!r} holds latents "
+                "of several sizes, which cannot be paired; write them without buckets"
+            )
         if self.base.family.embedding_columns[0] in source.shapes:
             raise ValueError(
                 f"{folder} holds text embeddings of other captions; write it again with "
