@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.calls.arguments import check_absent, result, take_map
-from diffusax.models.clip import check_token_ids
+from diffusax.models.inputs import check_token_ids
 from diffusax.models.network import Model
 from diffusax.models.outputs import (
     BaseModelOutputWithPooling,
