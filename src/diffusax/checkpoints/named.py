@@ -296,6 +296,24 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class Qwen3Model(AutoModel):
+    """The language model of Z-Image and FLUX.2 klein, with or without its head."""
+
+    class_names = ("Qwen3Model", "Qwen3ForCausalLM")
+
+
+class Qwen3ForCausalLM(AutoModel):
+    """The language model of Z-Image and FLUX.2 klein, with its head."""
+
+    class_names = ("Qwen3ForCausalLM",)
+
+
+class T5EncoderModel(AutoModel):
+    """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
+
+    class_names = ("T5EncoderModel",)
+
+
 class T2IAdapter(AutoModel):
     """A T2I-Adapter; several are a `MultiAdapter`."""
 
@@ -366,7 +384,10 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
     "T2IAdapter",
+    "T5EncoderModel",
     "UNet2DConditionModel",
     "UNet2DModel",
 ]
