@@ -24,6 +24,7 @@ from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model, initialize_params, parse_dtype
+from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.typed.config import config_to_dict
 
@@ -368,7 +369,7 @@ def _processor_from_pretrained(
 # These classes do not import this package; importing it gives them the methods.
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 setattr(Model, "push_to_hub", Publishing.push_to_hub)  # noqa: B010
-for _cls in (CLIPTokenizer, CLIPImageProcessor):
+for _cls in (CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, CLIPImageProcessor):
     setattr(_cls, "from_pretrained", classmethod(_processor_from_pretrained))  # noqa: B010
 
 __all__ = [
@@ -384,10 +385,12 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Qwen2Tokenizer",
     "Qwen3ForCausalLM",
     "Qwen3Model",
     "T2IAdapter",
     "T5EncoderModel",
+    "T5Tokenizer",
     "UNet2DConditionModel",
     "UNet2DModel",
 ]
