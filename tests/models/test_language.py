@@ -16,6 +16,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
 from diffusax.checkpoints import load_network, save_network
+from diffusax.interop.torch.models import to_model
 from diffusax.models import Network, Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
 from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
 from diffusax.models.language.qwen3 import TENSOR_RULES
@@ -124,6 +125,16 @@ def test_chosen_layers_are_those_of_hidden_states_and_the_rest_is_not_computed(t
     for index in (4, -5):
         with pytest.raises(ValueError, match=rf"layers must be from -4 to 3.* \(got {index}\)"):
             states((index,))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Qwen3ForCausalLM", "T5EncoderModel"])
+def test_an_object_of_transformers_is_taken_over(kind):
+    theirs = build(kind)
+    model = to_model("text_encoder", theirs)
+    assert isinstance(model.network, Network)
+    expected = theirs(torch.tensor(IDS), torch.tensor(MASK))[0]
+    assert_close(model(IDS, attention_mask=MASK)[0], expected)
 
 
 @torch.no_grad()
