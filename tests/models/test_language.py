@@ -1,6 +1,10 @@
 """Language models against transformers, live, all weights random."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -295,6 +299,19 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
     found = param_sharding(mesh, name, shape, TENSOR_RULES).spec
     assert tuple(found)[: len(spec)] == spec
     assert found == PartitionSpec(*found)
+
+
+@pytest.mark.slow
+def test_meshes_compute_the_same():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("language_on_meshes.py")],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 8
 
 
 @pytest.mark.parametrize(
