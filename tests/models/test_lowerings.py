@@ -304,19 +304,21 @@ def test_the_kernel_for_tpus_takes_lengths_and_shared_heads_on_a_mesh(causal):
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_kernel_for_gpus_is_told_lengths_and_shared_heads(causal):
-    q, k = (jax.ShapeDtypeStruct((2, 77, h, 64), jnp.bfloat16) for h in (8, 2))
+@pytest.mark.parametrize(("t", "causal"), [(77, True), (78, True), (78, False)])
+def test_the_kernel_for_gpus_is_told_lengths_and_shared_heads(t, causal):
+    q, k = (jax.ShapeDtypeStruct((2, t, h, 64), jnp.bfloat16) for h in (8, 2))
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
 
     def run(q, k, v, lengths):
-        return attention(q, k, v, causal=causal, key_lengths=lengths)
+        return attention_module.LOWERINGS["cudnn"](q, k, v, 0.125, causal, lengths)
 
     text = jax.jit(run).trace(q, k, k, lengths).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmha" in text
     assert ("PADDING_CAUSAL" in text) == causal
     assert "PADDING" in text
     assert "tensor<2x78x2x64xbf16>" in text
+    # An argument that is not used is left out of the program.
+    assert "%arg3: tensor<2xi32>" in text
 
 
 def test_forward_derivative_of_a_convolution_is_linear_in_both():
