@@ -16,6 +16,7 @@ from full_size import QWEN3_4B, T5_XXL
 from jax.sharding import AbstractMesh, PartitionSpec
 from safetensors.torch import load_file, save_file
 from tiny import randomize
+from tiny_language import QWEN3, T5, build
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
@@ -29,40 +30,9 @@ from diffusax.models.network import cast_params
 from diffusax.runtime.mesh import AXES, param_sharding
 from diffusax.typed.config import config_from_dict
 
-QWEN3 = {
-    "vocab_size": 101,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
-T5 = {
-    "vocab_size": 101,
-    "d_model": 24,
-    "d_kv": 8,
-    "d_ff": 40,
-    "num_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 10,
-    "feed_forward_proj": "gated-gelu",
-}
 LENGTHS = np.array([13, 5, 1], np.int32)
 IDS = np.random.default_rng(0).integers(0, 101, (3, 13)).astype(np.int32)
 MASK = np.arange(13) < LENGTHS[:, None]
-
-
-def build(kind, **changes):
-    """A random model of transformers: of Qwen3 with and without a head, or T5."""
-    if kind == "T5EncoderModel":
-        config = transformers.T5Config(**{**T5, **changes})
-    else:
-        config = transformers.Qwen3Config(**{**QWEN3, **changes})
-    return randomize(getattr(transformers, kind)(config))
 
 
 def save(folder, kind, **changes):

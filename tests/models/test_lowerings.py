@@ -183,6 +183,23 @@ def test_gradients_of_chunked_attention_equal_those_of_the_whole(monkeypatch):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["chunks", "xla"])
+def test_gradients_with_lengths_shared_heads_and_a_bias_equal_those_of_the_whole(monkeypatch, name):
+    arrays = [RNG.standard_normal((2, n, h, 8), np.float32) for n, h in shapes(9, 9, 2)]
+    arrays.append(RNG.standard_normal((6, 9, 9), np.float32))
+    lengths = jnp.array([9, 2], jnp.int32)
+
+    def loss(name):
+        form = attention_module.LOWERINGS[name]
+        return lambda q, k, v, bias: jnp.sin(form(q, k, v, 0.4, True, lengths, bias)).sum()
+
+    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 30)
+    expected = jax.grad(loss("whole"), (0, 1, 2, 3))(*arrays)
+    for a, b in zip(jax.grad(loss(name), (0, 1, 2, 3))(*arrays), expected):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_memory_of_attention_does_not_grow_with_the_square():
     t, h = 4096, 5
     shape = jax.ShapeDtypeStruct((2, t, h, 64), jnp.float32)
