@@ -54,9 +54,9 @@ TEMPLATE = """\
         {{- message.extra | tojson }}
     {%- endif %}
 {%- endfor %}
-{%- if tools %}
+    {% if tools %}
     {{- tools | tojson(indent=1) + eos_token }}
-{%- endif %}
+{% endif %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking is defined and enable_thinking is false %}
