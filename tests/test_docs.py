@@ -20,6 +20,7 @@ from evaluation.rows import build_clip
 from ip_adapters import write_hub_files
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
+from tiny_language import build_language_model
 from tiny_unconditional import build_unconditional
 from training.pictures import write_image_folder
 
@@ -65,6 +66,7 @@ T2I_ADAPTERS = {
 IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
+LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
@@ -132,6 +134,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
                 write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
+        elif repo in LANGUAGE_MODELS:
+            build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
             build_unconditional(folder)
         else:
@@ -159,7 +163,8 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM):
+        networks = (*LANGUAGE_MODELS, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM)
+        for repo in (*PIPELINES, *PARTS, *steering, *networks):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

@@ -193,6 +193,8 @@ NETWORKS = {
     "CLIPTextModelWithProjection": TEXT,
     "CLIPVisionModel": {"num_attention_heads": 4},
     "CLIPModel": {"text_config": TEXT, "vision_config": {"num_hidden_layers": 1}},
+    "Qwen3Model": {"num_hidden_layers": 2},
+    "T5EncoderModel": {"num_layers": 2, "feed_forward_proj": "gated-gelu"},
 }
 SCALARS = (
     st.none()

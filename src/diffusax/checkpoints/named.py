@@ -24,6 +24,7 @@ from diffusax.models import MODELS
 from diffusax.models.clip_vision import tower
 from diffusax.models.control_from_unet import controlnet_from_unet
 from diffusax.models.network import Model, initialize_params, parse_dtype
+from diffusax.text.language_tokenizer import Qwen2Tokenizer, T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 from diffusax.typed.config import config_to_dict
 
@@ -296,6 +297,24 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class Qwen3Model(AutoModel):
+    """The language model of Z-Image and FLUX.2 klein, with or without its head."""
+
+    class_names = ("Qwen3Model", "Qwen3ForCausalLM")
+
+
+class Qwen3ForCausalLM(AutoModel):
+    """The language model of Z-Image and FLUX.2 klein, with its head."""
+
+    class_names = ("Qwen3ForCausalLM",)
+
+
+class T5EncoderModel(AutoModel):
+    """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
+
+    class_names = ("T5EncoderModel",)
+
+
 class T2IAdapter(AutoModel):
     """A T2I-Adapter; several are a `MultiAdapter`."""
 
@@ -350,7 +369,7 @@ def _processor_from_pretrained(
 # These classes do not import this package; importing it gives them the methods.
 setattr(Model, "save_pretrained", _save_pretrained)  # noqa: B010
 setattr(Model, "push_to_hub", Publishing.push_to_hub)  # noqa: B010
-for _cls in (CLIPTokenizer, CLIPImageProcessor):
+for _cls in (CLIPTokenizer, Qwen2Tokenizer, T5Tokenizer, CLIPImageProcessor):
     setattr(_cls, "from_pretrained", classmethod(_processor_from_pretrained))  # noqa: B010
 
 __all__ = [
@@ -366,7 +385,12 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Qwen2Tokenizer",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
     "T2IAdapter",
+    "T5EncoderModel",
+    "T5Tokenizer",
     "UNet2DConditionModel",
     "UNet2DModel",
 ]

@@ -18,8 +18,6 @@ from diffusax.models.network import Model, Network, parse_dtype
 from diffusax.runtime.mesh import param_sharding, tree_name
 from diffusax.typed.config import config_from_dict, config_to_dict
 
-_TRANSFORMERS = tuple(name for name in MODELS if name.startswith("CLIP"))
-
 
 def load_network(
     path_or_repo: str | Path,
@@ -158,13 +156,13 @@ def save_network(
 
 def weights_stem(class_name: str) -> str:
     """Returns the name, without its ending, of the file with a network's weights."""
-    return STEMS[1] if class_name in _TRANSFORMERS else STEMS[0]
+    return STEMS[1] if _of_transformers(class_name) else STEMS[0]
 
 
 def config_of(network: Network) -> dict[str, Any]:
     """Returns the contents of a network's config.json, as diffusers or transformers reads it."""
     data = config_to_dict(network.config)
-    if network.class_name not in _TRANSFORMERS:
+    if not _of_transformers(network.class_name):
         return data
     del data["_class_name"]
     return {"architectures": [network.class_name], **data, "dtype": "float32"}
@@ -186,3 +184,9 @@ def class_name_of(data: Mapping[str, Any], source: str) -> str:
             f"{source} asks for {name}, which diffusax does not have (it has {', '.join(MODELS)})"
         )
     return name
+
+
+def _of_transformers(class_name: str) -> bool:
+    """Returns whether a class is transformers', whose configs all have a model_type."""
+    config_class = getattr(MODELS.get(class_name), "config_class", None)
+    return "model_type" in getattr(config_class, "fixed", ())

@@ -87,7 +87,7 @@ def load_params(
     Args:
         module_class: the network's class, which may have `legacy_names` (fragments of names in old
             files), `key_prefix` (which some files leave out) and `ignored_keys` (suffixes of
-            tensors to skip).
+            tensors to skip, unless the network has them).
         abstract_params: the tree as shapes, as `Network.shapes` returns it.
         files: the safetensors files.
         dtype: the dtype of the parameters; None keeps each tensor's own. Tensors of 8 bits are read
@@ -254,7 +254,7 @@ def match_names(
     found: dict[str, S] = {}
     twice = []
     for name, entry in (item for part in stored for item in part.items()):
-        if ignored and name.endswith(ignored):
+        if ignored and name.endswith(ignored) and name not in wanted:
             continue
         for old, new in legacy:
             name = name.replace(old, new)

@@ -17,6 +17,9 @@ from diffusax.models.clip_vision import (
     CLIPVisionModelWithProjection,
 )
 from diffusax.models.controlnet import ControlNetConfig, ControlNetModel
+from diffusax.models.language.configs import Qwen3Config, T5Config
+from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
+from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
@@ -36,7 +39,10 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        Qwen3ForCausalLM,
+        Qwen3Model,
         T2IAdapter,
+        T5EncoderModel,
         UNet2DConditionModel,
         UNet2DModel,
     )
@@ -70,8 +76,13 @@ __all__ = [
     "Model",
     "Network",
     "Params",
+    "Qwen3Config",
+    "Qwen3ForCausalLM",
+    "Qwen3Model",
     "T2IAdapter",
     "T2IAdapterConfig",
+    "T5Config",
+    "T5EncoderModel",
     "UNet2DConditionConfig",
     "UNet2DConditionModel",
     "UNet2DConfig",

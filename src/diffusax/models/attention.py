@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from diffusax.models.cudnn import cudnn_attention
 from diffusax.models.matmul import materialize
-from diffusax.runtime.compat import pretend_cudnn
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.mesh import BATCH_AXES, TENSOR_AXIS
 
@@ -18,50 +18,82 @@ Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
 
 
 def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None, causal: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes softmax(q k^T scale) v, the softmax in float32 (Vaswani et al. 2017, equation 1).
-
-    q: b t h d, k and v: b s h d -> b t h d, in q's dtype. scale defaults to d ** -0.5. With
-    `causal`, query i sees keys 0 to i.
+    """Computes softmax(q k^T scale + bias) v, the softmax in float32 (Vaswani et al. 2017, eq. 1).
 
     On a mesh of TPUs or GPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads
     over it.
+
+    Args:
+        q: b t h d; the result has its shape and dtype.
+        k: b s g d, where g divides h: each head of keys serves h / g heads of queries that follow
+            each other (Ainslie et al. 2023).
+        v: b s g d.
+        scale: by default d ** -0.5.
+        causal: whether query i sees only keys 0 to i.
+        key_lengths: b, int32; a row's queries see only this many of its first keys, at least one.
+        bias: h t s, float32, which is added to the scores of all rows.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    given = {"key_lengths": key_lengths, "bias": bias}
+    more = {name: x for name, x in given.items() if x is not None}
     if is_plain():
-        return _whole(q, k, v, scale, causal)
-    return _by_platform(q, k, v, scale=scale, causal=causal)
+        return _whole(q, k, v, scale, causal, **more)
+    return _by_platform(q, k, v, more, scale=scale, causal=causal)
 
 
 # Layers of one shape are traced once, which halves the time of tracing a full-size UNet.
 @partial(jax.jit, static_argnames=("scale", "causal"), inline=True)
 def _by_platform(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    more: dict[str, jax.Array],
+    *,
+    scale: float,
+    causal: bool,
 ) -> jax.Array:
-    forms = {name: partial(form, scale=scale, causal=causal) for name, form in LOWERINGS.items()}
+    def bound(form: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda q, k, v, more: form(q, k, v, scale, causal, **more)
 
     def choose(platform: str) -> str:
-        return choose_lowering(platform, q.dtype, known_sizes(q.shape), known_sizes(k.shape))
+        shapes = known_sizes(q.shape), known_sizes(k.shape)
+        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more)
 
-    return by_platform(choose, forms, q, k, v)
+    return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)
 
 
 def choose_lowering(
-    platform: str, dtype: Any, q_shape: Sequence[int], k_shape: Sequence[int]
+    platform: str,
+    dtype: Any,
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    *,
+    biased: bool = False,
 ) -> Lowering:
-    """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py."""
+    """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py.
+
+    biased: whether something is added to the scores, which only the forms without a kernel do.
+    """
     b, t, h, d = q_shape
     s = k_shape[1]
     scores = b * h * t * s
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform == "cpu":
         return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
-    if platform == "cuda" and half and d % 8 == 0 and d <= 128:
+    if platform == "cuda" and half and d % 8 == 0 and d <= 128 and not biased:
         return "cudnn"
     # With only a few blocks of keys, XLA's own fusion is as fast as the kernel; heads wider than
     # the kernel's lanes are padded to twice that width.
-    if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048):
+    if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048) and not biased:
         return "flash"
     return "xla" if scores <= _MAX_ACCELERATOR_SCORES else "large_chunks"
 
@@ -74,71 +106,53 @@ _MAX_ACCELERATOR_SCORES = 2**28
 _MAX_LARGE_CHUNK_SCORES = 2**26
 
 
-def _xla(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+def _xla(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
     return jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, implementation="xla"
+        q,
+        k,
+        v,
+        None if bias is None else bias[None],
+        scale=scale,
+        is_causal=causal,
+        key_value_seq_lengths=key_lengths,
+        implementation="xla",
     )
 
 
-def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+def _cudnn(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+) -> jax.Array:
     """Calls cuDNN's kernel, even if the program is only traced and this machine has no cuDNN.
 
     JAX's partitioning of it takes no batch or heads that the devices do not divide, and none that
     the fsdp axis splits.
     """
-    return _on_each_device(_cudnn_on_one_device, q, k, v, scale, causal)
+    return _on_each_device(cudnn_attention, q, k, v, scale, causal, key_lengths)
 
 
-def _cudnn_on_one_device(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+def _flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
 ) -> jax.Array:
-    pretend_cudnn()
-    if q.shape[1] % 2 or k.shape[1] % 2:
-        return _cudnn_odd(q, k, v, scale, causal)
-    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
-
-
-def _cudnn_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool, **lengths: Any
-) -> jax.Array:
-    return jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, implementation="cudnn", **lengths
-    )
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _cudnn_odd(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
-    """Takes odd lengths, which the kernel's gradients do not; those are computed on padding."""
-    return _cudnn_kernel(q, k, v, scale=scale, causal=causal)
-
-
-def _cudnn_odd_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool
-) -> tuple[jax.Array, Any]:
-    return jax.vjp(partial(_cudnn_padded, scale=scale, causal=causal), q, k, v)
-
-
-def _cudnn_odd_backward(scale: float, causal: bool, pull: Any, g: jax.Array) -> Any:
-    del scale, causal
-    return pull(g)
-
-
-_cudnn_odd.defvjp(_cudnn_odd_forward, _cudnn_odd_backward)
-
-
-def _cudnn_padded(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
-) -> jax.Array:
-    (b, t, _, _), s = q.shape, k.shape[1]
-    names = {"query_seq_lengths": t, "key_value_seq_lengths": s}
-    lengths = {name: jnp.full(b, n, jnp.int32) for name, n in names.items()}
-    q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
-    return _cudnn_kernel(q, k, v, scale=scale, causal=causal, **lengths)[:, :t]
-
-
-def _flash(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
     """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
-    return _on_each_device(_flash_on_one_device, q, k, v, scale, causal)
+    return _on_each_device(_flash_on_one_device, q, k, v, scale, causal, key_lengths)
 
 
 def _on_each_device(
@@ -148,6 +162,7 @@ def _on_each_device(
     v: jax.Array,
     scale: float,
     causal: bool,
+    key_lengths: jax.Array | None,
 ) -> jax.Array:
     """Calls a kernel, which XLA cannot partition, on each device of the mesh.
 
@@ -155,23 +170,33 @@ def _on_each_device(
     divide the heads.
     """
     run = partial(kernel, scale=scale, causal=causal)
+    lengths = () if key_lengths is None else (key_lengths,)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return run(q, k, v)
+        return run(q, k, v, *lengths)
     batch = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
     images = batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None
     parts = mesh.shape.get(TENSOR_AXIS, 1)
-    by_heads = parts > 1 and q.shape[2] % parts == 0
+    if k.shape[2] % parts:
+        k, v = _for_each_head(q, k, v)
+    by_heads = parts > 1 and k.shape[2] % parts == 0
     by_queries = parts > 1 and not by_heads and not causal and q.shape[1] % parts == 0
     heads = TENSOR_AXIS if by_heads else None
     queries = PartitionSpec(images, TENSOR_AXIS if by_queries else None, heads)
     keys = PartitionSpec(images, None, heads)
-    split = jax.shard_map(run, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False)
-    return split(q, k, v)
+    specs = (queries, keys, keys, *[PartitionSpec(images) for _ in lengths])
+    split = jax.shard_map(run, in_specs=specs, out_specs=queries, check_vma=False)
+    return split(q, k, v, *lengths)
 
 
 def _flash_on_one_device(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    key_lengths: jax.Array | None = None,
+    *,
+    scale: float,
+    causal: bool,
 ) -> jax.Array:
     """Pads positions to the kernel's blocks, and marks padding as another segment."""
     from jax.experimental.pallas.ops.tpu.flash_attention import (
@@ -181,6 +206,7 @@ def _flash_on_one_device(
     )
 
     (b, t, _, d), s = q.shape, k.shape[1]
+    k, v = _for_each_head(q, k, v)
     # The kernel takes any head size up to 128, and multiples of 128.
     pad = -d % 128 if d > 128 else 0
     rows, columns = _block(t), _block(s)
@@ -189,9 +215,12 @@ def _flash_on_one_device(
         for x, block in ((q, rows), (k, columns), (v, columns))
     )
     segments = None
-    if q.shape[2] > t or k.shape[2] > s:
-        ids = (jnp.arange(x.shape[2]) >= n for x, n in ((q, t), (k, s)))
-        segments = SegmentIds(*(jnp.broadcast_to(i.astype(jnp.int32), (b, i.size)) for i in ids))
+    if q.shape[2] > t or k.shape[2] > s or key_lengths is not None:
+        ends = (t, s if key_lengths is None else key_lengths[:, None])
+        ids = (jnp.arange(x.shape[2]) >= end for x, end in zip((q, k), ends))
+        segments = SegmentIds(
+            *(jnp.broadcast_to(i.astype(jnp.int32), (b, i.shape[-1])) for i in ids)
+        )
     blocks = BlockSizes(
         block_b=1,
         block_q=rows,
@@ -216,14 +245,42 @@ def _block(n: int) -> int:
     return next((size for size in (512, 384, 256) if n % size == 0), 512 if n > 2048 else 128)
 
 
-def _whole(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> jax.Array:
+def _for_each_head(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Repeats shared heads of keys and values, so that each head of q has its own: b s h d."""
+    count = q.shape[2] // k.shape[2]
+    return (k, v) if count == 1 else (jnp.repeat(k, count, axis=2), jnp.repeat(v, count, axis=2))
+
+
+def _whole(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
     """Computes all scores at once."""
-    heads = partial(_scores_times_values, first=jnp.int32(0), scale=scale, causal=causal)
-    return jax.vmap(jax.vmap(heads, 1, 1))(q, k, v)
+    shape, (groups, count) = q.shape, (k.shape[2], q.shape[2] // k.shape[2])
+    run: Any = partial(_scores_times_values, first=jnp.int32(0), scale=scale, causal=causal)
+    if count > 1:
+        q = q.reshape(*shape[:2], groups, count, shape[-1])
+        bias = None if bias is None else bias.reshape(groups, count, *bias.shape[1:])
+        run = jax.vmap(run, (1, None, None, None, 0), 1)
+    heads = jax.vmap(run, (1, 1, 1, None, 0), 1)
+    return jax.vmap(heads, (0, 0, 0, 0, None))(q, k, v, key_lengths, bias).reshape(shape)
 
 
 def _chunks(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool, *, large: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    large: bool = False,
 ) -> jax.Array:
     """Computes one head and one chunk of its queries after the other, the last chunk padded.
 
@@ -234,33 +291,54 @@ def _chunks(
     count = math.ceil(t / max(1, limit // s))
     size = math.ceil(t / count)
 
+    k, v = _for_each_head(q, k, v)
     q = jnp.pad(q, ((0, 0), (0, count * size - t), (0, 0), (0, 0)))
     q, k, v = (
         materialize(x.transpose(0, 2, 1, 3).reshape(b * h, x.shape[1], d)) for x in (q, k, v)
     )
+    lengths = None if key_lengths is None else jnp.repeat(key_lengths, h)
+    if bias is not None:
+        bias = jnp.pad(bias, ((0, 0), (0, count * size - t), (0, 0)))
+        bias = bias.reshape(h, count, size, s)
 
-    def head(qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        q, k, v = qkv
+    def head(args: tuple[Any, ...]) -> jax.Array:
+        q, k, v, length, index = args
 
         @jax.checkpoint
-        def chunk(args: tuple[jax.Array, jax.Array]) -> jax.Array:
-            q, first = args
-            return _scores_times_values(q, k, v, first=first, scale=scale, causal=causal)
+        def chunk(args: tuple[Any, ...]) -> jax.Array:
+            q, first, bias = args
+            return _scores_times_values(
+                q, k, v, length, bias, first=first, scale=scale, causal=causal
+            )
 
-        return jax.lax.map(chunk, (q.reshape(count, size, d), jnp.arange(count) * size))
+        own = None if bias is None else bias[index % h]
+        return jax.lax.map(chunk, (q.reshape(count, size, d), jnp.arange(count) * size, own))
 
-    y = jax.lax.map(head, (q, k, v)).reshape(b, h, count * size, d)
+    numbers = None if bias is None else jnp.arange(b * h)
+    y = jax.lax.map(head, (q, k, v, lengths, numbers)).reshape(b, h, count * size, d)
     return y[:, :, :t].transpose(0, 2, 1, 3)
 
 
 def _scores_times_values(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, first: jax.Array, scale: float, causal: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    length: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    first: jax.Array,
+    scale: float,
+    causal: bool,
 ) -> jax.Array:
     """Computes one head; `first` is the first query's position. q: t d, k and v: s d -> t d."""
     scores = jnp.matmul(q, k.T, preferred_element_type=jnp.float32) * scale
+    if bias is not None:
+        scores = scores + bias
     if causal:
         seen = jnp.arange(k.shape[0]) <= first + jnp.arange(q.shape[0])[:, None]
         scores = jnp.where(seen, scores, -jnp.inf)
+    if length is not None:
+        scores = jnp.where(jnp.arange(k.shape[0]) < length, scores, -jnp.inf)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     p = jnp.exp(scores - top).astype(v.dtype)
     # Without the barrier XLA computes the exponentials once for the sum and again for the product.
@@ -277,4 +355,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "cudnn": _cudnn,
     "flash": _flash,
 }
-"""The lowerings by name; each takes q, k, v, scale and causal."""
+"""The lowerings by name; each takes q, k, v, scale, causal and perhaps key_lengths.
+
+Those without a kernel of their own take a bias, too.
+"""

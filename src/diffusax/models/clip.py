@@ -9,7 +9,7 @@ from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.clip_configs import CLIPTextConfig, CLIPVisionConfig
-from diffusax.models.inputs import check_ids
+from diffusax.models.inputs import check_ids, check_token_ids
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
 from diffusax.runtime.mesh import Rules
 
@@ -204,16 +204,6 @@ class CLIPTextModelWithProjection(CLIPTextModel):
 
     def _project(self, pooled: jax.Array) -> jax.Array:
         return self.text_projection(pooled)
-
-
-def check_token_ids(config: CLIPTextConfig, input_ids: np.ndarray) -> None:
-    """Raises ValueError if an id is not in the embedding, because a device would clamp it."""
-    for token in (input_ids.min(initial=0), input_ids.max(initial=0)):
-        if not 0 <= token < config.vocab_size:
-            raise ValueError(
-                f"input_ids has the token {token}, but the text encoder's vocab_size is "
-                f"{config.vocab_size}; use the tokenizer that belongs to it"
-            )
 
 
 def _quick_gelu(x: jax.Array) -> jax.Array:

@@ -19,8 +19,7 @@ from diffusax.typed.config import (
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 Activation = Literal["quick_gelu", "gelu"]
 
-# Options of training, and those that transformers 4 wrote for any model that might generate text.
-_IGNORED = frozenset(
+IGNORED = frozenset(
     """
     add_cross_attention architectures attention_dropout bad_words_ids begin_suppress_tokens
     bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
@@ -36,6 +35,7 @@ _IGNORED = frozenset(
     use_bfloat16 use_cache
     """.split()  # noqa: SIM905
 )
+"""Options of training, and those that transformers 4 wrote for any model that might write text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CLIPTextConfig:
 
     class_name: ClassVar[str] = "CLIPTextModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_text_model", "clip")}
-    ignored: ClassVar[frozenset[str]] = _IGNORED
+    ignored: ClassVar[frozenset[str]] = IGNORED
 
     vocab_size: Tokens = 49408
     hidden_size: Channels = 512
@@ -72,7 +72,7 @@ class CLIPVisionConfig:
 
     class_name: ClassVar[str] = "CLIPVisionModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": ("clip_vision_model", "clip")}
-    ignored: ClassVar[frozenset[str]] = _IGNORED | {"eos_token_id"}
+    ignored: ClassVar[frozenset[str]] = IGNORED | {"eos_token_id"}
 
     hidden_size: Channels = 768
     intermediate_size: Channels = 3072
@@ -107,7 +107,7 @@ class CLIPConfig:
 
     class_name: ClassVar[str] = "CLIPModel"
     fixed: ClassVar[dict[str, Any]] = {"model_type": "clip"}
-    ignored: ClassVar[frozenset[str]] = _IGNORED
+    ignored: ClassVar[frozenset[str]] = IGNORED
 
     text_config: CLIPTextConfig = dataclasses.field(default_factory=CLIPTextConfig)
     vision_config: CLIPVisionConfig = dataclasses.field(default_factory=CLIPVisionConfig)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 
 def check_map(name: str, x: Any, channels: int) -> None:
@@ -54,6 +55,16 @@ def check_ids(name: str, x: Any) -> None:
     """
     if len(_shape(x)) != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers of shape (texts, tokens) (got {_given(x)})")
+
+
+def check_token_ids(config: Any, input_ids: np.ndarray) -> None:
+    """Raises ValueError if an id is not in the embedding, because a device would clamp it."""
+    for token in (input_ids.min(initial=0), input_ids.max(initial=0)):
+        if not 0 <= token < config.vocab_size:
+            raise ValueError(
+                f"input_ids has the token {token}, but the text encoder's vocab_size is "
+                f"{config.vocab_size}; use the tokenizer that belongs to it"
+            )
 
 
 def _shape(x: Any) -> tuple[int, ...]:

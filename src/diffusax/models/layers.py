@@ -110,6 +110,17 @@ class LayerNorm(nnx.LayerNorm):
         return _layer_norm(x, *_gain_and_bias(self), eps=self.epsilon)
 
 
+class RMSNorm(nnx.RMSNorm):
+    """Root mean square normalisation in float32 (Zhang and Sennrich 2019). x: ... c -> ... c."""
+
+    def __init__(self, c: int, *, eps: float = 1e-6, rngs: nnx.Rngs):
+        super().__init__(c, epsilon=eps, rngs=rngs, scale_init=shaped(ones))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale: Any = self.scale
+        return _rms_norm(x, scale[...], eps=self.epsilon)
+
+
 class Embedding(nnx.Embed):
     """A table lookup. ids: ... -> ... c."""
 
@@ -202,6 +213,13 @@ def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, *, eps: float) 
     mean = x32.mean(-1, keepdims=True)
     var = jnp.square(x32 - mean).mean(-1, keepdims=True)
     return _affine((x32 - mean) * jax.lax.rsqrt(var + eps), scale, bias)
+
+
+@partial(jax.jit, static_argnames=("eps",), inline=True)
+def _rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    y = x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + eps)
+    return (y * scale.astype(jnp.float32)).astype(scale.dtype)
 
 
 def _affine(y: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

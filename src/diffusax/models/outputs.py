@@ -67,6 +67,26 @@ class BaseModelOutputWithPooling(Output):
 
 
 @flax.struct.dataclass
+class BaseModelOutput(Output):
+    """The result of a language model without a head.
+
+    last_hidden_state: b t c. hidden_states: the embeddings and each layer's output, b t c, the last
+    one after the final norm, where they were asked for.
+    """
+
+    last_hidden_state: Any
+    hidden_states: Any = None
+
+
+@flax.struct.dataclass
+class CausalLMOutput(Output):
+    """The result of a language model. logits: b t n; hidden_states as without a head."""
+
+    logits: Any
+    hidden_states: Any = None
+
+
+@flax.struct.dataclass
 class CLIPTextModelOutput(Output):
     """The result of a text encoder with a projection. text_embeds: b p; the rest as without one."""
 

@@ -396,7 +396,8 @@ class DiffusionPipeline(
                 parts.models.get(encoder.name),
             )
             if tokenizer is not None and model is not None and hasattr(tokenizer, "check_fits"):
-                tokenizer.check_fits(model.config.vocab_size, model.config.max_position_embeddings)
+                positions = getattr(model.config, "max_position_embeddings", None)
+                tokenizer.check_fits(model.config.vocab_size, positions)
 
 
 CONVERTERS: dict[str, Callable[..., Any]] = {}

@@ -57,13 +57,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """
     config = _read_config(folder)
     vocab, merges, source = _read_vocabulary(folder)
-    try:
-        special, added = _special_tokens(folder, config)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{folder} has special tokens in no known form ({error!r}): tokenizer_config.json, "
-            "special_tokens_map.json or added_tokens.json is broken; download them again"
-        ) from None
+    tokens, added = special_tokens(folder, config)
+    special = {key: tokens[key] for key in DEFAULTS}
     return TokenizerFiles(vocab, merges, source, special, added, _model_max_length(folder, config))
 
 
@@ -75,12 +70,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config = DEFAULTS | _present(_load_optional(path))
     if (name := config.get("tokenizer_class")) not in (None, "CLIPTokenizer", "CLIPTokenizerFast"):
         raise ValueError(f"{path}: tokenizer_class={name!r} is not supported (only CLIPTokenizer)")
-    for key in ("padding_side", "truncation_side"):
-        if config.get(key) not in (None, "right"):
-            raise ValueError(f"{path}: {key}={config[key]!r} is not supported (only 'right')")
+    check_sides(config, path)
     if "added_tokens_decoder" not in config:
         config |= _present(_load_optional(folder / "special_tokens_map.json"))
     return config
+
+
+def check_sides(config: dict[str, Any], path: Path) -> None:
+    """Raises ValueError where a tokenizer_config.json pads texts, or cuts them, on the left."""
+    for key in ("padding_side", "truncation_side"):
+        if config.get(key) not in (None, "right"):
+            raise ValueError(f"{path}: {key}={config[key]!r} is not supported (only 'right')")
 
 
 def _read_vocabulary(folder: Path) -> tuple[dict[str, int], list[Any], Path]:
@@ -119,10 +119,26 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
+def special_tokens(folder: Path, config: dict[str, Any]) -> tuple[dict[str, str], list[AddedToken]]:
+    """Returns special tokens by name, and all tokens to add, in transformers' order.
+
+    config: the contents of tokenizer_config.json.
+
+    Raises:
+        ValueError: a file has them in another form.
+    """
+    try:
+        return _special_tokens(folder, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder} has special tokens in no known form ({error!r}): tokenizer_config.json, "
+            "special_tokens_map.json or added_tokens.json is broken; download them again"
+        ) from None
+
+
 def _special_tokens(
     folder: Path, config: dict[str, Any]
 ) -> tuple[dict[str, str], list[AddedToken]]:
-    """Returns special tokens by name, and all tokens to add, in transformers' order."""
     special = {key: _token(config[key]) for key in _SPECIAL if config.get(key) is not None}
     extra = [_token(token) for token in _extra_tokens(config)]
     contents = {token.content for token in (*special.values(), *extra)}
@@ -130,7 +146,7 @@ def _special_tokens(
     by_content = {token.content: token for token in added}
     special = {key: by_content.get(token.content, token) for key, token in special.items()}
     new = [t for t in (*special.values(), *extra) if t.content not in by_content]
-    return {key: special[key].content for key in DEFAULTS}, added + new
+    return {key: token.content for key, token in special.items()}, added + new
 
 
 def _added_tokens(folder: Path, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
@@ -146,7 +162,8 @@ def _added_tokens(folder: Path, config: dict[str, Any], special: set[str]) -> li
 
 
 def _extra_tokens(config: dict[str, Any]) -> list[Any]:
-    return config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    return list(found.values()) if isinstance(found, dict) else found
 
 
 def _token(value: Any) -> AddedToken:

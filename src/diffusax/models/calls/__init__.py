@@ -11,7 +11,12 @@ from diffusax.models.calls.autoencoders import (
     Autoencoder,
     TinyAutoencoder,
 )
-from diffusax.models.calls.encoders import ImageEncoder, TextAndImageEncoder, TextEncoder
+from diffusax.models.calls.encoders import (
+    ImageEncoder,
+    LanguageModel,
+    TextAndImageEncoder,
+    TextEncoder,
+)
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
 
@@ -21,6 +26,7 @@ __all__ = [
     "Autoencoder",
     "ControlNet",
     "ImageEncoder",
+    "LanguageModel",
     "TextAndImageEncoder",
     "TextEncoder",
     "TinyAutoencoder",

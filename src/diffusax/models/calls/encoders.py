@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.calls.arguments import check_absent, result, take_map
-from diffusax.models.clip import check_token_ids
+from diffusax.models.inputs import check_token_ids
 from diffusax.models.network import Model
 from diffusax.models.outputs import (
+    BaseModelOutput,
     BaseModelOutputWithPooling,
+    CausalLMOutput,
     CLIPOutput,
     CLIPTextModelOutput,
     CLIPVisionModelOutput,
@@ -67,6 +69,52 @@ class TextEncoder(Model):
         else:
             pooled = found.pooler_output
             output = BaseModelOutputWithPooling(found.last_hidden_state, pooled, hidden)
+        return result(output, return_dict is not False, input_ids)
+
+
+class LanguageModel(Model):
+    """A language model, called as transformers' Qwen3Model, Qwen3ForCausalLM or T5EncoderModel."""
+
+    class_names = ("Qwen3ForCausalLM", "Qwen3Model", "T5EncoderModel")
+
+    def __call__(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        *,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = True,
+    ) -> Any:
+        """Reads tokens. The first entry, `[0]`, is `.logits` with a head.
+
+        Without a head it is `.last_hidden_state`.
+
+        Args:
+            input_ids: the tokens, b t.
+            attention_mask: b t, ones where tokens are read and zeros for the pads that follow them;
+                None for ones.
+            output_attentions: None or False.
+            output_hidden_states: whether to return `.hidden_states`: the embeddings and each
+                layer's output, b t c, the last one after the final norm.
+            use_cache: accepted, changes nothing: all tokens are read at once.
+            return_dict: whether to return an object instead of a tuple.
+
+        Raises:
+            ValueError: the tokens are no integers b t or not in the vocabulary, the mask is of
+                another form, or an argument is given that the network has no meaning for.
+        """
+        check_absent(output_attentions or None, _ATTENTIONS)
+        ids = _ids(input_ids, self.config)
+        lengths = None if attention_mask is None else _lengths(attention_mask, ids.shape)
+        found = self.run(ids, lengths)
+        hidden = found.hidden_states if output_hidden_states else None
+        output: Any
+        if found.logits is not None:
+            output = CausalLMOutput(found.logits, hidden)
+        else:
+            output = BaseModelOutput(found.last_hidden_state, hidden)
         return result(output, return_dict is not False, input_ids)
 
 
@@ -176,6 +224,23 @@ def _ids(input_ids: Any, config: Any) -> Any:
     if not is_traced(ids) and getattr(config, "vocab_size", None):
         check_token_ids(config, np.asarray(ids))
     return ids if isinstance(ids, jax.Array) else ids.astype(np.int32)
+
+
+def _lengths(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the number of tokens of each text that a mask of ones, then zeros, has read: b.
+
+    Raises:
+        ValueError: it has another shape or form, or a text without tokens.
+    """
+    mask = np.asarray(as_array(attention_mask))
+    lengths = (mask != 0).sum(-1) if mask.shape == shape else np.zeros(1)
+    whole = np.arange(shape[-1]) < lengths[:, None]
+    if not lengths.all() or not np.array_equal(mask, whole):
+        raise ValueError(
+            f"attention_mask must be ones followed by zeros, {shape[0]} rows of {shape[1]} that "
+            "begin with a one; pad on the right (padding_side='right')"
+        )
+    return lengths.astype(np.int32)
 
 
 def _pixels(pixel_values: Any, config: Any) -> Any:

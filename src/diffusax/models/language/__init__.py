@@ -1,0 +1,1 @@
+"""Language models as transformer families condition on them: a decoder (Qwen3) and T5's encoder."""

@@ -1,0 +1,352 @@
+"""The tokenizers of language models, read from tokenizer.json: byte pairs (Qwen), unigrams (T5).
+
+The ids are those of transformers' AutoTokenizer. The `tokenizers` library runs the pipeline that
+the file describes; what pads, what is special, how long texts may be and how a chat looks is in the
+files beside it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from diffusax.files import load_json, read_text, write_json, written_whole
+from diffusax.tensors import BatchEncoding
+from diffusax.text.chat import render_chat
+from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
+from diffusax.text.tokenizer import checked_texts
+from diffusax.text.tokenizer_files import check_sides, special_tokens
+
+_UNBOUNDED = 10**20
+"""What transformers writes as model_max_length where there is none is above this."""
+_TEMPLATE_FILE = "chat_template.jinja"
+_MAX_TEMPLATE_BYTES = 2**20
+_UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanitize_control_tokens")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageTokenizer:
+    """Converts texts to ids with the pipeline of a tokenizer.json.
+
+    special: the special tokens by name, such as pad_token. model_max_length: the most tokens of a
+    text, None for any number. config: the contents of tokenizer_config.json.
+    """
+
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
+    special: Mapping[str, str]
+    model_max_length: int | None
+    chat_template: str | None = dataclasses.field(default=None, repr=False)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    class_names: ClassVar[tuple[str, ...]] = ()
+    """The names of transformers' classes that the files may give."""
+    model_type: ClassVar[str] = ""
+    """The kind of model in tokenizer.json."""
+    defaults: ClassVar[dict[str, str]] = {}
+    """The special tokens that tokenizer_config.json need not name."""
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Self:
+        """Reads the tokenizer of a checkpoint: tokenizer.json and the files beside it.
+
+        Raises:
+            ValueError: a file is missing or broken, or belongs to another kind of tokenizer.
+        """
+        folder = Path(path)
+        config = _read_config(folder)
+        source = folder / "tokenizer_config.json"
+        name = config.get("tokenizer_class")
+        if name not in (None, *cls.class_names, "TokenizersBackend", "PreTrainedTokenizerFast"):
+            raise ValueError(
+                f"{source}: tokenizer_class={name!r} is not supported (only {cls.__name__})"
+            )
+        check_sides(config, source)
+        special, added = special_tokens(folder, {**cls.defaults, **config})
+        tokenizer = _read_tokenizer(folder / "tokenizer.json", cls.model_type)
+        tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        tokenizer.add_tokens(added)
+        length = config.get("model_max_length", _UNBOUNDED + 1)
+        if not isinstance(length, int | float) or length < 1:
+            raise ValueError(f"{source}: model_max_length must be from 1 up (got {length!r})")
+        limit = None if length > _UNBOUNDED else int(length)
+        return cls(tokenizer, special, limit, _read_template(folder, config), config)
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        padding: bool | str | None = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_attention_mask: bool | None = None,
+    ) -> BatchEncoding:
+        """Tokenizes texts as transformers' tokenizers: `.input_ids` and `.attention_mask`.
+
+        Args:
+            text: a text or a list of texts.
+            add_special_tokens: whether to add what the tokenizer puts around a text, as T5's the
+                end of the text.
+            padding: "max_length" fills up to max_length, True or "longest" to the longest text.
+            truncation: whether to cut texts off at max_length.
+            max_length: the number of tokens, by default model_max_length.
+            return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
+            return_attention_mask: False leaves the mask out.
+
+        Raises:
+            ValueError: an argument has another type, the texts give tensors of several lengths, or
+                the tokenizer has no token to fill up with.
+            ImportError: return_tensors is "pt", and PyTorch is not installed.
+        """
+        texts, filled = checked_texts(text, "text"), padding_of(padding)
+        limit = self.model_max_length if max_length is None else max_length
+        cut = limit if truncates(truncation, max_length, filled) else None
+        rows = [self._ids(t, cut, add_special_tokens) for t in texts]
+        length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
+        ids, masks = padded(rows, length, 0 if length is None else self.pad_token_id)
+        alone = isinstance(text, str) and return_tensors is None
+        found = {"input_ids": ids, "attention_mask": masks}
+        if return_attention_mask is False:
+            del found["attention_mask"]
+        return BatchEncoding(
+            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        )
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, str]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        padding: bool | str = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_dict: bool = True,
+        **variables: Any,
+    ) -> Any:
+        """Renders a conversation by the checkpoint's chat template, as transformers' method.
+
+        Args:
+            conversation: messages such as {"role": "user", "content": "a cat"}, or a list of such
+                conversations.
+            tools: the schemas of tools that the template may describe.
+            documents: documents that the template may show.
+            chat_template: a template in the place of the checkpoint's.
+            add_generation_prompt: whether the text ends where an answer would begin.
+            tokenize: whether to return tokens; False for the text.
+            padding: see a call.
+            truncation: see a call.
+            max_length: see a call.
+            return_tensors: see a call.
+            return_dict: whether to return the mask, too; False for the tokens alone.
+            **variables: what else the template reads, such as enable_thinking.
+
+        Raises:
+            ValueError: there is no template, it cannot render the conversation, or an argument has
+                no meaning here.
+        """
+        for name in _UNSUPPORTED:
+            if variables.pop(name, None):
+                raise ValueError(f"{name} must be left out: diffusax's tokenizers do not have it")
+        template = self.chat_template if chat_template is None else chat_template
+        if template is None:
+            raise ValueError("the tokenizer has no chat template; give chat_template=")
+        if not conversation:
+            raise ValueError("conversation must have at least one message (got none)")
+        alone = isinstance(conversation[0], Mapping)
+        given: dict[str, Any] = {
+            **self.special,
+            **variables,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        chats = [conversation] if alone else conversation
+        texts = [render_chat(template, chat, **given) for chat in chats]
+        text = texts[0] if alone else texts
+        if not tokenize:
+            return text
+        found = self(
+            text,
+            add_special_tokens=False,
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            return_tensors=return_tensors,
+        )
+        return found if return_dict else found.input_ids
+
+    def decode(
+        self, token_ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False
+    ) -> str:
+        """Returns the text of some ids."""
+        ids = list(map(int, token_ids))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]] | np.ndarray, skip_special_tokens: bool = False
+    ) -> list[str]:
+        """Returns the text of each row of ids, see `decode`."""
+        return [self.decode(row, skip_special_tokens) for row in sequences]
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, without those that were added."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=False)
+
+    @functools.cached_property
+    def pad_token_id(self) -> int:
+        """The id that fills up.
+
+        Raises:
+            ValueError: the tokenizer has none.
+        """
+        found = self._special_id("pad_token")
+        if found is None:
+            raise ValueError("padding must be left out: the tokenizer has no pad_token")
+        return found
+
+    @functools.cached_property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text; None where there is none."""
+        return self._special_id("eos_token")
+
+    def check_fits(self, vocab_size: int, max_position_embeddings: int | None = None) -> None:
+        """Raises ValueError unless a text encoder has embeddings for all ids.
+
+        Without this check, indexing would silently use other embeddings. Lengths are the call's,
+        because these encoders have no table of positions.
+        """
+        largest = max(self.tokenizer.get_vocab().values())
+        if largest >= vocab_size:
+            token = self.tokenizer.id_to_token(largest)
+            raise ValueError(
+                f"the tokenizer gives {token!r} the id {largest}, but the text encoder has "
+                f"vocab_size={vocab_size}; they do not belong together"
+            )
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Writes the files that transformers opens, see `save`."""
+        self.save(save_directory)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes tokenizer.json, tokenizer_config.json and the chat template, for transformers.
+
+        Raises:
+            OSError: the files cannot be written; says why.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(folder / "tokenizer.json") as partial:
+            partial.write_text(self.tokenizer.to_str(), encoding="utf-8")
+        config = {
+            **self.special,
+            "tokenizer_class": type(self).__name__,
+            **self.config,
+        }
+        if self.chat_template is not None and config.get("chat_template") != self.chat_template:
+            config.pop("chat_template", None)
+            with written_whole(folder / _TEMPLATE_FILE) as partial:
+                partial.write_text(self.chat_template, encoding="utf-8", newline="")
+        write_json(folder / "tokenizer_config.json", config, ensure_ascii=False)
+
+    def _ids(self, text: str, limit: int | None, add_special_tokens: bool) -> list[int]:
+        """Returns the ids of a text, of which its beginning fits into `limit` with what is added.
+
+        The library's own limit is a setting of the tokenizer, which other threads share.
+        """
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if limit is not None:
+            more = self.tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+            if limit < more:
+                raise ValueError(f"max_length must be at least {more} (got {limit})")
+            encoding.truncate(limit - more)
+        return list(self.tokenizer.post_process(encoding, None, add_special_tokens).ids)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special.get(name)
+        return None if token is None else self.tokenizer.token_to_id(token)
+
+
+class Qwen2Tokenizer(LanguageTokenizer):
+    """The byte-pair tokenizer of Qwen's language models, 2 and 3."""
+
+    class_names = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+    model_type = "BPE"
+    defaults: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("unk_token", "eos_token", "pad_token"), "<|endoftext|>"
+    )
+
+
+class T5Tokenizer(LanguageTokenizer):
+    """T5's unigram tokenizer (Kudo 2018), which ends each text with </s>."""
+
+    class_names = ("T5Tokenizer", "T5TokenizerFast")
+    model_type = "Unigram"
+    defaults: ClassVar[dict[str, str]] = {
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Reads tokenizer_config.json, and the special tokens that older files have beside it."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; is this a diffusers checkpoint?")
+    path = folder / "tokenizer_config.json"
+    config = load_json(path) if path.is_file() else {}
+    older = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in config and older.is_file():
+        config |= load_json(older)
+    return config
+
+
+def _read_tokenizer(path: Path, model_type: str) -> Tokenizer:
+    """Reads a tokenizer.json, without the lengths that the one who saved it may have set.
+
+    Raises:
+        ValueError: it is missing or broken, or holds another kind of model.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing; write it with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is no tokenizer ({reason}); download it again") from None
+    kind = type(tokenizer.model).__name__
+    if kind != model_type:
+        raise ValueError(f"{path} holds a model of the kind {kind}, not {model_type}")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Returns the chat template: that of its own file, or else the one in tokenizer_config.json.
+
+    Raises:
+        ValueError: it is not a text.
+    """
+    path = folder / _TEMPLATE_FILE
+    if path.is_file():
+        return read_text(path, _MAX_TEMPLATE_BYTES)
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    if not isinstance(found, str | None):
+        raise ValueError(f"{folder / 'tokenizer_config.json'}: chat_template must be a text")
+    return found
