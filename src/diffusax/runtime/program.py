@@ -196,7 +196,7 @@ def operations_of(request: Request) -> int:
 
     A loop without a known end, as that over a sampler's steps, counts once.
     """
-    function = functools.partial(request.program.__wrapped__, **dict(request.static))
+    function = functools.partial(inspect.unwrap(request.program), **dict(request.static))
     arguments = dict(zip(request.program.dynamic, request.dynamic))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     return count_flops(lambda kwargs: function(**kwargs), shapes)

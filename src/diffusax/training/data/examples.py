@@ -165,8 +165,8 @@ def read_picture(cell: Any) -> Image.Image:
     return load_image(image_file(cell))
 
 
-def image_file(cell: Any) -> bytes | Path:
-    """Returns the file's bytes in a cell, or its path.
+def image_file(cell: Any) -> bytes | Path | Image.Image:
+    """Returns the file's bytes in a cell, its path, or the image where it has been read before.
 
     Raises:
         ValueError: the cell holds neither.
