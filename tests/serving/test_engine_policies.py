@@ -23,6 +23,9 @@ class Kind:
     """A kind of batch."""
 
 
+KIND = Kind()
+
+
 def part(client="", priority=0):
     job = Job(Drawing(seed=0), client=client, priority=priority)
     return Part(job, 0, on_change=lambda: None, on_rows=lambda part, rows: None)

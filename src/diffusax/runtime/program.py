@@ -56,6 +56,9 @@ class Program:
     has before, and one line in the log says so. Inside another trace the function is traced.
     """
 
+    __wrapped__: Callable[..., Any]
+    """The function itself."""
+
     def __init__(
         self,
         function: Callable[..., Any],
