@@ -2,15 +2,17 @@
 
 python devices_run.py MODEL DATA OUTPUT name=value ...
 
-One pair is the program's own: recipe=instruct-pix2pix, by default text-to-image.
+One pair is the program's own: recipe=instruct-pix2pix or dreambooth, by default text-to-image.
 """
 
 import sys
 
 from diffusax.runtime.mesh import initialize
 from diffusax.training import (
+    DreamBoothConfig,
     InstructPix2PixConfig,
     TextToImageConfig,
+    dreambooth,
     instruct_pix2pix,
     read_config,
     text_to_image,
@@ -18,6 +20,7 @@ from diffusax.training import (
 )
 
 RECIPES = {
+    "dreambooth": (DreamBoothConfig, dreambooth),
     "text-to-image": (TextToImageConfig, text_to_image),
     "instruct-pix2pix": (InstructPix2PixConfig, instruct_pix2pix),
 }

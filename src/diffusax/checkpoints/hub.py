@@ -42,6 +42,8 @@ EMBEDDED = {
     "emoji-control": _DATA / "emoji_control",
 }
 """The checkpoints inside the package, by name."""
+EMBEDDED_LORAS = {"emoji-owl": _DATA / "emoji_owl"}
+"""The LoRAs inside the package, by name."""
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants, errors
 
-from diffusax.checkpoints.hub import hub_errors
+from diffusax.checkpoints.hub import EMBEDDED_LORAS, hub_errors
 
 SUFFIX = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -30,7 +30,8 @@ def find_weight_file(
     """Returns the path of a safetensors file, which is downloaded if it is on the Hub.
 
     Args:
-        path_or_repo: the file, a folder that holds it, or a Hub repository id.
+        path_or_repo: the file, a folder that holds it, a Hub repository id, or "emoji-owl" for the
+            LoRA in the package.
         weight_name: the file's name in the folder or repository; by default the only one there.
         subfolder: the folder inside it.
         preferred: names that are taken where a folder has several files.
@@ -52,6 +53,8 @@ def find_weight_file(
     path = Path(text)
     if path.is_file():
         return path
+    if not path.exists():
+        path = EMBEDDED_LORAS.get(text, path)
     if path.is_dir():
         folder = path / (subfolder or "")
         names = sorted(os.listdir(folder)) if folder.is_dir() else []

@@ -18,6 +18,7 @@ from diffusax.runtime.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,
     ControlNetConfig,
+    DreamBoothConfig,
     InstructPix2PixConfig,
     Preempted,
     Recipe,
@@ -26,6 +27,7 @@ from diffusax.training import (
     UnconditionalConfig,
     autoencoder,
     controlnet,
+    dreambooth,
     instruct_pix2pix,
     read_config,
     text_to_image,
@@ -40,8 +42,9 @@ class Command(FromFiles):
     """The options of all recipes' commands besides those of the recipes."""
 
     essentials: ClassVar[tuple[str, ...]] = (
-        *("model", "controlnet", "data.path", "data.resolution", "data.bucket_step"),
-        "data.image_column",
+        *("model", "controlnet", "instance_data", "instance_prompt", "class_prompt"),
+        *("class_data", "class_images"),
+        *("data.path", "data.resolution", "data.bucket_step", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
@@ -83,6 +86,15 @@ class ControlNet(Command, ControlNetConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class DreamBooth(Command, DreamBoothConfig):
+    """Teach a checkpoint a subject from a few pictures of it."""
+
+    def run(self) -> None:
+        """Trains, after drawing the pictures of the class that are missing."""
+        _train(functools.partial(dreambooth, generate=not self.topology), self, DreamBoothConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on images."""
 
@@ -104,6 +116,7 @@ RECIPES: dict[str, tuple[type, type]] = {
     "text-to-image": (TextToImage, TextToImageConfig),
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "controlnet": (ControlNet, ControlNetConfig),
+    "dreambooth": (DreamBooth, DreamBoothConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
     "unconditional": (Unconditional, UnconditionalConfig),
 }

@@ -27,6 +27,11 @@ from diffusax.training.recipes.controlnet import (
     controlnet,
 )
 from diffusax.training.recipes.denoiser import DenoiserValidationConfig
+from diffusax.training.recipes.dreambooth import (
+    DreamBoothConfig,
+    DreamBoothDataConfig,
+    dreambooth,
+)
 from diffusax.training.recipes.instruct_pix2pix import (
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
@@ -51,6 +56,8 @@ __all__ = [
     "ControlNetValidationConfig",
     "DataConfig",
     "DenoiserValidationConfig",
+    "DreamBoothConfig",
+    "DreamBoothDataConfig",
     "EMAConfig",
     "EditDataConfig",
     "ImageDataConfig",
@@ -69,6 +76,7 @@ __all__ = [
     "autoencoder",
     "cache_latents",
     "controlnet",
+    "dreambooth",
     "instruct_pix2pix",
     "read_config",
     "text_to_image",

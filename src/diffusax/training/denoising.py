@@ -27,6 +27,8 @@ from diffusax.training.step import Batch
 
 LENGTHS = "lengths"
 """The name in a batch of the number of tokens that are not padding, where the family has it."""
+PRIOR = "prior"
+"""The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
 # What the key of an example is folded with for the adapters' dropout.
 _ADAPTERS = 5
 
@@ -83,6 +85,8 @@ class DenoisingLoss:
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
             InstructPix2Pix alone: the images before the edit.
+        prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
+            weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
         loss_weights: b h w float32, where there are masks: what each latent's error counts for.
 
@@ -192,7 +196,11 @@ class DenoisingLoss:
         )
         target = process.target(x0, draws.noise, t, self.prediction_type)
         error = squared_error(prediction, target, batch.get("loss_weights"))
-        return error * process.weight(t, self.prediction_type, self.snr_gamma)
+        weight = process.weight(t, self.prediction_type, self.snr_gamma)
+        if PRIOR in batch:
+            plain = process.weight(t, self.prediction_type, None)
+            weight = jnp.where(batch[PRIOR], plain, weight)
+        return error * weight
 
     @functools.cached_property
     def _denoiser(self) -> Denoiser:

@@ -157,6 +157,7 @@ def read_picture(cell: Any) -> Image.Image:
     """Reads the image in a cell: RGB, upright, on white.
 
     cell: a file's bytes, or {bytes, path} as `datasets` writes them; sources have checked the path.
+    An image that was read before is returned as it is.
 
     Raises:
         ValueError: the cell holds no image that Pillow can read.
@@ -172,6 +173,8 @@ def image_file(cell: Any) -> bytes | Path:
     """
     if isinstance(cell, dict):
         cell = cell.get("bytes") or Path(cell.get("path") or "")
+    if isinstance(cell, Image.Image):
+        return cell
     if not isinstance(cell, bytes | Path):
         raise ValueError(f"no image bytes, but {type(cell).__name__}")
     return cell

@@ -1,0 +1,238 @@
+"""Trains DreamBooth (Ruiz et al. 2023): a checkpoint learns a subject from a few pictures.
+
+The denoising loss of the subject's pictures with a prompt that names it, and that of pictures of
+its class, which the checkpoint draws itself before the training, so that the class stays what it
+was. Upstream: diffusers examples/dreambooth/train_dreambooth.py and train_dreambooth_lora.py.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+from msgspec import Meta
+from PIL import Image
+
+from diffusax.models.network import Params
+from diffusax.pipelines import tasks
+from diffusax.training.data.batches import Element
+from diffusax.training.data.buckets import SIZE, buckets_of
+from diffusax.training.data.cached import CachedSource, is_cache
+from diffusax.training.data.class_pictures import ClassPictures, class_source
+from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
+from diffusax.training.data.rows import caption_example
+from diffusax.training.data.sources import Source
+from diffusax.training.denoising import PRIOR
+from diffusax.training.options import require_options
+from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.training.step import Batch
+from diffusax.typed.options import Count, Weight
+
+_CAPTION = "text"
+
+
+@dataclasses.dataclass(frozen=True)
+class DreamBoothDataConfig(CaptionedDataConfig):
+    """A few pictures of a subject."""
+
+    caption_column: str = ""
+    """The column with captions in the place of the instance prompt; by default every picture has
+    the instance prompt."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DreamBoothConfig(DenoiserConfig):
+    """Teach a text-to-image model a subject from a few pictures of it."""
+
+    steps: Count = 400
+    """The number of updates of the parameters."""
+    batch_size: Count = 4
+    """The number of the subject's examples of an update, over all devices and microbatches; as many
+    of the class come on top."""
+    instance_data: str = ""
+    """The pictures of the subject: another name of data.path, which it becomes."""
+    instance_prompt: str = ""
+    """What the pictures show, with a rare word for the subject: a photo of sks dog."""
+    class_prompt: str = ""
+    """What the subject is one of: a photo of dog. By default nothing is preserved."""
+    class_data: str = ""
+    """The folder with pictures of the class; those that it lacks are drawn by the model. By default
+    the folder class in the output folder."""
+    class_images: Count = 200
+    """The number of pictures of the class."""
+    class_batch_size: Count = 4
+    """The number of pictures of the class that are drawn at a time."""
+    class_steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """The number of sampler steps for a picture of the class; by default the pipeline's own."""
+    class_guidance: Annotated[float, Meta(ge=0, le=1000)] | None = None
+    """The guidance scale for pictures of the class; by default the pipeline's own."""
+    prior_loss_weight: Weight = 1.0
+    """What the loss of the class is multiplied by."""
+    data: DreamBoothDataConfig = dataclasses.field(default_factory=DreamBoothDataConfig)
+    """The examples of the subject."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.instance_data:
+            moved = dataclasses.replace(self.data, path=self.instance_data)
+            object.__setattr__(self, "data", moved)
+            object.__setattr__(self, "instance_data", "")
+        if self.class_data and not self.class_prompt:
+            raise ValueError(
+                f"class_data={self.class_data!r} is not used without a class prompt; give "
+                "class_prompt"
+            )
+
+
+def dreambooth(config: DreamBoothConfig, *, generate: bool = True) -> Recipe:
+    """Returns the recipe for these options, and draws the pictures of the class that are missing.
+
+    generate: whether they are drawn; without them the recipe can be compiled, not trained.
+
+    Raises:
+        ValueError: the checkpoint, the pictures or the folder of the class cannot be used, or
+            options do not go together; says why.
+    """
+    return DreamBooth(config, generate=generate)
+
+
+class DreamBooth(Denoiser):
+    """The recipe that trains DreamBooth, with the configs read and the pictures opened.
+
+    With prior preservation an example is a pair: each of its arrays holds that of the subject and
+    that of the class.
+    """
+
+    name = "dreambooth"
+    config: DreamBoothConfig
+
+    def __init__(self, config: DreamBoothConfig, *, generate: bool = True):
+        """Opens the data and draws the pictures of the class; see `dreambooth`."""
+        data = config.data
+        require_options(config, ("model",))
+        if not data.path:
+            raise ValueError("--instance-data must be given, or instance_data in the --config file")
+        if not (config.instance_prompt or data.caption_column or is_cache(data.path)):
+            raise ValueError(
+                "the pictures have no captions; give instance_prompt, such as 'a photo of sks dog'"
+            )
+        if data.streaming:
+            raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
+        if data.mask != "none" or data.mask_column:
+            raise ValueError(
+                "DreamBooth reads no masks; leave data.mask and data.mask_column out, or use "
+                "`diffusax train text-to-image`"
+            )
+        columns = [name for name in (data.image_column, data.caption_column) if name]
+        super().__init__(config, tuple(columns))
+        if self.embedded:
+            raise ValueError(
+                f"{data.path} holds text embeddings of other captions; write it again with "
+                "cache-latents without --text-embeddings"
+            )
+        self.prior = bool(config.class_prompt)
+        if not self.cached:
+            self.source = KeptPictures(self.source, data.image_column)
+        if self.prior:
+            self.source = Pairs(self.source, self._classes(generate))
+        self.source = Repeated(self.source)
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Returns the pixels or latents, tokens and sizes of a row, or of both rows of a pair.
+
+        The arrays of a pair have a first axis of 2: the subject, the class.
+        """
+        config = self.config
+        if not self.prior:
+            return self._one(row, config.instance_prompt, rng)
+        instance = self._one(row[INSTANCE], config.instance_prompt, rng)
+        # Both are of the size of the subject's picture.
+        size = {SIZE: row[INSTANCE][SIZE]} if SIZE in row[INSTANCE] else {}
+        preserved = self._one({**row[CLASS], **size}, config.class_prompt, rng, own=False)
+        pair = {name: np.stack([x, preserved[name]]) for name, x in instance.items()}
+        return {**pair, PRIOR: np.array([False, True])}
+
+    def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """Returns the loss of each example, b: that of the subject and, weighted, of the class."""
+        if not self.prior:
+            return super().loss(trained, frozen, batch, keys)
+        losses = super().loss(trained, frozen, *one_by_one(batch, keys)).reshape(-1, 2)
+        return losses[:, 0] + self.config.prior_loss_weight * losses[:, 1]
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Generates images for the validation prompts, with the prompts beneath.
+
+        The seed is that of the run.
+        """
+        return self.captioned(self.draw(trained, frozen, tasks.text_to_image))
+
+    def card(self) -> dict[str, Any]:
+        """Returns the model that this one was trained from, and the prompt of the subject."""
+        return {
+            "base_model": self.config.model,
+            "pipeline_tag": "text-to-image",
+            "instance_prompt": self.config.instance_prompt,
+        }
+
+    def _one(
+        self, row: dict[str, Any], prompt: str, rng: np.random.Generator, *, own: bool = True
+    ) -> Element:
+        """Returns the example of a row. own: whether its own caption is used where it has one."""
+        data = self.config.data
+        if self.cached:
+            return {**row, **self.base.tokenize(prompt)} if prompt else row
+        column = data.caption_column if own else ""
+        trigger = data.trigger if own else ""
+        named = dataclasses.replace(data, caption_column=column or _CAPTION, trigger=trigger)
+        row = row if column else {**row, _CAPTION: prompt}
+        return caption_example(named, self.base, self.size, row, rng)
+
+    def _classes(self, generate: bool) -> Source:
+        """Opens the pictures of the class; draws those that are missing, if so asked."""
+        config = self.config
+        folder = config.class_data or str(Path(config.output) / "class")
+        if self.cached or is_cache(folder):
+            return self._cached_classes(folder)
+        drawn = ClassPictures(
+            config.model,
+            config.class_prompt,
+            self.size,
+            config.class_steps,
+            config.class_guidance,
+            config.class_batch_size,
+            config.compute_dtype,
+        )
+        if not generate:
+            # To compile a step, any picture does.
+            return self.source
+        drawn.ensure(Path(folder), config.class_images)
+        column = config.data.image_column
+        return KeptPictures(class_source(Path(folder), config.class_images, column), column)
+
+    def _cached_classes(self, folder: str) -> Source:
+        if not (self.cached and is_cache(folder)):
+            raise ValueError(
+                f"instance_data={self.config.data.path!r} and class_data={folder!r} must both hold "
+                "latents, or both pictures; write the other with cache-latents"
+            )
+        source = CachedSource.open(folder, self.base, edits=False)
+        if self.base.family.embedding_columns[0] in source.shapes:
+            raise ValueError(
+                f"{folder} holds text embeddings of other captions; write it again with "
+                "cache-latents without --text-embeddings"
+            )
+        if source.buckets is not None or buckets_of(self.source) is not None:
+            raise ValueError(
+                f"{folder} cannot be cut to the sizes of the subject's pictures, because it holds "
+                "latents; leave the caches out, or write both without buckets"
+            )
+        return source
+
+
+def one_by_one(batch: Batch, keys: jax.Array) -> tuple[Batch, jax.Array]:
+    """Returns a batch of b pairs as 2b examples, and a random key for each of them."""
+    apart = {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items()}
+    return apart, jax.vmap(jax.random.split)(keys).reshape(-1)

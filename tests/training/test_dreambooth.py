@@ -1,0 +1,327 @@
+"""The DreamBooth recipe: its pairs, its class's pictures, its results."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from pictures import picture
+from safetensors.numpy import load_file
+from test_devices import RUN, start_both, wait_for
+from test_devices import train as train_on_devices
+
+import diffusax
+from diffusax.training import (
+    CacheConfig,
+    CacheDataConfig,
+    DreamBoothConfig,
+    DreamBoothDataConfig,
+    cache_latents,
+    dreambooth,
+    read_config,
+)
+from diffusax.training.data.batches import Batches
+from diffusax.training.data.class_pictures import ClassPictures
+
+INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    """Three pictures of a subject, without captions."""
+    folder = tmp_path_factory.mktemp("subject")
+    for i in range(3):
+        picture(i).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dogs(tmp_path_factory):
+    """Five pictures of its class."""
+    folder = tmp_path_factory.mktemp("dogs")
+    for i in range(5):
+        picture(10 + i).save(folder / f"{i}.png")
+    return folder
+
+
+def options(checkpoint, subject, **changes) -> DreamBoothConfig:
+    data = {"resolution": 32, "center_crop": True, **changes.pop("data", {})}
+    given = {"instance_data": str(subject), "instance_prompt": INSTANCE, **changes}
+    return DreamBoothConfig(
+        model=str(checkpoint),
+        compute_dtype="float32",
+        data=DreamBoothDataConfig(**data),
+        **given,
+    )
+
+
+def keys(n: int) -> jax.Array:
+    return jax.vmap(jax.random.key)(jnp.arange(n))
+
+
+def stacked(recipe, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    elements = [recipe.example(recipe.source[i], rng) for i in range(count)]
+    return {name: np.stack([e[name] for e in elements]) for name in elements[0]}
+
+
+def test_an_example_is_a_picture_of_the_subject_with_one_of_its_class(checkpoint, subject, dogs):
+    recipe = dreambooth(
+        options(checkpoint, subject, class_prompt=CLASS, class_data=str(dogs), class_images=5)
+    )
+    assert len(recipe.source) == 5
+    batch = stacked(recipe, 5)
+    assert batch["pixel_values"].shape == (5, 2, 32, 32, 3)
+    tokens = [recipe.base.tokenize(text)["input_ids"] for text in (INSTANCE, CLASS)]
+    np.testing.assert_array_equal(batch["input_ids"], np.broadcast_to(tokens, (5, 2, 77)))
+    np.testing.assert_array_equal(batch["prior"], [[False, True]] * 5)
+    for i in range(5):
+        for side, number in ((0, i % 3), (1, 10 + i)):
+            cut = np.asarray(picture(number).crop((4, 0, 36, 32)))
+            np.testing.assert_array_equal(batch["pixel_values"][i, side], cut)
+
+
+def test_without_a_class_prompt_an_example_is_a_picture(checkpoint, subject, tmp_path):
+    recipe = dreambooth(options(checkpoint, subject, output=str(tmp_path)))
+    assert stacked(recipe, 3)["pixel_values"].shape == (3, 32, 32, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_is_compiled_without_drawing_the_class(checkpoint, subject, tmp_path):
+    config = options(checkpoint, subject, class_prompt=CLASS, output=str(tmp_path))
+    recipe = dreambooth(config, generate=False)
+    assert stacked(recipe, 1)["pixel_values"].shape == (1, 2, 32, 32, 3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_captions_of_a_column_take_the_place_of_the_instance_prompt(checkpoint, tmp_path):
+    for i in range(2):
+        picture(i).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"sks dog, view {i}")
+    recipe = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}))
+    expected = [recipe.base.tokenize(f"sks dog, view {i}")["input_ids"] for i in range(2)]
+    np.testing.assert_array_equal(stacked(recipe, 2)["input_ids"], expected)
+
+
+def test_a_few_pictures_are_decoded_once(checkpoint, tmp_path):
+    for i in range(3):
+        picture(i).save(tmp_path / f"{i}.png")
+    recipe = dreambooth(options(checkpoint, tmp_path))
+    batches = Batches(recipe.source, recipe.example, batch_size=6, seed=0)
+    before = next(batches)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    for _ in range(3):
+        np.testing.assert_array_equal(
+            np.unique(next(batches)["pixel_values"], axis=0),
+            np.unique(before["pixel_values"], axis=0),
+        )
+
+
+def test_missing_class_pictures_are_drawn_and_those_there_stay(checkpoint, tmp_path):
+    plan = ClassPictures(str(checkpoint), CLASS, 32, steps=2, batch_size=2)
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    plan.ensure(whole, 5)
+    names = [f"class-{i:05}.png" for i in range(5)]
+    assert sorted(f.name for f in whole.glob("*.png")) == names
+    drawn = [(whole / name).read_bytes() for name in names]
+    assert len(set(drawn)) == 5
+    # A run that was stopped after the third, and that goes on.
+    part.mkdir()
+    for name in names[:3]:
+        shutil.copy(whole / name, part)
+    kept = (part / names[2]).stat().st_mtime_ns
+    plan.ensure(part, 5)
+    assert (part / names[2]).stat().st_mtime_ns == kept
+    assert [(part / name).read_bytes() for name in names] == drawn
+    # Pictures of one's own count.
+    (part / names[4]).unlink()
+    picture(0).save(part / "own.png")
+    plan.ensure(part, 5)
+    assert not (part / names[4]).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"instance_data": ""}, "--instance-data must be given"),
+        ({"instance_prompt": ""}, "have no captions; give instance_prompt"),
+        ({"class_data": "dogs"}, "class_data='dogs' is not used .* give class_prompt"),
+        ({"data": {"streaming": True}}, "leave it out of DreamBooth"),
+    ],
+)
+def test_options_that_do_not_go_together(checkpoint, subject, changes, message):
+    with pytest.raises(ValueError, match=message):
+        dreambooth(options(checkpoint, subject, **changes))
+
+
+def test_class_pictures_of_another_prompt_are_refused(checkpoint, subject, tmp_path):
+    (tmp_path / "class.json").write_text('{"prompt": "a cat"}')
+    with pytest.raises(ValueError, match=r"were drawn with .*prompt='a cat'"):
+        ClassPictures(str(checkpoint), CLASS, 32, steps=1).ensure(tmp_path, 1)
+
+
+def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
+    config = options(checkpoint, subject)
+    assert (config.data.path, config.instance_data) == (str(subject), "")
+    pairs = ["instance_data=a", "data.path=b"]
+    assert read_config(DreamBoothConfig, None, pairs).data.path == "a"
+
+
+@pytest.mark.slow
+def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path):
+    found = {}
+    for name, folder in (("subject", subject), ("dogs", dogs)):
+        data = CacheDataConfig(str(folder), resolution=32, center_crop=True)
+        found[name] = str(tmp_path / name)
+        cache_latents(CacheConfig(model=str(checkpoint), data=data, output=found[name]))
+    given = {"class_prompt": CLASS, "class_images": 5}
+    plain = dreambooth(options(checkpoint, subject, class_data=str(dogs), **given))
+    config = options(checkpoint, found["subject"], class_data=found["dogs"], **given)
+    data = DreamBoothDataConfig(config.data.path)
+    cached = dreambooth(DreamBoothConfig(**{**vars(config), "data": data}))
+    assert "vae" not in cached.frozen()
+    losses = [
+        jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 5), keys(5)) for r in (plain, cached)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    with pytest.raises(ValueError, match="must both hold latents, or both pictures"):
+        dreambooth(DreamBoothConfig(**{**vars(config), "data": data, "class_data": str(dogs)}))
+
+
+def command(checkpoint, subject, output, *args: str) -> list[str]:
+    size = ("--data.resolution", "32", "--compute-dtype", "float32", "--class-steps", "2")
+    prompts = ("--instance-prompt", INSTANCE, "--class-prompt", CLASS, "--class-images", "40")
+    return [
+        *(sys.executable, "-m", "diffusax", "train", "dreambooth", "--model", str(checkpoint)),
+        *("--instance-data", str(subject), "--output", str(output), *prompts, *size),
+        *("--steps", "12", "--batch-size", "2", "--checkpoint-every", "4", "--log-every", "1"),
+        *args,
+    ]
+
+
+def run(args: list[str]) -> None:
+    done = subprocess.run(args, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def kill_once(args: list[str], condition) -> None:
+    process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def contents(folder: Path, pattern: str) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob(pattern)}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, checkpoint, subject):
+    output = tmp_path_factory.mktemp("uninterrupted")
+    run(command(checkpoint, subject, output))
+    return output
+
+
+@pytest.mark.slow
+def test_killed_while_class_pictures_are_drawn_and_while_training(
+    checkpoint, subject, uninterrupted, tmp_path
+):
+    args = command(checkpoint, subject, tmp_path)
+    kill_once(args, lambda: len(list((tmp_path / "class").glob("class-*.png"))) > 9)
+    assert len(list((tmp_path / "class").glob("class-*.png"))) < 40
+    kill_once(args, lambda: (tmp_path / "checkpoints" / "4").is_dir())
+    run(args)
+    assert contents(tmp_path / "class", "*.png") == contents(uninterrupted / "class", "*.png")
+    assert len(contents(tmp_path / "class", "*.png")) == 40
+    results = [
+        load_file(folder / "model" / "unet" / "diffusion_pytorch_model.safetensors")
+        for folder in (tmp_path, uninterrupted)
+    ]
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name])
+
+
+@pytest.mark.slow
+def test_the_result_draws_the_same_in_pytorch(checkpoint, uninterrupted):
+    folder = uninterrupted / "model"
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
+    before = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)
+    assert not torch.equal(theirs.unet.conv_in.weight, before.unet.conv_in.weight)
+    theirs.set_progress_bar_config(disable=True)
+    latents = torch.randn((1, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+    call = {"num_inference_steps": 3, "output_type": "np"}
+    ours = diffusax.DiffusionPipeline.from_pretrained(folder)
+    np.testing.assert_allclose(
+        ours(INSTANCE, latents=latents.numpy(), **call).images,
+        theirs(INSTANCE, latents=latents, **call).images,
+        atol=1e-4,
+    )
+    assert f"instance_prompt: {INSTANCE}" in (folder / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tmp_path):
+    lora = ("--lora.rank", "4", "--train-text-encoder", "--optimizer.learning-rate", "1e-2")
+    args = command(checkpoint, subject, tmp_path, *lora)
+    run([*args, "--class-data", str(uninterrupted / "class")])
+    folder = tmp_path / "model"
+    theirs = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)
+    theirs.set_progress_bar_config(disable=True)
+    latents = torch.randn((1, 4, 16, 16), generator=torch.Generator().manual_seed(0))
+    call = {"num_inference_steps": 3, "output_type": "np"}
+    before = theirs(INSTANCE, latents=latents, **call).images
+    theirs.load_lora_weights(folder)
+    expected = theirs(INSTANCE, latents=latents, **call).images
+    assert np.abs(expected - before).max() > 1e-2
+    ours = diffusax.DiffusionPipeline.from_pretrained(checkpoint)
+    ours.load_lora_weights(folder)
+    images = ours(INSTANCE, latents=latents.numpy(), **call).images
+    np.testing.assert_allclose(images, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_devices_and_processes_train_alike(checkpoint, tmp_path):
+    # Each process has an order of its own, so that there is one picture of each kind.
+    for i, kind in enumerate(("subject", "class")):
+        (tmp_path / kind).mkdir()
+        picture(i).save(tmp_path / kind / "0.png")
+    pairs = ["recipe=dreambooth", f"instance_prompt={INSTANCE}", f"class_prompt={CLASS}"]
+    pairs += [f"class_data={tmp_path / 'class'}", "class_images=1", "data.center_crop=true"]
+    pairs += ["batch_size=8"]
+    subject = tmp_path / "subject"
+    expected = train_on_devices(tmp_path / "one", checkpoint, subject, 1, *pairs)
+    assert abs(expected[-1] - expected[0]) > 1e-3
+    split = (*pairs, "mesh=data=2,fsdp=2,tensor=2", "accumulate=2")
+    result = train_on_devices(tmp_path / "eight", checkpoint, subject, 8, *split)
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
+    command = [str(RUN), str(checkpoint), str(subject), str(tmp_path / "two"), *pairs]
+    wait_for(start_both([*command, "mesh=data=2", "distributed=true"]), timeout=600)
+    lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
+    np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_share_the_drawing_of_class_pictures(checkpoint, subject, tmp_path):
+    pairs = ["recipe=dreambooth", f"instance_prompt={INSTANCE}", f"class_prompt={CLASS}"]
+    pairs += ["class_images=6", "class_batch_size=2", "class_steps=2", "batch_size=2", "steps=1"]
+    train_on_devices(tmp_path / "one", checkpoint, subject, 1, *pairs)
+    command = [str(RUN), str(checkpoint), str(subject), str(tmp_path / "two"), *pairs]
+    wait_for(start_both([*command, "mesh=data=2", "distributed=true"]), timeout=600)
+    drawn = [contents(tmp_path / run / "class", "*.png") for run in ("one", "two")]
+    assert len(drawn[0]) == 6
+    assert drawn[0] == drawn[1]
