@@ -451,7 +451,7 @@ HELPS = [
         "cache-latents",
     ),
     *("train text-to-image", "train instruct-pix2pix", "train controlnet", "train autoencoder"),
-    *("train dreambooth", "train unconditional"),
+    *("train dreambooth", "train textual-inversion", "train unconditional"),
     *("evaluate instruct-pix2pix", "evaluate text-to-image", "ema", "generate --prompts"),
 ]
 
@@ -593,7 +593,7 @@ def test_mistakes_are_one_line_and_exit_code_2(model, tmp_path, capsys, args, me
         (["edit", "a.png", "b", "--sweep", "--num-images", "3"], "leave --num-images out"),
         (["compile", "a", "--sizes", "512"], "--sizes must be height and width"),
         (["compile", "a", "--topology", "b", "--output", "c"], "--output cannot be given with"),
-        (["train"], "text-to-image,instruct-pix2pix, controlnet,dreambooth,autoencoder"),
+        (["train"], "text-to-image,instruct-pix2pix, controlnet,dreambooth,textual-inversion"),
         (["convert", "instruct-pix2pix", "a"], "Required options were not provided: OUT"),
         (["train", "inpainting"], "invalid choice: 'inpainting'"),
         (["train", "text-to-image", "--optimizer.learning-rate", "fast"], "Error parsing --optim"),

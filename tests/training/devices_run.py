@@ -2,7 +2,8 @@
 
 python devices_run.py MODEL DATA OUTPUT name=value ...
 
-One pair is the program's own: recipe=instruct-pix2pix or dreambooth, by default text-to-image.
+One pair is the program's own: recipe=instruct-pix2pix, dreambooth or textual-inversion, by default
+text-to-image.
 """
 
 import sys
@@ -12,10 +13,12 @@ from diffusax.training import (
     DreamBoothConfig,
     InstructPix2PixConfig,
     TextToImageConfig,
+    TextualInversionConfig,
     dreambooth,
     instruct_pix2pix,
     read_config,
     text_to_image,
+    textual_inversion,
     train,
 )
 
@@ -23,6 +26,7 @@ RECIPES = {
     "dreambooth": (DreamBoothConfig, dreambooth),
     "text-to-image": (TextToImageConfig, text_to_image),
     "instruct-pix2pix": (InstructPix2PixConfig, instruct_pix2pix),
+    "textual-inversion": (TextualInversionConfig, textual_inversion),
 }
 
 

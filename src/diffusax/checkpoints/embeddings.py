@@ -2,7 +2,8 @@
 
 A file is in one of these forms: {token: vectors}, as diffusers writes it; emb_params, as
 stable-diffusion-webui has it, where the file's name is the token; clip_l and clip_g, vectors for
-both text encoders of SDXL. Only safetensors files are read.
+both text encoders of SDXL, where it is in the file's header or the file's name. Only safetensors
+files are read.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diffusax.checkpoints.tensors import TensorFile
+from diffusax.checkpoints.tensors import TensorFile, copy_tensors, read_metadata
 from diffusax.checkpoints.weight_file import PICKLES, fetch_file
 from diffusax.tensors import as_numpy
 
@@ -24,6 +25,8 @@ ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """The text encoder that each part of a file for SDXL is for."""
 
 _NAMELESS = ("emb_params", "*")
+_TOKEN = "token"
+"""The name of the word in the header of a file."""
 
 
 class Embedding(NamedTuple):
@@ -64,14 +67,34 @@ def read_embeddings(
     for entry, own in zip(entries, tokens, strict=True):
         if isinstance(entry, str | os.PathLike):
             path = find_file(entry, weight_name=weight_name, subfolder=subfolder, hub=hub)
-            name = None if path.name == FILE else path.stem
-            found += _named(_read_file(path), own, name=name, source=str(path))
+            tensors = _read_file(path)
+            name = read_metadata(path).get(_TOKEN, None if path.name == FILE else path.stem)
+            found += _named(tensors, own, name=name, source=str(path))
         elif isinstance(entry, Mapping):
             found += _named(dict(entry), own, name=None, source="the dictionary")
         else:
             found += _named({"*": entry}, own, name=None, source="the array")
     _check_distinct([embedding.token for embedding in found])
     return found
+
+
+def write_embedding(path: Path, token: str, vectors: Mapping[str, np.ndarray]) -> None:
+    """Writes the embeddings of one word; the same vectors are the same bytes.
+
+    Args:
+        path: the file, which appears only when it is whole.
+        token: the word.
+        vectors: n d, by the name of the text encoder that they are for. Those of one are written as
+            diffusers' script does, those of both of SDXL as clip_l and clip_g.
+
+    Raises:
+        OSError: the file cannot be written; names it and says why.
+    """
+    names = {encoder: key for key, encoder in ENCODERS.items()}
+    if len(vectors) == 1:
+        names = dict.fromkeys(vectors, token)
+    tensors = {names[encoder]: [np.asarray(x, np.float32)] for encoder, x in vectors.items()}
+    copy_tensors(path, tensors, metadata={"format": "pt", _TOKEN: token})
 
 
 def embedding_files(path: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from diffusax.training import (
     Preempted,
     Recipe,
     TextToImageConfig,
+    TextualInversionConfig,
     TrainConfig,
     UnconditionalConfig,
     autoencoder,
@@ -31,6 +32,7 @@ from diffusax.training import (
     instruct_pix2pix,
     read_config,
     text_to_image,
+    textual_inversion,
     train,
     unconditional,
 )
@@ -95,6 +97,20 @@ class DreamBooth(Command, DreamBoothConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class TextualInversion(Command, TextualInversionConfig):
+    """Train the embeddings of a new word on a few images; nothing else changes."""
+
+    essentials: ClassVar[tuple[str, ...]] = (
+        *("placeholder_token", "initializer_token", "num_vectors", "learnable_property"),
+        *(name for name in Command.essentials if name != "lora.rank"),
+    )
+
+    def run(self) -> None:
+        """Trains."""
+        _train(textual_inversion, self, TextualInversionConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Autoencoder(Command, AutoencoderConfig):
     """Train the autoencoder of a checkpoint on images."""
 
@@ -117,6 +133,7 @@ RECIPES: dict[str, tuple[type, type]] = {
     "instruct-pix2pix": (InstructPix2Pix, InstructPix2PixConfig),
     "controlnet": (ControlNet, ControlNetConfig),
     "dreambooth": (DreamBooth, DreamBoothConfig),
+    "textual-inversion": (TextualInversion, TextualInversionConfig),
     "autoencoder": (Autoencoder, AutoencoderConfig),
     "unconditional": (Unconditional, UnconditionalConfig),
 }

@@ -15,7 +15,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Component
 from diffusax.pipelines.placement import device_of, on_host
 from diffusax.text.tokenizer import CLIPTokenizer
-from diffusax.text.words import names_of
+from diffusax.text.words import names_of, taken_name, token_names
 
 _TRAINED_FOR = {
     768: "Stable Diffusion 1",
@@ -219,18 +219,13 @@ def _check_words(
                 f"{sources[word]} has {len(vectors)} vectors of {word!r}, but {component.name} "
                 f"reads at most {room} tokens at once; use an embedding of fewer vectors"
             )
-        own = _names(word, len(vectors))
-        base = word.lower().rpartition("_")[0]
-        # It would be read as a later embedding of that word.
-        joins = base in names and word.lower() == f"{base}_{len(names_of(base, names))}"
-        wanted = (*own, f"{word}_{len(own)}")
-        taken = [names.get(n.lower(), n) for n in wanted if n in vocabulary or n.lower() in names]
-        for name in [*taken, *([names[base]] if joins else [])]:
+        taken = taken_name(word, len(vectors), names, vocabulary)
+        if taken is not None:
             raise ValueError(
                 f"token {word!r} of {sources[word]} cannot be added, as {component.tokenizer} has "
-                f"{name!r} already; give another token=, or unload_textual_inversion the other"
+                f"{taken!r} already; give another token=, or unload_textual_inversion the other"
             )
-        names |= {name.lower(): name for name in own}
+        names |= {name.lower(): name for name in token_names(word, len(vectors))}
 
 
 def _mend(parts: Components, width: int) -> str:
@@ -244,16 +239,12 @@ def _mend(parts: Components, width: int) -> str:
     return f"use one that was trained for this model{other}"
 
 
-def _names(word: str, count: int) -> list[str]:
-    return [word, *(f"{word}_{i}" for i in range(1, count))]
-
-
 def _add(parts: Components, component: Component, words: Words) -> None:
     """Adds words to a tokenizer, and their embeddings to its text encoder."""
     rows = {
         name: vector
         for word, vectors in words.items()
-        for name, vector in zip(_names(word, len(vectors)), vectors)
+        for name, vector in zip(token_names(word, len(vectors)), vectors)
     }
     tokenizer = parts.tokenizers[component.tokenizer].with_words(list(rows))
     _replace(parts, component, tokenizer, {tokenizer.words[name]: v for name, v in rows.items()})

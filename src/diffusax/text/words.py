@@ -35,6 +35,30 @@ def following_ids(words: Mapping[str, int]) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def token_names(word: str, count: int) -> list[str]:
+    """Returns the names of the tokens of a word of `count` embeddings."""
+    return [word, *(f"{word}_{i}" for i in range(1, count))]
+
+
+def taken_name(
+    word: str, count: int, words: Mapping[str, str], vocabulary: Container[str]
+) -> str | None:
+    """Returns the name because of which a word cannot be added; None where it can be.
+
+    Args:
+        word: the word.
+        count: the number of its embeddings.
+        words: the words that were added before, by their names in lower case.
+        vocabulary: the names of all tokens.
+    """
+    base = word.lower().rpartition("_")[0]
+    # It would be read as a later embedding of that word.
+    joins = base in words and word.lower() == f"{base}_{len(names_of(base, words))}"
+    wanted = token_names(word, count + 1)
+    taken = [words.get(n.lower(), n) for n in wanted if n in vocabulary or n.lower() in words]
+    return next(iter([*taken, *([words[base]] if joins else [])]), None)
+
+
 def names_of(word: str, words: Container[str]) -> list[str]:
     """Returns the names of a word's embeddings among the words: word, word_1, word_2, ... ."""
     names = [word]

@@ -38,6 +38,12 @@ from diffusax.training.recipes.instruct_pix2pix import (
     instruct_pix2pix,
 )
 from diffusax.training.recipes.text_to_image import TextToImageConfig, text_to_image
+from diffusax.training.recipes.textual_inversion import (
+    TextualInversionConfig,
+    TextualInversionDataConfig,
+    TextualInversionOptimizerConfig,
+    textual_inversion,
+)
 from diffusax.training.recipes.unconditional import (
     UnconditionalConfig,
     UnconditionalValidationConfig,
@@ -68,6 +74,9 @@ __all__ = [
     "Preempted",
     "Recipe",
     "TextToImageConfig",
+    "TextualInversionConfig",
+    "TextualInversionDataConfig",
+    "TextualInversionOptimizerConfig",
     "TimestepBiasConfig",
     "TrainConfig",
     "UnconditionalConfig",
@@ -80,6 +89,7 @@ __all__ = [
     "instruct_pix2pix",
     "read_config",
     "text_to_image",
+    "textual_inversion",
     "train",
     "unconditional",
 ]

@@ -12,6 +12,7 @@ from diffusax.checkpoints.files import component_folder
 from diffusax.checkpoints.networks import read_network
 from diffusax.files import load_json
 from diffusax.models.control_from_unet import controlnet_of
+from diffusax.models.encoder_with_words import EncoderWithWords
 from diffusax.models.network import Model, Network, Params
 from diffusax.models.widening import widen_network, widen_params
 from diffusax.pipelines import DiffusionPipeline
@@ -110,6 +111,8 @@ class BaseModel:
         network = self.networks[name]
         if stored.network == network:
             return stored
+        if isinstance(network, EncoderWithWords):
+            return Model(network, network.with_initial_rows(stored.params))
         return Model(network, widen_params(stored.params, network.config.in_channels))
 
     def tokenize(self, caption: str) -> dict[str, np.ndarray]:

@@ -76,7 +76,8 @@ def require_options(options: Options, names: Iterable[str]) -> None:
     """
     for name in names:
         if not operator.attrgetter(name)(options):
-            raise ValueError(f"--{name} must be given, or {name} in the --config file")
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} must be given, or {name} in the --config file")
 
 
 def _from_values(cls: type[O], values: dict[Any, Any], root: type[Options]) -> O:

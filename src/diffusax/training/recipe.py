@@ -52,4 +52,8 @@ class Recipe(Protocol):
         """Writes trained parameters as a folder that diffusers opens."""
 
     def card(self) -> dict[str, Any]:
-        """Returns the metadata of the model card: base_model, license, pipeline_tag."""
+        """Returns the metadata of the model card: base_model, license, pipeline_tag.
+
+        What is under "usage" is no metadata: Markdown that says how to use the result, in which
+        {location} is its folder or repository; by default it is opened as a pipeline.
+        """

@@ -124,9 +124,10 @@ def write_model_card(
     """
     title = address or f"{Path(config.output).resolve().name}, {folder.name}"
     front = {"library_name": "diffusers", "tags": [recipe.name, "diffusax"], **recipe.card()}
+    own_usage = front.pop("usage", None)
     if config.trains_adapters:
         front["tags"] = [*front["tags"], "lora"]
-    base = front.get("base_model")
+    base, location = front.get("base_model"), str(address or folder.resolve())
     card = _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
@@ -137,7 +138,9 @@ def write_model_card(
         batch_size=config.batch_size,
         data=config.data.path,
         average=f" The parameters are averaged ({average})." if average else "",
-        usage=_usage(front, config, str(address or folder.resolve())),
+        usage=own_usage.replace("{location}", location)
+        if own_usage
+        else _usage(front, config, location),
         options=to_yaml(config),
     )
     (folder / "README.md").write_text(card, "utf-8")

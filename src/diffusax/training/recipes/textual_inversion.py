@@ -1,0 +1,226 @@
+"""Trains textual inversion (Gal et al. 2022): the embeddings of a new word, and nothing else.
+
+The loss is that of text to image with all networks frozen, on captions that name the word, as in
+diffusers' examples/textual_inversion. The trained parameters are the word's rows, n d for each text
+encoder; all other rows of the tables stay as they are because they are no parameters of the loss.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from msgspec import Meta
+from PIL import Image
+
+from diffusax.checkpoints.embeddings import FILE, write_embedding
+from diffusax.models.encoder_with_words import WORDS
+from diffusax.models.network import Params
+from diffusax.pipelines import DiffusionPipeline, tasks
+from diffusax.runtime.mesh import to_host
+from diffusax.training.data.batches import Element
+from diffusax.training.data.examples import CaptionedDataConfig, choose_caption
+from diffusax.training.data.rows import caption_example
+from diffusax.training.data.templates import TEMPLATES
+from diffusax.training.optimizers import OptimizerConfig
+from diffusax.training.options import require_options
+from diffusax.training.recipe import Recipe
+from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.training.step import Batch
+from diffusax.training.words import with_word
+
+_USAGE = """```python
+import diffusax
+
+pipe = diffusax.DiffusionPipeline.from_pretrained("{base}")
+pipe.load_textual_inversion("{{location}}")
+pipe({prompt}).images[0].save("picture.png")
+```
+"""
+_USAGE_OF_BOTH = """
+In PyTorch diffusers each text encoder gets its own vectors:
+
+```python
+from safetensors.torch import load_file
+
+vectors = load_file("learned_embeds.safetensors")
+for key, n in (("clip_l", ""), ("clip_g", "_2")):
+    encoder, tokenizer = getattr(pipe, f"text_encoder{{n}}"), getattr(pipe, f"tokenizer{{n}}")
+    pipe.load_textual_inversion(
+        vectors[key], token={word}, text_encoder=encoder, tokenizer=tokenizer
+    )
+```
+"""
+_CAPTION = "caption of the word"
+"""The name of the column that has an example's caption."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextualInversionDataConfig(CaptionedDataConfig):
+    """A data set of a few images of what the word stands for."""
+
+    random_flip: bool = True
+    """Mirror half of the images."""
+    caption_column: str = ""
+    """The column with captions that name the word: a text, or a list from which one is drawn each
+    time; by default captions are drawn from diffusers' for the learnable_property."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextualInversionOptimizerConfig(OptimizerConfig):
+    """How gradients become updates of the word's embeddings."""
+
+    max_grad_norm: Annotated[float, Meta(gt=0)] = math.inf
+    """The global norm to which larger gradients are scaled down; inf leaves them unchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextualInversionConfig(DenoiserConfig):
+    """Train the embeddings of a new word on a few images; the checkpoint stays as it is."""
+
+    placeholder_token: str = ""
+    """The new word, such as "<cat-toy>"; brackets keep it from being found inside other words."""
+    initializer_token: str = ""
+    """The word whose embeddings the new word's begin with. A text of several tokens gives the first
+    embedding its first token's and so on, in turn."""
+    num_vectors: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """The number of the word's embeddings; in a prompt it takes as many tokens."""
+    learnable_property: Literal["object", "style"] = "object"
+    """What the word stands for, which decides the captions: "a photo of a {}", or "a painting in
+    the style of {}"."""
+    save_pipeline: bool = False
+    """Write the whole pipeline with the word, too, not only its embeddings."""
+    data: TextualInversionDataConfig = dataclasses.field(default_factory=TextualInversionDataConfig)
+    """The examples."""
+    optimizer: TextualInversionOptimizerConfig = dataclasses.field(
+        default_factory=TextualInversionOptimizerConfig
+    )
+    """The options of the optimizer."""
+
+
+def textual_inversion(config: TextualInversionConfig) -> Recipe:
+    """Returns the recipe for these options.
+
+    Raises:
+        ValueError: the checkpoint, the word or the data set cannot be used, or options do not go
+            together; says why.
+    """
+    return TextualInversion(config)
+
+
+class TextualInversion(Denoiser):
+    """The recipe that trains a word, with the configs read and the data set opened."""
+
+    name = "textual-inversion"
+    config: TextualInversionConfig
+
+    def __init__(self, config: TextualInversionConfig):
+        """Reads the configs and opens the data set; raises the errors of `textual_inversion`."""
+        require_options(config, ("placeholder_token", "initializer_token"))
+        given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
+        given += ["lora.rank"] if config.lora.on else []
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} cannot be given: textual inversion trains the embeddings "
+                "of the word alone"
+            )
+        data = config.data
+        super().__init__(config, tuple(filter(None, (data.image_column, data.caption_column))))
+        if self.embedded:
+            raise ValueError(
+                f"{data.path} holds text embeddings, which cannot name the word; write it again "
+                "without --text-embeddings"
+            )
+        word = config.placeholder_token
+        self.base = with_word(self.base, word, config.num_vectors, config.initializer_token)
+        self.denoising = dataclasses.replace(self.denoising, networks=self.base.networks)
+        # All networks are frozen; the word's rows are no network's own parameters.
+        self.components = ()
+
+    def shapes(self) -> Params:
+        """Returns the shapes of the word's embeddings by text encoder."""
+        networks = self.base.networks
+        return {name: networks[name].shapes[WORDS] for name in self.base.text_encoders}
+
+    def trained(self, mesh: Mesh | None = None) -> Params:
+        """Returns the word's first embeddings, n d float32, by text encoder."""
+        load = self.base.load
+        return {
+            name: to_host(load(name, device=mesh).params[WORDS]) for name in self.base.text_encoders
+        }
+
+    def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
+        """Returns a row's pixels, the tokens of its caption and, where the family has them, sizes.
+
+        A cached row keeps its latents and sizes, and gets another caption.
+
+        Raises:
+            ValueError: the row cannot be used; says why.
+        """
+        caption = self._caption(row, rng)
+        if self.cached:
+            return {**row, **self.base.tokenize(caption)}
+        config = dataclasses.replace(self.config.data, caption_column=_CAPTION)
+        return caption_example(config, self.base, self.size, {**row, _CAPTION: caption}, rng)
+
+    def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
+        """Returns the loss of each example, b; see `DenoisingLoss`."""
+        return self.denoising({}, self._with_words(trained, frozen), batch, keys)
+
+    def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
+        """Generates images for the validation prompts, with the prompts beneath.
+
+        The seed is that of the run.
+        """
+        params = self._with_words(trained, frozen)
+        return self.captioned(self.draw({}, params, tasks.text_to_image))
+
+    def save(self, trained: Params, folder: Path) -> None:
+        """Writes the embeddings, learned_embeds.safetensors, and if asked the whole pipeline."""
+        config = self.config
+        folder.mkdir(parents=True, exist_ok=True)
+        vectors = {name: np.asarray(rows["embedding"]) for name, rows in trained.items()}
+        write_embedding(folder / FILE, config.placeholder_token, vectors)
+        if config.save_pipeline:
+            pipe = DiffusionPipeline.from_pretrained(
+                self.base.folder, dtype="float32", scheduler=self.base.scheduler
+            )
+            pipe.load_textual_inversion(folder)
+            pipe.save_pretrained(folder)
+
+    def card(self) -> dict[str, Any]:
+        """Returns the model that the word is for, and how to load it."""
+        config = self.config
+        templates = TEMPLATES[config.learnable_property]
+        prompt = json.dumps(templates[0].format(config.placeholder_token), ensure_ascii=False)
+        usage = _USAGE.format(base=config.model, prompt=prompt)
+        if len(self.base.text_encoders) > 1:
+            usage += _USAGE_OF_BOTH.format(word=json.dumps(config.placeholder_token))
+        else:
+            usage += "\nPyTorch diffusers loads the same file by the same lines.\n"
+        return {
+            "base_model": config.model,
+            "pipeline_tag": "text-to-image",
+            "tags": ["textual_inversion", "diffusax"],
+            "usage": usage,
+        }
+
+    def _caption(self, row: dict[str, Any], rng: np.random.Generator) -> str:
+        config, word = self.config, self.config.placeholder_token
+        column = config.data.caption_column
+        if not column:
+            templates = TEMPLATES[config.learnable_property]
+            return templates[rng.integers(len(templates))].format(word)
+        caption = choose_caption(row[column], rng)
+        if word.lower() not in " ".join(caption.lower().split()):
+            raise ValueError(f"the caption {caption[:100]!r} does not name {word!r}")
+        return caption
+
+    def _with_words(self, trained: Params, frozen: Params) -> Params:
+        """Returns the frozen parameters with these embeddings of the word."""
+        encoders = {name: {**frozen[name], WORDS: rows} for name, rows in trained.items()}
+        return {**frozen, **encoders}
