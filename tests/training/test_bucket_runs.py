@@ -1,5 +1,6 @@
 """Runs on images of several sizes: compilations, bits, processes, caches, validation."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -22,12 +23,15 @@ from diffusax.training import (
     CaptionedDataConfig,
     ControlDataConfig,
     ControlNetConfig,
+    DreamBoothConfig,
+    DreamBoothDataConfig,
     EditDataConfig,
     InstructPix2PixConfig,
     TextToImageConfig,
     TrainConfig,
     cache_latents,
     controlnet,
+    dreambooth,
     instruct_pix2pix,
     loop,
     read_config,
@@ -134,6 +138,22 @@ def test_each_image_is_cut_to_its_size_and_a_topology_is_asked_for_the_largest(c
     mesh = make_mesh("data=1", devices=jax.local_devices()[:1])
     _, _, batch = abstract_arguments(recipe, config, mesh)
     assert batch["pixel_values"].shape == (8, 32, 32, 3)
+
+
+@pytest.mark.parametrize("prior", ["", "a thing"])
+def test_pairs_of_dreambooth_have_the_size_of_the_subjects_picture(checkpoint, shaped, prior):
+    data = DreamBoothDataConfig(str(shaped), buckets=("24x40", "40x24"))
+    config = DreamBoothConfig(
+        model=str(checkpoint), data=data, instance_prompt="sks thing", class_prompt=prior
+    )
+    recipe = dreambooth(config, generate=False)
+    run = Batches(recipe.source, recipe.example, batch_size=4, seed=0)
+    shapes = {next(run)["pixel_values"].shape for _ in range(8)}
+    pair = (2,) if prior else ()
+    assert shapes == {(4, *pair, 24, 40, 3), (4, *pair, 40, 24, 3)}
+    masked = dataclasses.replace(config, data=dataclasses.replace(data, mask="alpha"))
+    with pytest.raises(ValueError, match="DreamBooth reads no masks"):
+        dreambooth(masked, generate=False)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,10 @@ class Buckets:
         height, width = self.sizes[bucket]
         return f"{width}x{height}"
 
+    def repeated(self, rows: int) -> "Buckets":
+        """Returns the buckets of a source that has the rows again and again, so many in all."""
+        return dataclasses.replace(self, of_row=np.resize(self.of_row, rows))
+
     def others(self, row: int) -> list[int]:
         """Returns the next few rows of the same size, after the last the first ones again."""
         rows = np.flatnonzero(self.of_row == self.of_row[row])

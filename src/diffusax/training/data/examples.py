@@ -162,7 +162,7 @@ def read_picture(cell: Any) -> Image.Image:
     Raises:
         ValueError: the cell holds no image that Pillow can read.
     """
-    return load_image(image_file(cell))
+    return load_image(cell if isinstance(cell, Image.Image) else image_file(cell))
 
 
 def image_file(cell: Any) -> bytes | Path | Image.Image:
@@ -173,8 +173,6 @@ def image_file(cell: Any) -> bytes | Path | Image.Image:
     """
     if isinstance(cell, dict):
         cell = cell.get("bytes") or Path(cell.get("path") or "")
-    if isinstance(cell, Image.Image):
-        return cell
     if not isinstance(cell, bytes | Path):
         raise ValueError(f"no image bytes, but {type(cell).__name__}")
     return cell

@@ -1,12 +1,12 @@
 """Small sources whose pictures stay in memory, and pairs of their rows."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
-import numpy as np
 
-from diffusax.training.data.buckets import SIZE, Buckets, buckets_of
+from diffusax.training.data.buckets import Buckets, buckets_of
 from diffusax.training.data.examples import read_picture
 from diffusax.training.data.sources import Source
 
@@ -41,14 +41,14 @@ class KeptPictures:
             self.kept[index] = row
         return row
 
-    @property
-    def buckets(self) -> Buckets | None:
-        """The sizes of the rows' pictures, where they are not of one."""
-        return buckets_of(self.source)
-
     def name(self, index: int) -> str:
         """Returns where the row comes from, for messages."""
         return self.source.name(index)
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """The sizes of the pictures, where there are several."""
+        return buckets_of(self.source)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "kept": {}}
@@ -58,7 +58,6 @@ class KeptPictures:
 class Pairs:
     """Rows of a subject, each with one of its class; the shorter of both is repeated.
 
-    The pictures of the class are cut to the size of the subject's.
     Upstream: diffusers examples/dreambooth/train_dreambooth.py, DreamBoothDataset.
     """
 
@@ -70,20 +69,18 @@ class Pairs:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         instance = self.instances[index % len(self.instances)]
-        preserved = self.classes[index % len(self.classes)]
-        if SIZE in instance:
-            preserved = {**preserved, SIZE: instance[SIZE]}
-        return {INSTANCE: instance, CLASS: preserved}
-
-    @property
-    def buckets(self) -> Buckets | None:
-        """The sizes of the subject's pictures, where they are not of one."""
-        return repeated(buckets_of(self.instances), len(self))
+        return {INSTANCE: instance, CLASS: self.classes[index % len(self.classes)]}
 
     def name(self, index: int) -> str:
         """Returns where both rows come from, for messages."""
         instance = self.instances.name(index % len(self.instances))
         return f"{instance} with {self.classes.name(index % len(self.classes))}"
+
+    @functools.cached_property
+    def buckets(self) -> Buckets | None:
+        """The sizes of the subject's pictures, where there are several."""
+        buckets = buckets_of(self.instances)
+        return None if buckets is None else buckets.repeated(len(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,16 +96,12 @@ class Repeated:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.source[index % len(self.source)]
 
-    @property
-    def buckets(self) -> Buckets | None:
-        """The sizes of the rows' pictures, where they are not of one."""
-        return repeated(buckets_of(self.source), len(self))
-
     def name(self, index: int) -> str:
         """Returns where the row comes from, for messages."""
         return self.source.name(index % len(self.source))
 
-
-def repeated(buckets: Buckets | None, count: int) -> Buckets | None:
-    """Returns the buckets of rows that are repeated until there are so many."""
-    return buckets and dataclasses.replace(buckets, of_row=np.resize(buckets.of_row, count))
+    @functools.cached_property
+    def buckets(self) -> Buckets | None:
+        """The sizes of the pictures, where there are several."""
+        buckets = buckets_of(self.source)
+        return None if buckets is None else buckets.repeated(len(self))

@@ -17,7 +17,7 @@ from PIL import Image
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
-from diffusax.training.data.buckets import buckets_of
+from diffusax.training.data.buckets import SIZE, buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.class_pictures import ClassPictures, class_source
 from diffusax.training.data.examples import CaptionedDataConfig
@@ -144,7 +144,9 @@ class DreamBooth(Denoiser):
         if not self.prior:
             return self._one(row, config.instance_prompt, rng)
         instance = self._one(row[INSTANCE], config.instance_prompt, rng)
-        preserved = self._one(row[CLASS], config.class_prompt, rng, own=False)
+        # Both are of the size of the subject's picture.
+        size = {SIZE: row[INSTANCE][SIZE]} if SIZE in row[INSTANCE] else {}
+        preserved = self._one({**row[CLASS], **size}, config.class_prompt, rng, own=False)
         pair = {name: np.stack([x, preserved[name]]) for name, x in instance.items()}
         return {**pair, PRIOR: np.array([False, True])}
 
@@ -178,7 +180,8 @@ class DreamBooth(Denoiser):
         if self.cached:
             return {**row, **self.base.tokenize(prompt)} if prompt else row
         column = data.caption_column if own else ""
-        named = dataclasses.replace(data, caption_column=column or _CAPTION)
+        trigger = data.trigger if own else ""
+        named = dataclasses.replace(data, caption_column=column or _CAPTION, trigger=trigger)
         if not own and (data.mask_column or data.mask != "none"):
             # Pictures of the class are opaque, so that all of them counts.
             named = dataclasses.replace(named, mask_column="", mask="alpha")
@@ -214,15 +217,15 @@ class DreamBooth(Denoiser):
                 "latents, or both pictures; write the other with cache-latents"
             )
         source = CachedSource.open(folder, self.base, edits=False)
-        if buckets_of(source) or buckets_of(self.source):
-            raise ValueError(
-                f"instance_data={self.config.data.path!r} or class_data={folder!r} holds latents "
-                "of several sizes, which cannot be paired; write them without buckets"
-            )
         if self.base.family.embedding_columns[0] in source.shapes:
             raise ValueError(
                 f"{folder} holds text embeddings of other captions; write it again with "
                 "cache-latents without --text-embeddings"
+            )
+        if source.buckets is not None or buckets_of(self.source) is not None:
+            raise ValueError(
+                f"{folder} cannot be cut to the sizes of the subject's pictures, because it holds "
+                "latents; leave the caches out, or write both without buckets"
             )
         return source
 
