@@ -288,7 +288,7 @@ def _with_mask(config: DataConfig, row: dict[str, Any], cell: Any) -> list[Image
         return [read_picture(cell), read_picture(row[config.mask_column]).convert("L")]
     if config.mask == "none":
         return [read_picture(cell)]
-    image = open_upright(image_file(cell))
+    image = cell if isinstance(cell, Image.Image) else open_upright(image_file(cell))
     if not image.has_transparency_data:
         return [load_image(image), Image.new("L", image.size, 255)]
     return [load_image(image), image.convert("RGBA").getchannel("A")]

@@ -1,23 +1,22 @@
-"""Pictures of several shapes, and masks, of a subject beside its class."""
+"""Masks of a subject beside its class."""
 
 import numpy as np
 import pytest
 from pictures import picture
 
 from diffusax.training import DreamBoothConfig, DreamBoothDataConfig, dreambooth
-from diffusax.training.data.batches import Batches
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Pictures of a subject in two shapes, half of them half transparent, and of its class."""
+    """Pictures of a subject, half of them partly transparent, and of its class."""
     subject, dogs = (tmp_path_factory.mktemp(name) for name in ("subject", "dogs"))
     for i in range(4):
-        image = picture(i, size=(64, 32) if i < 2 else (32, 64))
+        image = picture(i)
         if i % 2:
             image.putalpha(image.convert("L").point(lambda value: 255 * (value > 127)))
         image.save(subject / f"{i}.png")
-        picture(10 + i, size=(48, 48)).save(dogs / f"{i}.png")
+        picture(10 + i).save(dogs / f"{i}.png")
     return subject, dogs
 
 
@@ -34,14 +33,6 @@ def recipe(checkpoint, folders, **data):
             data=DreamBoothDataConfig(**data),
         )
     )
-
-
-def test_pictures_of_the_class_have_the_shapes_of_the_subjects(checkpoint, folders):
-    made = recipe(checkpoint, folders, buckets=("64x32", "32x64"))
-    batches = Batches(made.source, made.example, batch_size=2, seed=0)
-    shapes = {next(batches)["pixel_values"].shape for _ in range(4)}
-    batches.close()
-    assert shapes == {(2, 2, 32, 64, 3), (2, 2, 64, 32, 3)}
 
 
 def test_all_of_the_class_counts_beside_masks_of_the_subject(checkpoint, folders):
