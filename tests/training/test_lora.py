@@ -82,8 +82,6 @@ def test_the_first_numbers_are_those_of_pefts_distributions(checkpoint, pictures
     params = diffusax.DiffusionPipeline.from_pretrained(checkpoint).unet.params
     lengths = np.linalg.norm(np.asarray(params["conv_in"]["kernel"]).reshape(-1, 32), axis=0)
     np.testing.assert_allclose(kaiming["conv_in"]["magnitude"], lengths, rtol=1e-5)
-    again = drawn()
-    assert all((again[path]["down"] == layer["down"]).all() for path, layer in gaussian.items())
 
 
 @pytest.mark.slow
