@@ -36,7 +36,7 @@ class Adapted:
 
 
 CASES = {
-    "sd1-attention": Adapted(Case("sd1", "epsilon", False, texts=True), False),
+    "sd1-attention": Adapted(Case("sd1", "epsilon", False), False),
     "sd1-dora": Adapted(Case("sd1", "v_prediction", False, texts=True), True, dora=True),
     "sd1-control": Adapted(Case("sd1", "epsilon", False, control=True), True),
     "sd1-edit": Adapted(Case("sd1", "epsilon", True), True),
