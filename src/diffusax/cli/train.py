@@ -46,7 +46,7 @@ class Command(FromFiles):
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "controlnet", "instance_data", "instance_prompt", "class_prompt"),
         *("class_data", "class_images"),
-        *("data.path", "data.resolution", "data.bucket_step", "data.image_column"),
+        *("data.path", "data.resolution", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
