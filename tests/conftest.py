@@ -36,6 +36,9 @@ import pytest
 import torch
 from effort import ALL, files_of_shard
 
+# PyTorch's networks are tiny here: on several threads they are slower, and far slower beside other
+# work.
+torch.set_num_threads(1)
 # Looking again and again through the millions of objects of a trace took a sixth of the time.
 gc.set_threshold(100_000, 50, 100)
 

@@ -17,9 +17,6 @@ from tiny import TinyCheckpoints
 
 import diffusax
 
-# Networks this small are slower on several threads, and far slower beside other work.
-torch.set_num_threads(1)
-
 # Largest difference of a pixel in [0, 1]; float32 sums in another order explain about 1e-5.
 TOLERANCE = 1e-4
 PROMPTS = ["a red apple, on a table", "Two DOGS running!"]

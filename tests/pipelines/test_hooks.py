@@ -47,7 +47,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(folder):
-    torch.set_num_threads(1)
     pipe = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
     pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)
     pipe.set_progress_bar_config(disable=True)

@@ -46,15 +46,6 @@ class Run(NamedTuple):
         return Path(self.config.output) / "model"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks as small as these gain nothing from PyTorch's threads, which wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=first(KINDS))
 def run(request, tiny_checkpoints, tmp_path_factory) -> Run:
     """A run of twenty steps on five pictures."""
