@@ -22,6 +22,7 @@ from pairs import mask, picture
 from tiny import build_asymmetric, randomize
 from tiny_unconditional import build_unconditional
 from training.pictures import write_image_folder
+from z_images import pipeline as build_z_image
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
@@ -66,6 +67,7 @@ IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
 DDPM = "google/ddpm-cat-256"
+Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -132,6 +134,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
                 write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
+        elif repo == Z_IMAGE:
+            build_z_image(folder)
         elif repo == DDPM:
             build_unconditional(folder)
         else:
@@ -159,7 +163,8 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        for repo in (*PIPELINES, *PARTS, *steering, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM):
+        others = (WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM, Z_IMAGE)
+        for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 
