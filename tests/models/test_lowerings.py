@@ -15,6 +15,7 @@ from diffusax.models import layers
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
+from diffusax.runtime.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 SAME = ((1, 1), (1, 1))
@@ -101,10 +102,15 @@ def test_bfloat16_convolutions_round_only_their_operands(shape):
     assert error < 0.01
 
 
-def reference_attention(q, k, v, *, causal):
+def reference_attention(q, k, v, *, causal, key_lengths=None, bias=0.0):
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = np.einsum("bthd,bshd->bhts", np.float64(q), np.float64(k)) * q.shape[-1] ** -0.5
+    scores = scores + np.float64(bias)
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    if key_lengths is not None:
+        seen = np.arange(k.shape[1]) < np.asarray(key_lengths)[:, None, None, None]
+        scores = np.where(seen, scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("bhts,bshd->bthd", p / p.sum(-1, keepdims=True), np.float64(v))
 
@@ -120,6 +126,49 @@ def test_every_attention_equals_the_plain_one(monkeypatch, name, t, s, causal):
     q, k, v = map(jnp.asarray, qkv(t, s))
     actual = attention_module.LOWERINGS[name](q, k, v, 8**-0.5, causal)
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=causal), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["whole", "chunks", "large_chunks", "xla"])
+@pytest.mark.parametrize(
+    ("t", "s", "causal", "groups", "biased"),
+    [
+        (9, 9, True, 2, False),
+        (33, 5, False, 6, True),
+        (7, 7, True, 3, True),
+        (8, 6, False, 1, False),
+    ],
+)
+def test_every_attention_takes_lengths_shared_heads_and_a_bias(
+    monkeypatch, name, t, s, causal, groups, biased
+):
+    monkeypatch.setattr(attention_module, "_MAX_CHUNK_SCORES", 4 * s)
+    q, k, v = (RNG.standard_normal((3, n, h, 8), np.float32) for n, h in shapes(t, s, groups))
+    more = {"key_lengths": np.array([s, 1, s - 2], np.int32)}
+    if biased:
+        more["bias"] = RNG.standard_normal((6, t, s), np.float32)
+    given = {name: jnp.asarray(x) for name, x in more.items()}
+    arrays = map(jnp.asarray, (q, k, v))
+    actual = attention_module.LOWERINGS[name](*arrays, 8**-0.5, causal, **given)
+    expected = reference_attention(q, k, v, causal=causal, **more)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def shapes(t, s, groups):
+    """Positions and heads of q, k and v, where six heads of queries share `groups` of keys."""
+    return (t, 6), (s, groups), (s, groups)
+
+
+def test_attention_chooses_for_lengths_shared_heads_and_a_bias():
+    q, k, v = (RNG.standard_normal((2, n, h, 8), np.float32) for n, h in shapes(9, 9, 2))
+    more = {"key_lengths": np.array([9, 4], np.int32), "bias": np.ones((6, 9, 9), np.float32)}
+    more["bias"][1] = RNG.standard_normal((9, 9))
+    actual = jax.jit(partial(attention, causal=True))(q, k, v, **more)
+    expected = reference_attention(q, k, v, causal=True, **more)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    for platform in ("cuda", "tpu"):
+        shape = (1, 4096, 8, 64)
+        args = platform, jnp.dtype("bfloat16"), shape, shape
+        assert attention_module.choose_lowering(*args, biased=True) == "xla"
 
 
 def test_gradients_of_chunked_attention_equal_those_of_the_whole(monkeypatch):
@@ -242,6 +291,32 @@ def test_the_kernel_for_tpus_equals_plain_attention(t, s, d):
     with pltpu.force_tpu_interpret_mode():
         actual = attention_module.LOWERINGS["flash"](q, k, v, d**-0.5, False)
     np.testing.assert_allclose(actual, reference_attention(q, k, v, causal=False), atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernel_for_tpus_takes_lengths_and_shared_heads_on_a_mesh(causal):
+    q, k, v = (RNG.standard_normal((2, 200, h, 64), np.float32) for h in (4, 2, 2))
+    lengths = np.array([200, 70], np.int32)
+    flash = attention_module.LOWERINGS["flash"]
+    with pltpu.force_tpu_interpret_mode(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
+        actual = flash(*map(jnp.asarray, (q, k, v)), 0.125, causal, jnp.asarray(lengths))
+    expected = reference_attention(q, k, v, causal=causal, key_lengths=lengths)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernel_for_gpus_is_told_lengths_and_shared_heads(causal):
+    q, k = (jax.ShapeDtypeStruct((2, 77, h, 64), jnp.bfloat16) for h in (8, 2))
+    lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+
+    def run(q, k, v, lengths):
+        return attention(q, k, v, causal=causal, key_lengths=lengths)
+
+    text = jax.jit(run).trace(q, k, k, lengths).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmha" in text
+    assert ("PADDING_CAUSAL" in text) == causal
+    assert "PADDING" in text
+    assert "tensor<2x78x2x64xbf16>" in text
 
 
 def test_forward_derivative_of_a_convolution_is_linear_in_both():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from full_size import SD1, SD2, SDXL, VAE, VIT_H, VIT_L
+from full_size import QWEN3_4B, SD1, SD2, SDXL, T5_XXL, VAE, VIT_H, VIT_L
 from tiny import randomize
 
 from diffusax.checkpoints import load_network
@@ -107,6 +107,33 @@ def test_text_encoder(tmp_path, config):
     ids[:, -1] = 49407
     expected = encoder(torch.tensor(ids)).last_hidden_state
     assert_close(jax.jit(network.apply)(network.params, ids).last_hidden_state, expected)
+
+
+def qwen3(**changes):
+    options = {k: v for k, v in QWEN3_4B.items() if k != "rope_theta"} | changes
+    rope = {"rope_type": "default", "rope_theta": QWEN3_4B["rope_theta"]}
+    return transformers.Qwen3Config(**options, rope_parameters=rope)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (transformers.Qwen3Model, qwen3(num_hidden_layers=1, vocab_size=1000)),
+        (
+            transformers.T5EncoderModel,
+            transformers.T5Config(**T5_XXL | {"num_layers": 1, "vocab_size": 1000}),
+        ),
+    ],
+)
+def test_a_layer_of_a_language_model(tmp_path, model_class, config):
+    reference = model_class(config)
+    network = load(reference, tmp_path)
+    lengths = np.array([200, 513], np.int32)
+    ids = np.random.default_rng(0).integers(0, 1000, (2, 513)).astype(np.int32)
+    mask = np.arange(513) < lengths[:, None]
+    expected = reference(torch.tensor(ids), torch.tensor(mask)).last_hidden_state
+    assert_close(jax.jit(network.apply)(network.params, ids, lengths).last_hidden_state, expected)
 
 
 @torch.no_grad()

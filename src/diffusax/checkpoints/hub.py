@@ -33,6 +33,8 @@ _NOT_NEEDED = ("feature_extractor",)
 _NUMBERED = {"controlnet", "adapter"}
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+_READ = (".json", ".txt", ".jinja")
+"""The endings of a component's small files."""
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -228,7 +230,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     for name in _NUMBERED & folders:
         folders |= {folder for folder in by_folder if folder.startswith(f"{name}_")}
     listing = {folder: by_folder[folder] for folder in sorted(folders) if folder in by_folder}
-    if not any(name.endswith((".json", ".txt")) for files in listing.values() for name in files):
+    if not any(name.endswith(_READ) for files in listing.values() for name in files):
         where = f"in {wanted.subfolder} " if wanted.subfolder else ""
         there = ", ".join(sorted(folder for folder in by_folder if folder)) or "no folders"
         raise ValueError(f"{repo!r} has no checkpoint {where}in diffusers' layout (it has {there})")
@@ -237,7 +239,7 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     patterns = [MODEL_INDEX] if is_pipeline else []
     for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
-        patterns += [prefix + f for f in files if f.endswith((".json", ".txt"))]
+        patterns += [prefix + f for f in files if f.endswith(_READ)]
         chosen = choose_weights(files, wanted.variant) if wanted.weights else None
         if chosen is not None and chosen.endswith(".json"):
             index = fetch(prefix + chosen)

@@ -26,6 +26,9 @@ TENSOR_RULES: Rules = (
     (r"DenseReluDense\.wo\.kernel", -2),
 )
 
+_HEADROOM = 256.0
+"""How much larger than float16's largest number T5's outputs may be in float16."""
+
 
 def distance_buckets(length: int, buckets: int, max_distance: int) -> np.ndarray:
     """Returns the bucket of the distance from each query to each key, t t (section 2.1).
@@ -102,9 +105,15 @@ class T5Dense(nnx.Module):
         self.wo = Linear(d, c, bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if not self.gated:
-            return self.wo(nnx.relu(self.wi(x)))
-        return self.wo(nnx.gelu(self.wi_0(x), approximate=True) * self.wi_1(x))
+        if self.gated:
+            h = nnx.gelu(self.wi_0(x), approximate=True) * self.wi_1(x)
+        else:
+            h = nnx.relu(self.wi(x))
+        if h.dtype != jnp.float16:
+            return self.wo(h)
+        # T5-XXL's outputs exceed float16, for which upstream keeps these weights in float32. What
+        # they are added to is float32 from here on.
+        return self.wo(h / _HEADROOM).astype(jnp.float32) * _HEADROOM
 
 
 class T5LayerFF(nnx.Module):
