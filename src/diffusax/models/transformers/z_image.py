@@ -41,8 +41,9 @@ class ZImageTransformer2DConfig:
 
     class_name: ClassVar[str] = "ZImageTransformer2DModel"
     fixed: ClassVar[dict[str, Any]] = {
-        "all_patch_size": ([_PATCH],),
-        "all_f_patch_size": ([1],),
+        # A list in files, and a tuple in PyTorch's objects.
+        "all_patch_size": ([_PATCH], (_PATCH,)),
+        "all_f_patch_size": ([1], (1,)),
         "siglip_feat_dim": None,
     }
     ignored: ClassVar[frozenset[str]] = frozenset()
