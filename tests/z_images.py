@@ -12,13 +12,13 @@ from torch_families.tokenizers import QWEN_TOKENS, qwen_tokenizer
 
 TRANSFORMER: dict[str, Any] = {
     "in_channels": 16,
-    "dim": 32,
+    "dim": 48,
     "n_layers": 3,
     "n_refiner_layers": 2,
     "n_heads": 2,
     "n_kv_heads": 2,
     "cap_feat_dim": 24,
-    "axes_dims": [8, 4, 4],
+    "axes_dims": [12, 8, 4],
     "axes_lens": [600, 32, 32],
 }
 LANGUAGE: dict[str, Any] = {

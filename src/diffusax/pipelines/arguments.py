@@ -209,8 +209,8 @@ def check_call(given: Mapping[str, Any]) -> Call:
     """
     values = {name: value for name, value in given.items() if name != "self"}
     if (options := values.pop("cross_attention_kwargs", None)) is not None:
-        names = ("scale", "ip_adapter_masks")
-        _check_attention_options("cross_attention_kwargs", options, names)
+        known = ("scale", "ip_adapter_masks")
+        _check_attention_options("cross_attention_kwargs", options, known)
         values["lora_scale"] = options.get("scale", 1.0)
         values["ip_adapter_masks"] = options.get("ip_adapter_masks")
     if (options := values.pop("joint_attention_kwargs", None)) is not None:

@@ -76,8 +76,8 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         return len(whole) - left
     given = call.timesteps or call.sigmas
     steps = (call.num_inference_steps if given is None else len(given)) or 0
-    left = min(steps * call.strength, steps)
-    first = int(steps - left) if c.family.begins_early else steps - int(left)
+    kept = min(steps * call.strength, float(steps))
+    first = int(steps - kept) if c.family.begins_early else steps - int(kept)
     return first * whole.order
 
 

@@ -90,7 +90,7 @@ class RotaryAttention(nnx.Module):
         q, k, v = (
             to(x).reshape(*x.shape[:2], self.heads, -1) for to in (self.to_q, self.to_k, self.to_v)
         )
-        if self.norm_q is not None:
+        if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         y = attention(rotate(q, rotation), rotate(k, rotation), v, key_lengths=lengths)
         return self.to_out[0](y.reshape(x.shape))

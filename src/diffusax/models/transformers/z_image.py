@@ -26,6 +26,8 @@ from diffusax.models.unet_blocks import rematerialized
 from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
 
 _PATCH = 2
+_NAME = f"{_PATCH}-1"
+"""The checkpoint's name for layers that are for patches of 2x2 in one frame."""
 _MODULATION = 256
 _TIMES = 256
 _TIME_HIDDEN = 1024
@@ -130,7 +132,7 @@ class ZImageTransformerBlock(nnx.Module):
         return x + gate2 * self.ffn_norm2(h)
 
     def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:
-        if self.adaLN_modulation is None:
+        if self.adaLN_modulation is None or temb is None:
             return 1, 1, 1, 1
         parts = jnp.split(self.adaLN_modulation[0](temb)[:, None], 4, axis=-1)
         return 1 + parts[0], jnp.tanh(parts[1]), 1 + parts[2], jnp.tanh(parts[3])
@@ -166,7 +168,6 @@ class ZImageTransformer2DModel(nnx.Module):
     def __init__(self, config: ZImageTransformer2DConfig, *, rngs: nnx.Rngs):
         self.config = config
         c, channels = config.dim, config.in_channels * _PATCH**2
-        name = f"{_PATCH}-1"
 
         def blocks(count: int, modulated: bool = True) -> nnx.List[ZImageTransformerBlock]:
             made = (
@@ -177,8 +178,8 @@ class ZImageTransformer2DModel(nnx.Module):
         def token() -> nnx.Param[jax.Array]:
             return nnx.Param(shaped(normal(0.02))(rngs.params(), (1, c), jnp.float32))
 
-        self.all_x_embedder = nnx.Dict({name: Linear(channels, c, rngs=rngs)})
-        self.all_final_layer = nnx.Dict({name: FinalLayer(c, channels, rngs=rngs)})
+        self.all_x_embedder = nnx.Dict({_NAME: Linear(channels, c, rngs=rngs)})
+        self.all_final_layer = nnx.Dict({_NAME: FinalLayer(c, channels, rngs=rngs)})
         self.noise_refiner = blocks(config.n_refiner_layers)
         self.context_refiner = blocks(config.n_refiner_layers, modulated=False)
         self.t_embedder = TimestepEmbedder(min(c, _MODULATION), rngs=rngs)
@@ -222,9 +223,8 @@ class ZImageTransformer2DModel(nnx.Module):
             caption = self.refine_caption(caption, lengths, remat=remat)
         rows, columns = x.shape[1] // _PATCH, x.shape[2] // _PATCH
         self._check_positions(caption.shape[1], rows, columns)
-        embedder, final_layer = (
-            named[f"{_PATCH}-1"] for named in (self.all_x_embedder, self.all_final_layer)
-        )
+        embedder: Any = self.all_x_embedder[_NAME]
+        final_layer: Any = self.all_final_layer[_NAME]
         temb = self.t_embedder(timestep * self.config.t_scale)
         tokens = embedder(patchify(x, _PATCH))
         n, known = tokens.shape[1], filled_lengths(lengths)
@@ -256,7 +256,7 @@ class ZImageTransformer2DModel(nnx.Module):
             b s' dim, where s' is s filled up to a multiple of 32.
         """
         check_tokens("caption", caption, {self.config.cap_feat_dim})
-        norm, linear = self.cap_embedder
+        norm, linear = self.cap_embedder[0], self.cap_embedder[1]
         # What stands in padding is never attended to, but must be finite.
         seen = jnp.arange(caption.shape[1]) < lengths[:, None]
         tokens = linear(norm(jnp.where(seen[..., None], caption, 0)))
