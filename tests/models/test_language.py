@@ -118,7 +118,9 @@ def test_chosen_layers_are_those_of_hidden_states_and_the_rest_is_not_computed(t
     texts = [str(jax.make_jaxpr(lambda i=i: states((i,)))()) for i in range(4)]
     counts = np.array([text.count("dot_general") for text in texts])
     assert counts[0] == 0
-    assert (np.diff(counts) == counts[1]).all()
+    first, *others = np.diff(counts)
+    # What the first layer traces, the others share.
+    assert first >= others[0] == others[1] > 0
     for index in (4, -5):
         with pytest.raises(ValueError, match=rf"layers must be from -4 to 3.* \(got {index}\)"):
             states((index,))
@@ -127,18 +129,19 @@ def test_chosen_layers_are_those_of_hidden_states_and_the_rest_is_not_computed(t
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["Qwen3Model", "T5EncoderModel"])
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(tmp_path, kind):
-    theirs = save(tmp_path, kind)
-    expected = theirs(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state.numpy()
-    half = theirs.to(torch.bfloat16)
-    reference = half(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state.float().numpy()
-    model = load_network(tmp_path, dtype="bfloat16")
-    actual = model.run(IDS, LENGTHS).last_hidden_state
-    assert actual.dtype == jnp.bfloat16
-
-    def distance(x):
-        return np.linalg.norm(np.asarray(x, np.float32) - expected)
-
-    assert 0 < distance(actual) <= 1.05 * distance(reference)
+    errors = []
+    theirs = build(kind)
+    for seed in range(3):
+        randomize(theirs.float(), seed).save_pretrained(tmp_path)
+        exact = theirs(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state
+        half = theirs.to(torch.bfloat16)(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state
+        actual = load_network(tmp_path, dtype="bfloat16").run(IDS, LENGTHS).last_hidden_state
+        assert actual.dtype == jnp.bfloat16
+        found = np.asarray(actual, np.float32), half.float().numpy()
+        errors.append([np.linalg.norm(x - exact.numpy()) for x in found])
+    ours, reference = np.linalg.norm(errors, axis=0)
+    # One error is a random walk of some hundred roundings; three differ by a few percent.
+    assert 0 < ours <= 1.1 * reference
 
 
 @torch.no_grad()

@@ -112,7 +112,8 @@ class RMSNorm(nnx.RMSNorm):
         super().__init__(c, epsilon=eps, rngs=rngs, scale_init=shaped(ones))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _rms_norm(x, self.scale[...], eps=self.epsilon)
+        scale: Any = self.scale
+        return _rms_norm(x, scale[...], eps=self.epsilon)
 
 
 class Embedding(nnx.Embed):

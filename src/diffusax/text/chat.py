@@ -45,6 +45,12 @@ def _compiled(template: str) -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.exceptions.TemplateError(message)
 
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
     class Namespace(jinja2.utils.Namespace):
         """Jinja's namespace without names that reach into Python."""
 
@@ -58,10 +64,10 @@ def _compiled(template: str) -> Any:
     )
     environment.filters["tojson"] = _tojson
     environment.globals |= {
-        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+        "dict": make_dict,
         "namespace": Namespace,
         "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
+        "strftime_now": strftime_now,
     }
     return environment.from_string(template)
 

@@ -6,6 +6,7 @@ Upstream: transformers models/t5/modeling_t5.py.
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,8 @@ class T5Attention(nnx.Module):
         """Returns what is added to the scores of `length` tokens: h t t, float32."""
         assert self.relative_attention_bias is not None
         ids = distance_buckets(length, self.buckets, self.max_distance)
-        return self.relative_attention_bias(ids).astype(jnp.float32).transpose(2, 0, 1)
+        found = self.relative_attention_bias(jnp.asarray(ids))
+        return found.astype(jnp.float32).transpose(2, 0, 1)
 
     def __call__(self, x: jax.Array, bias: jax.Array, key_lengths: jax.Array | None) -> jax.Array:
         q, k, v = (
@@ -131,7 +133,7 @@ class T5Block(nnx.Module):
     """Attention and feed-forward layer, b t c -> b t c."""
 
     def __init__(self, config: T5Config, *, biased: bool, rngs: nnx.Rngs):
-        attends = T5LayerSelfAttention(config, biased=biased, rngs=rngs)
+        attends: Any = T5LayerSelfAttention(config, biased=biased, rngs=rngs)
         self.layer = nnx.List([attends, T5LayerFF(config, rngs=rngs)])
 
     def __call__(
