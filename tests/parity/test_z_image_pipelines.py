@@ -57,11 +57,21 @@ def test_text_to_image_of_prompts_of_different_lengths(pairs_of):
     [
         {"guidance_scale": 0.7, "cfg_normalization": True},
         {"guidance_scale": 4.0, "cfg_normalization": 0.9, "cfg_truncation": 0.2},
-        {"sigmas": [1.0, 0.7, 0.2], "num_images_per_prompt": 2},
+        {"sigmas": [1.0, 0.7, 0.2], "num_images_per_prompt": 2, "prompt": PROMPTS[1]},
     ],
 )
 def test_arguments_of_guidance_and_noise(pairs_of, call):
-    pairs_of().check(prompt=PROMPTS[1], **call, **SIZE)
+    pairs_of().check(**{"prompt": PROMPTS, **call}, **SIZE)
+
+
+def test_a_callback_turns_guidance_off(pairs_of):
+    def after(pipe, step, timestep, tensors):
+        pipe._guidance_scale = 3.0 if step == 0 else 0.0
+        return tensors
+
+    call = {"prompt": PROMPTS, "negative_prompt": ["blurry", ""], **SIZE}
+    changed = pairs_of().check(**call, callback_on_step_end=after)
+    assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
 
 
 def test_embeddings_of_different_lengths_and_shifts_that_depend_on_the_size(pairs_of):
@@ -72,7 +82,7 @@ def test_embeddings_of_different_lengths_and_shifts_that_depend_on_the_size(pair
 @pytest.mark.parametrize("strength", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_image_to_image(pairs_of, strength):
     call = {"prompt": PROMPTS, "strength": strength, "seed": [3, 4], "num_inference_steps": 4}
-    pairs_of("Img2Img").check(image=picture(1, 44, 26), guidance_scale=2.0, **call)
+    pairs_of("Img2Img").check(image=picture(1, 42, 26), guidance_scale=2.0, **call)
 
 
 def test_inpainting_keeps_the_size_and_what_is_black(pairs_of):

@@ -50,6 +50,7 @@ def test_other_prompts_steps_guidance_and_seeds_compile_nothing(pipe):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_programs_that_are_listed_ahead_are_those_of_a_call(pipe):
     call = ahead.example_call(pipe, 1, (24, 40), {"prompt": PROMPT})
     found = {r.program.name for r in ahead.requests(pipe.parts, pipe.task, call)}
@@ -60,6 +61,7 @@ def test_programs_that_are_listed_ahead_are_those_of_a_call(pipe):
     np.testing.assert_allclose(images, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_running_batch_mixes_prompts_lengths_steps_and_guidance(pipe):
     calls = [
         {"prompt": "a red apple", "seed": 1, "num_inference_steps": 3, "cfg_normalization": 0.9},
