@@ -11,6 +11,7 @@ from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import fit_params, torch_shapes
 from diffusax.models import ZImageTransformer2DConfig, ZImageTransformer2DModel
 from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.transformers import blocks
 from diffusax.models.transformers.blocks import rotary_positions
 from diffusax.models.transformers.z_image import ZImageTransformerBlock
 from diffusax.typed.config import config_from_dict
@@ -92,6 +93,16 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
         predict(Model(model.network, cast_params(model.params, "bfloat16")), given) - exact
     )
     assert 0 < ours.mean() < 1.2 * theirs.mean()
+
+
+def test_a_tpus_rotation_is_the_same():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 3, 8)).astype(np.float32)
+    positions = [rng.integers(0, 9, (2, 5)) for _ in range(2)]
+    rotation = rotary_positions(positions, (9, 9), (2, 6), 256.0)
+    pairs, product = (form(x, rotation) for form in blocks._ROTATIONS.values())
+    np.testing.assert_allclose(pairs, product, atol=1e-6)
+    assert np.abs(np.asarray(pairs) - x).max() > 0.1
 
 
 def test_called_as_in_diffusers(both):

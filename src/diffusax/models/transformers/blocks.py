@@ -13,6 +13,7 @@ from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm
+from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import Rules
 
 TENSOR_RULES: Rules = (
@@ -63,11 +64,50 @@ def rotary_positions(
 
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates neighbouring pairs of channels in float32. x: b t h d -> b t h d, in x's dtype."""
+    if is_plain():
+        return _rotate_pairs(x, rotation)
+    return by_platform(lambda p: "product" if p == "tpu" else "pairs", _ROTATIONS, x, rotation)
+
+
+def _rotate_pairs(x: jax.Array, rotation: Rotation) -> jax.Array:
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
     real, imaginary = pairs[..., 0], pairs[..., 1]
     cos, sin = rotation.cos[:, :, None], rotation.sin[:, :, None]
     turned = real * cos - imaginary * sin, real * sin + imaginary * cos
     return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+def _rotate_by_product(x: jax.Array, rotation: Rotation) -> jax.Array:
+    """Swaps the channels of pairs by a product with a permutation, which rounds nothing.
+
+    An axis of length two would make a TPU copy the array into another layout and back.
+    """
+    quarter = np.kron(np.eye(x.shape[-1] // 2), [[0, 1], [-1, 0]])
+    turned = jnp.matmul(
+        x,
+        jnp.asarray(quarter, x.dtype),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    cos, sin = (jnp.repeat(table, 2, axis=-1)[:, :, None] for table in rotation)
+    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+
+
+_ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product}
+
+
+def written(x: jax.Array) -> jax.Array:
+    """Makes a TPU write x, which is scaled by the image's modulation, to memory as it is.
+
+    XLA would move the reshape of the next product before the scaling, and write the scales of all
+    blocks for all tokens instead.
+    """
+    if is_plain():
+        return x
+    return by_platform(lambda p: "barrier" if p == "tpu" else "none", _WRITTEN, x)
+
+
+_WRITTEN = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
 
 
 class RotaryAttention(nnx.Module):

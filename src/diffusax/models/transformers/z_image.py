@@ -21,6 +21,7 @@ from diffusax.models.transformers.blocks import (
     patchify,
     rotary_positions,
     unpatchify,
+    written,
 )
 from diffusax.models.unet_blocks import rematerialized
 from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
@@ -126,10 +127,10 @@ class ZImageTransformerBlock(nnx.Module):
             temb: the embedded time, b d, for a block with modulation.
         """
         scale1, gate1, scale2, gate2 = self._modulation(temb)
-        h = self.attention(self.attention_norm1(x) * scale1, rotation, lengths)
-        x = x + gate1 * self.attention_norm2(h)
-        h = self.feed_forward(self.ffn_norm1(x) * scale2)
-        return x + gate2 * self.ffn_norm2(h)
+        h = self.attention(written(self.attention_norm1(x) * scale1), rotation, lengths)
+        x = written(x + gate1 * self.attention_norm2(h))
+        h = self.feed_forward(written(self.ffn_norm1(x) * scale2))
+        return written(x + gate2 * self.ffn_norm2(h))
 
     def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:
         if self.adaLN_modulation is None or temb is None:
