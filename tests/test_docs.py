@@ -20,6 +20,7 @@ from evaluation.rows import build_clip
 from ip_adapters import write_hub_files
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
+from tiny_language import build_language_model
 from tiny_unconditional import build_unconditional
 from training.pictures import write_image_folder
 from z_images import pipeline as build_z_image
@@ -66,6 +67,7 @@ T2I_ADAPTERS = {
 IP_ADAPTERS = "h94/IP-Adapter"
 WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
+LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
@@ -136,6 +138,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_asymmetric(folder)
         elif repo == Z_IMAGE:
             build_z_image(folder)
+        elif repo in LANGUAGE_MODELS:
+            build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
             build_unconditional(folder)
         else:
@@ -163,7 +167,7 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        others = (WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM, Z_IMAGE)
+        others = (*LANGUAGE_MODELS, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM, Z_IMAGE)
         for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))

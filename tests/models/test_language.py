@@ -1,6 +1,10 @@
 """Language models against transformers, live, all weights random."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from effort import first
 from full_size import QWEN3_4B, T5_XXL
 from jax.sharding import AbstractMesh, PartitionSpec
 from safetensors.torch import load_file, save_file
 from tiny import randomize
+from tiny_language import QWEN3, T5, build
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import diffusax
 from diffusax.checkpoints import load_network, save_network
+from diffusax.interop.torch.models import to_model
 from diffusax.models import Network, Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
 from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
 from diffusax.models.language.qwen3 import TENSOR_RULES
@@ -24,40 +31,9 @@ from diffusax.models.network import cast_params
 from diffusax.runtime.mesh import AXES, param_sharding
 from diffusax.typed.config import config_from_dict
 
-QWEN3 = {
-    "vocab_size": 101,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
-T5 = {
-    "vocab_size": 101,
-    "d_model": 24,
-    "d_kv": 8,
-    "d_ff": 40,
-    "num_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 10,
-    "feed_forward_proj": "gated-gelu",
-}
 LENGTHS = np.array([13, 5, 1], np.int32)
 IDS = np.random.default_rng(0).integers(0, 101, (3, 13)).astype(np.int32)
 MASK = np.arange(13) < LENGTHS[:, None]
-
-
-def build(kind, **changes):
-    """A random model of transformers: of Qwen3 with and without a head, or T5."""
-    if kind == "T5EncoderModel":
-        config = transformers.T5Config(**{**T5, **changes})
-    else:
-        config = transformers.Qwen3Config(**{**QWEN3, **changes})
-    return randomize(getattr(transformers, kind)(config))
 
 
 def save(folder, kind, **changes):
@@ -78,13 +54,16 @@ def assert_close(actual, expected, tolerance=1e-5):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [
-        ("Qwen3Model", {}),
-        ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "attention_bias": True}),
-        ("Qwen3ForCausalLM", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
-        ("T5EncoderModel", {}),
-        ("T5EncoderModel", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}),
-    ],
+    first(
+        [
+            ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "attention_bias": True}),
+            ("T5EncoderModel", {}),
+            ("T5EncoderModel", {"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-3}),
+            ("Qwen3Model", {}),
+            ("Qwen3ForCausalLM", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
+        ],
+        3,
+    ),
 )
 def test_every_output_equals_transformers(tmp_path, kind, changes):
     theirs = save(tmp_path, kind, **changes)
@@ -127,7 +106,17 @@ def test_chosen_layers_are_those_of_hidden_states_and_the_rest_is_not_computed(t
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Qwen3Model", "T5EncoderModel"])
+@pytest.mark.parametrize("kind", ["Qwen3ForCausalLM", "T5EncoderModel"])
+def test_an_object_of_transformers_is_taken_over(kind):
+    theirs = build(kind)
+    model = to_model("text_encoder", theirs)
+    assert isinstance(model.network, Network)
+    expected = theirs(torch.tensor(IDS), torch.tensor(MASK))[0]
+    assert_close(model(IDS, attention_mask=MASK)[0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", first(["Qwen3Model", "T5EncoderModel"]))
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(tmp_path, kind):
     errors = []
     theirs = build(kind)
@@ -157,7 +146,7 @@ def test_float16_survives_outputs_that_exceed_it(tmp_path):
     assert_close(actual.last_hidden_state, expected.last_hidden_state, 0.01)
 
 
-@pytest.mark.parametrize("buckets", [8, 32, 33])
+@pytest.mark.parametrize("buckets", first([32, 8, 33]))
 def test_buckets_of_distances_equal_transformers(buckets):
     positions = torch.arange(700)
     for far in (10, 128, 300):
@@ -284,6 +273,19 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
     found = param_sharding(mesh, name, shape, TENSOR_RULES).spec
     assert tuple(found)[: len(spec)] == spec
     assert found == PartitionSpec(*found)
+
+
+@pytest.mark.slow
+def test_meshes_compute_the_same():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("language_on_meshes.py")],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 8
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import transformers
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_tokenizers import TEMPLATE, write_qwen_tokenizer, write_t5_tokenizer
+from tiny_language import TEMPLATE, write_qwen_tokenizer, write_t5_tokenizer
 
 import diffusax
 from diffusax.text.chat import render_chat
@@ -135,6 +135,37 @@ def test_chats_equal_transformers(tmp_path_factory, messages, prompt, options):
         assert dict(actual) == dict(wanted)
     ids = theirs.apply_chat_template(messages, return_dict=False, **options)
     assert ours.apply_chat_template(messages, return_dict=False, **options) == ids
+
+
+def test_a_chat_has_no_end_but_the_template_s(tmp_path):
+    theirs = write_t5_tokenizer(tmp_path)
+    chat = [{"role": "user", "content": "a cat"}]
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    actual = T5Tokenizer.from_folder(tmp_path).apply_chat_template(chat, chat_template=template)
+    expected = theirs.apply_chat_template(chat, chat_template=template)
+    assert dict(actual) == dict(expected)
+    assert actual.input_ids[-1] != theirs.eos_token_id
+
+
+def test_tokens_that_only_the_config_names_are_added(tmp_path):
+    write_qwen_tokenizer(tmp_path, layout=4)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    i = 1 + max(map(int, config["added_tokens_decoder"]))
+    config["added_tokens_decoder"][i] = config["added_tokens_decoder"][str(i - 1)] | {
+        "content": "<image>",
+        "special": True,
+    }
+    config["pad_token"] = "<fill>"
+    path.write_text(json.dumps(config))
+    ours, theirs = (
+        Qwen2Tokenizer.from_folder(tmp_path),
+        transformers.AutoTokenizer.from_pretrained(tmp_path),
+    )
+    texts = ["a<image>cat <fill> ", "<image>"]
+    assert ours(texts, padding=True).input_ids == theirs(texts, padding=True).input_ids
+    assert ours("<image>").input_ids == [i]
+    assert ours.pad_token_id == theirs.pad_token_id == i + 1
 
 
 _PAIRS = []

@@ -1,13 +1,38 @@
-"""Small tokenizers in the layouts of Qwen's and T5's, made on the spot, and a chat template."""
+"""Tiny language models, and small tokenizers in the layouts of Qwen's and T5's, with a template."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import transformers
+from tiny import randomize
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
+
+QWEN3 = {
+    "vocab_size": 101,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+T5 = {
+    "vocab_size": 101,
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+    "feed_forward_proj": "gated-gelu",
+}
+"""Options of tiny models."""
 
 CORPUS = [
     "a photo of a cat, sitting on the red sofa in front of the window",
@@ -29,9 +54,9 @@ TEMPLATE = """\
         {{- message.extra | tojson }}
     {%- endif %}
 {%- endfor %}
-{%- if tools %}
-    {{- tools | tojson(indent=1) }}
-{%- endif %}
+    {% if tools %}
+    {{- tools | tojson(indent=1) + eos_token }}
+{% endif %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking is defined and enable_thinking is false %}
@@ -39,6 +64,21 @@ TEMPLATE = """\
     {%- endif %}
 {%- endif %}
 """
+
+
+def build(kind: str, **changes: Any) -> Any:
+    """A random model of transformers: of Qwen3 with and without a head, or T5."""
+    if kind == "T5EncoderModel":
+        config = transformers.T5Config(**{**T5, **changes})
+    else:
+        config = transformers.Qwen3Config(**{**QWEN3, **changes})
+    return randomize(getattr(transformers, kind)(config))
+
+
+def build_language_model(folder: Path, kind: str) -> None:
+    """Writes a tiny language model beside a tokenizer that fits it."""
+    write = write_t5_tokenizer if kind == "T5EncoderModel" else write_qwen_tokenizer
+    build(kind, vocab_size=len(write(folder))).save_pretrained(folder)
 
 
 def write_qwen_tokenizer(folder: Path, *, layout: int = 5) -> Any:
