@@ -1,13 +1,11 @@
 """Z-Image's transformer: image and caption tokens in one stream (Z-Image Team 2025)."""
 
-import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import normal
-from msgspec import Meta
 
 from diffusax.models.embeddings import timestep_embedding
 from diffusax.models.inputs import check_map, check_tokens
@@ -23,8 +21,8 @@ from diffusax.models.transformers.blocks import (
     unpatchify,
     written,
 )
+from diffusax.models.transformers.configs import ZImageTransformer2DConfig
 from diffusax.models.unet_blocks import rematerialized
-from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
 
 _PATCH = 2
 _NAME = f"{_PATCH}-1"
@@ -34,49 +32,6 @@ _TIMES = 256
 _TIME_HIDDEN = 1024
 _MULTIPLE = 32
 """Both sequences are filled up to a multiple of this with learned tokens, which are attended to."""
-
-Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
-
-
-@dataclasses.dataclass(frozen=True)
-class ZImageTransformer2DConfig:
-    """The options of diffusers' ZImageTransformer2DModel for one image in patches of 2x2."""
-
-    class_name: ClassVar[str] = "ZImageTransformer2DModel"
-    fixed: ClassVar[dict[str, Any]] = {
-        # A list in files, and a tuple in PyTorch's objects.
-        "all_patch_size": ([_PATCH], (_PATCH,)),
-        "all_f_patch_size": ([1], (1,)),
-        "siglip_feat_dim": None,
-    }
-    ignored: ClassVar[frozenset[str]] = frozenset()
-
-    in_channels: Channels = 16
-    dim: Channels = 3840
-    n_layers: Layers = 30
-    n_refiner_layers: Layers = 2
-    n_heads: Heads = 30
-    n_kv_heads: Heads = 30
-    """Changes nothing, as in diffusers, where keys have as many heads as queries."""
-    norm_eps: Epsilon = 1e-5
-    qk_norm: bool = True
-    cap_feat_dim: Channels = 2560
-    rope_theta: Positive = 256.0
-    t_scale: Positive = 1000.0
-    axes_dims: Axes = (32, 48, 48)
-    """The channels of a head for the position in the text, the row and the column."""
-    axes_lens: Axes = (1024, 512, 512)
-    """The number of positions on each of these axes."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.dim % self.n_heads or sum(self.axes_dims) != self.dim // self.n_heads:
-            raise ValueError(
-                f"axes_dims={self.axes_dims} must add up to dim / n_heads "
-                f"(got {self.dim} / {self.n_heads})"
-            )
-        if any(dim % 2 for dim in self.axes_dims):
-            raise ValueError(f"axes_dims={self.axes_dims} must be even")
 
 
 class TimestepEmbedder(nnx.Module):
