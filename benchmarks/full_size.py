@@ -55,9 +55,18 @@ T5_XXL = {
     "num_heads": 64,
     "feed_forward_proj": "gated-gelu",
 }
+Z_IMAGE = {"axes_lens": (1536, 512, 512)}
 VAE = {
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
     "layers_per_block": 2,
+}
+KL16 = {
+    **VAE,
+    "latent_channels": 16,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
 }

@@ -31,9 +31,14 @@ class Architecture(NamedTuple):
     """Pixels of a picture's side."""
     scheduler: dict[str, Any]
     unet: dict[str, Any]
+    """The config of the denoiser."""
     vae: dict[str, Any]
     encoders: dict[str, dict[str, Any]]
     """Text encoders by their names in the checkpoint."""
+    denoiser: tuple[str, str] = ("unet", "UNet2DConditionModel")
+    """Its name and class."""
+    encoder_class: str | None = None
+    """The class of the only text encoder, where it is not CLIP's."""
 
 
 LEVELS = {
@@ -68,6 +73,16 @@ MODELS = {
         full_size.SDXL,
         full_size.VAE,
         {"text_encoder": full_size.VIT_L, "text_encoder_2": full_size.BIG_G},
+    ),
+    "z-image": Architecture(
+        "ZImagePipeline",
+        1024,
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
+        full_size.Z_IMAGE,
+        full_size.KL16,
+        {"text_encoder": full_size.QWEN3_4B},
+        ("transformer", "ZImageTransformer2DModel"),
+        "Qwen3Model",
     ),
 }
 
@@ -124,25 +139,56 @@ TINY = {
             "text_encoder_2": full_size.BIG_G | _TINY_TEXT,
         },
     ),
+    "z-image": MODELS["z-image"]._replace(
+        size=16,
+        unet={
+            **full_size.Z_IMAGE,
+            "dim": 48,
+            "n_heads": 2,
+            "n_layers": 2,
+            "n_refiner_layers": 1,
+            "cap_feat_dim": 32,
+            "axes_dims": (12, 8, 4),
+        },
+        vae=full_size.KL16 | _TINY_VAE,
+        encoders={
+            "text_encoder": {
+                **full_size.QWEN3_4B,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+            }
+        },
+    ),
 }
 """The same with shrunken networks, to try a script."""
 
 
 def write_checkpoint(folder: Path, model: Architecture) -> None:
-    """A checkpoint of configs and CLIP's vocabulary, without weights."""
+    """A checkpoint of configs and of tokenizers, without weights."""
     index: dict[str, Any] = {"_class_name": model.pipeline}
     configs = {
-        "unet": {"_class_name": "UNet2DConditionModel", **model.unet},
+        model.denoiser[0]: {"_class_name": model.denoiser[1], **model.unet},
         "vae": {"_class_name": "AutoencoderKL", **model.vae, "sample_size": model.size},
     }
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
     for encoder, config in model.encoders.items():
-        kind = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
+        clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
+        kind = model.encoder_class or clip
         configs[encoder] = {"architectures": [kind], **config}
         index[encoder] = ["transformers", kind]
         tokenizer = encoder.replace("text_encoder", "tokenizer")
-        write_clip_vocabulary(folder / tokenizer)
-        index[tokenizer] = ["transformers", "CLIPTokenizer"]
+        if model.encoder_class is None:
+            write_clip_vocabulary(folder / tokenizer)
+            index[tokenizer] = ["transformers", "CLIPTokenizer"]
+        else:
+            from torch_families.tokenizers import qwen_tokenizer
+
+            qwen_tokenizer().save_pretrained(folder / tokenizer)
+            index[tokenizer] = ["transformers", "Qwen2Tokenizer"]
     for component, config in configs.items():
         (folder / component).mkdir()
         write_json(folder / component / "config.json", config)

@@ -23,6 +23,7 @@ from tiny import build_asymmetric, randomize
 from tiny_language import build_language_model
 from tiny_unconditional import build_unconditional
 from training.pictures import write_image_folder
+from z_images import pipeline as build_z_image
 
 from diffusax.checkpoints import hub
 from diffusax.cli.console import COMMANDS
@@ -68,6 +69,7 @@ WHOLE_CLIP = "openai/clip-vit-large-patch14"
 TAESD = "madebyollin/taesd"
 LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
+Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -134,6 +136,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
                 write_hub_files(folder / part, unet, kind)
         elif repo == ASYMMETRIC:
             build_asymmetric(folder)
+        elif repo == Z_IMAGE:
+            build_z_image(folder)
         elif repo in LANGUAGE_MODELS:
             build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
@@ -163,8 +167,8 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        networks = (*LANGUAGE_MODELS, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM)
-        for repo in (*PIPELINES, *PARTS, *steering, *networks):
+        others = (*LANGUAGE_MODELS, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM, Z_IMAGE)
+        for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))
 

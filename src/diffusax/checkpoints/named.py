@@ -334,6 +334,12 @@ class UNet2DModel(AutoModel):
     class_names = ("UNet2DModel",)
 
 
+class ZImageTransformer2DModel(AutoModel):
+    """The transformer of Z-Image."""
+
+    class_names = ("ZImageTransformer2DModel",)
+
+
 def _save_pretrained(
     self: Model,
     save_directory: str | Path,
@@ -393,4 +399,5 @@ __all__ = [
     "T5Tokenizer",
     "UNet2DConditionModel",
     "UNet2DModel",
+    "ZImageTransformer2DModel",
 ]

@@ -77,7 +77,7 @@ class Compile(Options):
             self.model, dtype=self.dtype, vae_dtype=self.vae_dtype, mesh=self.mesh
         )
         sizes = [parse_size("--sizes", size) for size in self.sizes] or None
-        pipe.compile(self.batch_sizes, sizes, **self._arguments())
+        pipe.compile(self.batch_sizes, sizes, **self._arguments(pipe))
         if self.output:
             print(f"{escaped(self.output)} ({len(pipe.save_compiled(self.output))} programs)")
         else:
@@ -95,7 +95,7 @@ class Compile(Options):
         sizes: list[Any] = [parse_size("--sizes", size) for size in self.sizes]
         for size in sizes or [None]:
             for b in self.batch_sizes:
-                call = ahead.example_call(pipe, b, size, self._arguments())
+                call = ahead.example_call(pipe, b, size, self._arguments(pipe))
                 found += ahead.requests(pipe.parts, pipe.task, call, mesh)
         print_head(mesh, "so denoise is one step")
         for request in tqdm(found, desc="compiling", leave=False, disable=None):
@@ -104,8 +104,8 @@ class Compile(Options):
                 operations = functools.partial(operations_of, request)
                 print_line(describe(request), lowered, mesh, operations)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"guidance_scale": 7.5 if self.guidance else 1.0}
+    def _arguments(self, pipe: Any) -> dict[str, Any]:
+        return {"guidance_scale": 7.5 if self.guidance else pipe.family.unguided}
 
 
 def command(args: list[str]) -> Compile:

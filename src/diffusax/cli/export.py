@@ -76,7 +76,7 @@ class Export(Options):
     def _arguments(self, pipe: Any) -> dict[str, Any]:
         """Returns the arguments of the call that the programs are for."""
         if not self.guidance:
-            arguments: dict[str, Any] = {"guidance_scale": 1.0}
+            arguments: dict[str, Any] = {"guidance_scale": pipe.family.unguided}
         else:
             scale = pipe.call_defaults.get("guidance_scale", 7.5)
             # Needed even where no negative prompt means zeros: the programs take any prompt.

@@ -22,6 +22,8 @@ from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
+from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
@@ -45,6 +47,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         T5EncoderModel,
         UNet2DConditionModel,
         UNet2DModel,
+        ZImageTransformer2DModel,
     )
 }
 """The classes of networks by name; enter one here, and checkpoints that name it can be loaded."""
@@ -87,5 +90,7 @@ __all__ = [
     "UNet2DConditionModel",
     "UNet2DConfig",
     "UNet2DModel",
+    "ZImageTransformer2DConfig",
+    "ZImageTransformer2DModel",
     "initialize",
 ]

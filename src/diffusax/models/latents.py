@@ -18,18 +18,28 @@ class LatentFormat:
     """Whether latents_mean and latents_std of the autoencoder count."""
     upcast: bool = False
     """Whether the autoencoder runs in float32 where its parameters are float16."""
+    patch: int = 1
+    """Latents per token of the denoiser, in each direction."""
 
     @classmethod
-    def of(cls, config: Any, *, normalize: bool = False, upcasts: bool = False) -> "LatentFormat":
+    def of(
+        cls, config: Any, *, normalize: bool = False, upcasts: bool = False, patch: int = 1
+    ) -> "LatentFormat":
         """The format of an autoencoder's latents.
 
         Args:
             config: the autoencoder's.
             normalize: whether the family's pipelines read latents_mean and latents_std.
             upcasts: whether they read force_upcast.
+            patch: latents per token of the denoiser, in each direction.
         """
         upcast = upcasts and bool(getattr(config, "force_upcast", False))
-        return cls(config.latent_channels, config.downsampling, normalize, upcast)
+        return cls(config.latent_channels, config.downsampling, normalize, upcast, patch)
+
+    @property
+    def multiple(self) -> int:
+        """The number of pixels of which height and width are multiples."""
+        return self.factor * self.patch
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
         """h w c of the latents of an image of this height and width in pixels."""

@@ -209,10 +209,20 @@ def _spread(values: jax.Array, x: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("eps",), inline=True)
 def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, *, eps: float) -> jax.Array:
+    return _affine(_normalized(x, eps), scale, bias)
+
+
+@partial(jax.jit, static_argnames=("eps",), inline=True)
+def normalized(x: jax.Array, *, eps: float) -> jax.Array:
+    """Computes a layer normalisation without gain and bias. x: ... c -> ... c, in x's dtype."""
+    return _normalized(x, eps).astype(x.dtype)
+
+
+def _normalized(x: jax.Array, eps: float) -> jax.Array:
     x32 = x.astype(jnp.float32)
     mean = x32.mean(-1, keepdims=True)
     var = jnp.square(x32 - mean).mean(-1, keepdims=True)
-    return _affine((x32 - mean) * jax.lax.rsqrt(var + eps), scale, bias)
+    return (x32 - mean) * jax.lax.rsqrt(var + eps)
 
 
 @partial(jax.jit, static_argnames=("eps",), inline=True)

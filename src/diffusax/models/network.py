@@ -397,7 +397,7 @@ def initialize_params(
         if kind in ("scale", "bias"):
             return jnp.full(leaf.shape, kind == "scale", dtype)
         deviation = 0.02 if kind.endswith("embedding") else math.prod(leaf.shape[:-1]) ** -0.5
-        if path[-2].key in zero:
+        if len(path) > 1 and path[-2].key in zero:
             deviation = 0.0
         return jnp.asarray(rng.standard_normal(leaf.shape, np.float32) * deviation, dtype)
 

@@ -25,6 +25,13 @@ class UNet2DOutput(Output):
 
 
 @flax.struct.dataclass
+class Transformer2DModelOutput(Output):
+    """The result of a transformer. sample: the prediction, for Z-Image a list of c 1 h w."""
+
+    sample: Any
+
+
+@flax.struct.dataclass
 class ControlNetOutput(Output):
     """The result of a ControlNet: a residual b c h w for each skip connection, and the middle's."""
 

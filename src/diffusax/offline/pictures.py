@@ -56,9 +56,7 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     schedule = make_schedule(c, call, size)
     rows, weights = len(schedule), guidance_weights(c, call)
-    until = guidance.last_guided_row(
-        guidance.per_row(weights, rows, rows, (call.guidance_start, call.guidance_end))
-    )
+    until = guidance.last_guided_row(guidance.call_rows(call, weights, schedule.timesteps, rows))
     thresholds = schedule.table().threshold is not None
     key = None if c.family.batch_key is None else c.family.batch_key(c, call)
     adapters = stacked_adapters(c, call)

@@ -48,6 +48,7 @@ class Call:
     num_images_per_prompt: Count | None = 1
     batch_size: Count = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
+    max_sequence_length: Annotated[int, Meta(ge=1, le=32_768)] = 512
     long_prompt: bool = False
     prompt_weighting: bool = False
 
@@ -80,6 +81,8 @@ class Call:
     guidance_start: Fraction = 0.0
     guidance_end: Fraction = 1.0
     guide: Any = None
+    cfg_normalization: Scale = 0.0
+    cfg_truncation: Fraction | None = None
     controlnet_conditioning_scale: Scale | list[Scale] = 1.0
     control_guidance_start: Fraction | list[Fraction] = 0.0
     control_guidance_end: Fraction | list[Fraction] = 1.0
@@ -128,12 +131,16 @@ DESCRIPTIONS = {
     "original_inference_steps": "Of the grid that a consistency model was distilled on.",
     "denoising_start": "The fraction of the run that was done before, by another model.",
     "denoising_end": "The fraction of the run to stop at, for another model to go on.",
-    "guidance_scale": "Classifier-free guidance; 1 and less turns it off.",
+    "guidance_scale": "Classifier-free guidance; 1 and less turns it off, of Z-Image's 0.",
     "image_guidance_scale": "How closely to keep to the picture that is edited.",
     "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
     "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
     "guide": "A rule of guidance of one's own, a function (predictions k h w c, step) -> h w c; by "
     "default the weighted sum of classifier-free guidance.",
+    "cfg_normalization": "The most that guidance may lengthen a prediction, as a multiple of its "
+    "norm without guidance; True is 1, and False or 0 sets no limit.",
+    "cfg_truncation": "The time from 0 (noise) to 1 (image) after which no guidance applies; 1 and "
+    "None mean all.",
     "negative_prompt": "What to steer away from; or `negative_prompt_embeds`.",
     "num_images_per_prompt": "The pictures of a prompt stand together in the result.",
     "batch_size": "How many pictures to draw.",
@@ -160,11 +167,14 @@ DESCRIPTIONS = {
     "return changed tensors, and False stops the run.",
     "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
     "one dictionary for each prompt; by default those of `set_adapters`.",
+    "joint_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs, and "
     "`ip_adapter_masks` says where IP-Adapters count.",
     "ip_adapter_image": "The picture that the IP-Adapter sees; a list with one entry for each of "
     "several, where an entry may be a list of pictures; or `ip_adapter_image_embeds`, a list of "
     "arrays as `prepare_ip_adapter_image_embeds` returns it.",
+    "max_sequence_length": "The most tokens of a prompt, with those of the chat around it; what is "
+    "longer is cut off.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
@@ -199,9 +209,16 @@ def check_call(given: Mapping[str, Any]) -> Call:
     """
     values = {name: value for name, value in given.items() if name != "self"}
     if (options := values.pop("cross_attention_kwargs", None)) is not None:
-        _check_attention_options(options)
+        known = ("scale", "ip_adapter_masks")
+        _check_attention_options("cross_attention_kwargs", options, known)
         values["lora_scale"] = options.get("scale", 1.0)
         values["ip_adapter_masks"] = options.get("ip_adapter_masks")
+    if (options := values.pop("joint_attention_kwargs", None)) is not None:
+        _check_attention_options("joint_attention_kwargs", options, ("scale",))
+        values["lora_scale"] = options.get("scale", 1.0)
+    for name in ("cfg_normalization", "cfg_truncation"):
+        if isinstance(values.get(name), bool):
+            values[name] = float(values[name])
     if values.get("lora_scale") is None:
         values.pop("lora_scale", None)
     if (generator := values.pop("generator", None)) is not None:
@@ -271,14 +288,17 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _check_attention_options(options: Any) -> None:
-    known = ("scale", "ip_adapter_masks")
+_ATTENTION_OPTIONS = {
+    "scale": "'scale', the strength of LoRAs",
+    "ip_adapter_masks": "'ip_adapter_masks'",
+}
+
+
+def _check_attention_options(name: str, options: Any, known: Sequence[str]) -> None:
     unknown = [k for k in options if k not in known] if isinstance(options, Mapping) else [options]
     if unknown:
-        raise ValueError(
-            "cross_attention_kwargs may hold only 'scale', the strength of LoRAs, and "
-            f"'ip_adapter_masks' (got {unknown})"
-        )
+        allowed = ", and ".join(_ATTENTION_OPTIONS[option] for option in known)
+        raise ValueError(f"{name} may hold only {allowed} (got {unknown})")
 
 
 def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:

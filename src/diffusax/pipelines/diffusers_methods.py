@@ -52,7 +52,7 @@ class DiffusersMethods:
     @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the last call used guidance."""
-        return (self._guidance_scale or 0) > 1
+        return bool(self.parts.family.guidance(self._guidance_scale or 0.0))
 
     @property
     def num_timesteps(self) -> int:

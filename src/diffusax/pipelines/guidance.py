@@ -23,6 +23,19 @@ def classifier_free(scale: float) -> tuple[float, ...]:
     return (scale - 1.0,)
 
 
+def above_one(scale: float) -> tuple[float, ...]:
+    """Returns the weight of classifier-free guidance; none for a scale of 1 and less."""
+    return () if scale <= 1 else classifier_free(scale)
+
+
+def above_zero(scale: float) -> tuple[float, ...]:
+    """Returns the weight of guidance by a scale that counts from 0; none for 0 and less.
+
+    Source: Ho and Salimans 2022, equation 6, as Z-Image's pipelines have it.
+    """
+    return () if scale <= 0 else (scale,)
+
+
 def instruct(text_scale: float, image_scale: float) -> tuple[float, ...]:
     """Returns the weights of InstructPix2Pix's guidance (Brooks et al. 2023, equation 3).
 
@@ -42,6 +55,25 @@ def per_row(
     table = np.zeros((height, len(weights)), np.float32)
     start, stop = (round(fraction * rows) for fraction in interval)
     table[start:stop] = weights
+    return table
+
+
+def call_rows(
+    call: Any, weights: Sequence[float], timesteps: np.ndarray, height: int
+) -> np.ndarray:
+    """Returns the weights of each row of a call's run, height k-1; see `per_row`.
+
+    They are zero outside guidance_start and guidance_end, and after the time cfg_truncation, where
+    0 is noise and 1 an image (diffusers pipeline_z_image.py, the denoising loop).
+
+    timesteps: those of the rows, from 1000 to 0.
+    """
+    interval = call.guidance_start, call.guidance_end
+    table = per_row(weights, len(timesteps), height, interval)
+    last = call.cfg_truncation
+    if last is not None and last <= 1:
+        times = (1000 - timesteps.astype(np.float32)) / 1000
+        table[: len(times)][times > last] = 0
     return table
 
 
@@ -193,6 +225,23 @@ def apply_guidance(y: jax.Array, weights: jax.Array, rescale: jax.Array) -> jax.
         w[:, j - 1].reshape(-1, *ones) * (first - y[:, j]) for j in range(1, y.shape[1])
     )
     return rescale_guided(first, guided, rescale)
+
+
+def limit_norm(first: jax.Array, guided: jax.Array, limit: jax.Array) -> jax.Array:
+    """Scales guided predictions down whose norm is more than `limit` times the first branch's.
+
+    Source: diffusers pipeline_z_image.py, cfg_normalization.
+
+    Args:
+        first: b ..., the predictions with every condition.
+        guided: b ..., the guided predictions.
+        limit: a scalar or b; zero for none.
+    """
+    axes = tuple(range(1, guided.ndim))
+    own, most = (jnp.sqrt(jnp.square(y).sum(axes, keepdims=True)) for y in (guided, first))
+    limit = jnp.broadcast_to(limit, first.shape[:1]).reshape(most.shape)
+    most = most * limit
+    return jnp.where((limit > 0) & (own > most), guided * (most / own), guided)
 
 
 def rescale_guided(first: jax.Array, guided: jax.Array, rescale: jax.Array) -> jax.Array:

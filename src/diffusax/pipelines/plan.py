@@ -79,8 +79,9 @@ class StepInputs(NamedTuple):
     """The inputs of a run, besides the sampler's table, that may change from row to row.
 
     A row's values may be one per image. The arrays have an axis of n rows first. weights: n k-1,
-    the weights of guidance. rescale: n, the strength of guidance rescaling. control: n m k r, the
-    scale of each of the r residuals of each of m ControlNets in each branch, or of all maps of a
+    the weights of guidance. rescale: n, how the denoiser's `guide` corrects what it has guided: the
+    strength of guidance rescaling, or Z-Image's cfg_normalization. control: n m k r, the scale of
+    each of the r residuals of each of m ControlNets in each branch, or of all maps of a
     T2I-Adapter, the first of r; None without either. freeu: n 4, the numbers of `FreeU`; None
     without it. adapters: n b a, the weight of each of a adapters in each image, or n a where the
     images agree; None without adapters.

@@ -83,6 +83,8 @@ def count_prompts(call: Call) -> int:
         if getattr(call, name) is not None and embeds is not None:
             raise ValueError(f"only one of {name} and {name}_embeds can be given")
     if call.prompt is None:
+        if isinstance(call.prompt_embeds, list | tuple):
+            return len(call.prompt_embeds)
         return len(check_embeds("prompt_embeds", call.prompt_embeds, 3))
     prompts = as_list(call.prompt)
     if not prompts:
@@ -118,6 +120,7 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
             options["ready"] = ready
             encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
         found |= dict(zip(texts, encoded))
+    found = _same_length(c, found)
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
         raise ValueError(
@@ -177,8 +180,16 @@ def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     call = check_call({**arguments, **given.get("options", {})})
     c, call = resolve_adapters(c, call)
     prompt = embed_prompts(c, call, 1 + guided)
+    if c.family.pad_embeds is not None:
+        return _cut(prompt, 0), _cut(prompt, 1) if guided else []
     leaves = prompt[: len(c.family.embeds)]
     return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
+
+
+def _cut(prompt: Prompt, branch: int) -> list[Any]:
+    """Returns the embeddings of a branch without their padding, t d each."""
+    lengths = np.asarray(prompt.lengths)[:, branch]
+    return [context[branch, :length] for context, length in zip(prompt.context, lengths)]
 
 
 def tokenize(
@@ -230,13 +241,15 @@ def given_embeds(c: Components, call: Call, *, guided: bool) -> dict[str, Prompt
     return {prefix: _given(c, call, prefix) for prefix in given}
 
 
-def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) -> Any:
-    """Checks and returns embeddings, as a NumPy or JAX array.
+def check_embeds(
+    name: str, embeds: Any, ndim: int, width: int | None = None, *, axes: str | None = None
+) -> Any:
+    """Checks and returns embeddings, as a NumPy or JAX array. axes: the axes' names for the error.
 
     Raises:
         ValueError: they have another shape, or are not numbers.
     """
-    axes = "(prompts, tokens, width)" if ndim == 3 else "(prompts, width)"
+    axes = axes or ("(prompts, tokens, width)" if ndim == 3 else "(prompts, width)")
     shape = getattr(embeds, "shape", None)
     if shape is None or len(shape) != ndim or width not in (None, shape[-1]) or not len(embeds):
         wanted = "" if width is None else f" with a width of {width}"
@@ -248,6 +261,10 @@ def check_embeds(name: str, embeds: Any, ndim: int, width: int | None = None) ->
 def _given(c: Components, call: Call, prefix: str) -> Prompt:
     """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
     first, *others = (f"{prefix}{name}" for name in c.family.embeds)
+    if c.family.pad_embeds is not None:
+        arrays = _list_of_embeds(first, getattr(call, first), c.denoiser.context_dim)
+        padded = c.family.pad_embeds(arrays)
+        return padded._replace(context=padded.context.astype(c.dtype))
     embeds = [check_embeds(first, getattr(call, first), 3, c.denoiser.context_dim)]
     for name in others:
         if getattr(call, name) is None:
@@ -255,6 +272,31 @@ def _given(c: Components, call: Call, prefix: str) -> Prompt:
         embeds.append(check_embeds(name, getattr(call, name), 2))
     # Another dtype would compile another program.
     return Prompt(*(leaf.astype(c.dtype) for leaf in embeds))
+
+
+def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
+    """Returns the embeddings of prompts of different lengths, t d each.
+
+    Raises:
+        ValueError: they have another shape, or are not numbers.
+    """
+    if isinstance(embeds, list | tuple):
+        return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
+    return list(check_embeds(name, embeds, 3, width))
+
+
+def _same_length(c: Components, found: dict[str, Prompt]) -> dict[str, Prompt]:
+    """Returns the embeddings with padding, so that all have the most tokens of any."""
+    longest = max(prompt.context.shape[1] for prompt in found.values())
+    if c.family.pad_embeds is None:
+        return found
+
+    def padded(prompt: Prompt) -> Prompt:
+        more = longest - prompt.context.shape[1]
+        context = jnp.pad(prompt.context, ((0, 0), (0, more), (0, 0))) if more else prompt.context
+        return prompt._replace(context=context)
+
+    return {prefix: padded(prompt) for prefix, prompt in found.items()}
 
 
 def _texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:

@@ -76,7 +76,9 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         return len(whole) - left
     given = call.timesteps or call.sigmas
     steps = (call.num_inference_steps if given is None else len(given)) or 0
-    return (steps - min(int(steps * call.strength), steps)) * whole.order
+    kept = min(steps * call.strength, float(steps))
+    first = int(steps - kept) if c.family.begins_early else steps - int(kept)
+    return first * whole.order
 
 
 def _cutoff(c: Components, fraction: float) -> int:

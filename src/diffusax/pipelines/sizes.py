@@ -18,9 +18,9 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     """Returns height and width in pixels, by default those that the denoiser was trained at.
 
     Raises:
-        ValueError: one is not a multiple of the autoencoder's factor.
+        ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
-    (height, width), factor = c.default_size, c.latents.factor
+    (height, width), factor = c.default_size, c.latents.multiple
     size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.guidance import per_row
+from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import watch
 from diffusax.pipelines.tasks import check_latents
@@ -79,7 +79,7 @@ def _call_back(
     scale = pipe.guidance_scale
     before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale
     if run.weights and scale != before:
-        run = _reweigh(run, call, scale)
+        run = _reweigh(run, call, pipe.family.guidance, scale)
     if pipe.parts.freeu != freeu:
         rows = len(run.plan.step_inputs.rescale)
         run = _with_step_inputs(run, freeu=freeu_rows(pipe.parts.freeu, rows))
@@ -179,10 +179,17 @@ def _branches(name: str, value: Any, like: Any) -> Any:
     return jnp.stack(jnp.split(value, k)[::-1], axis=1)
 
 
-def _reweigh(run: PreparedRun, call: Call, scale: float) -> PreparedRun:
-    """Returns the run at a guidance scale that the callback set; 1 or less turns guidance off."""
-    change = max(scale, 1.0) - (call.guidance_scale or 1.0)
-    weights = (run.weights[0] + change, *run.weights[1:]) if scale > 1 else [0.0] * len(run.weights)
+def _reweigh(
+    run: PreparedRun, call: Call, guidance: Callable[[float], Sequence[float]], scale: float
+) -> PreparedRun:
+    """Returns the run at a guidance scale that the callback set, which may turn guidance off.
+
+    guidance: see `Family.guidance`.
+    """
+    weights = [0.0] * len(run.weights)
+    if now := guidance(scale):
+        (before,) = guidance(call.guidance_scale or 0.0) or (0.0,)
+        weights = [run.weights[0] + now[0] - before, *run.weights[1:]]
     rows = len(run.plan.step_inputs.rescale)
-    table = per_row(weights, len(run.schedule), rows, (call.guidance_start, call.guidance_end))
+    table = call_rows(call, weights, run.schedule.timesteps, rows)
     return dataclasses.replace(_with_step_inputs(run, weights=table), guidance_scale=scale)

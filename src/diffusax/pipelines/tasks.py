@@ -82,7 +82,8 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     if call.latents is not None:
         x = check_latents(call.latents, b, *shape)
     else:
-        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=True)
+        each = not c.family.samples_once
+        x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=each)
         if call.denoising_start is None:
             x = _noised(schedule, x, noise.draw("start", shape))
     return prepare_run(c, call, schedule, noise, x, size=size)
@@ -94,14 +95,15 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     A network with as many input channels as the latents keeps the rest of the image by replacing it
     after each row; one with more is given the mask and the masked image beside the latents.
     """
-    b, height, width = count_images(call), *image_size(c, call)
+    b, height, width = count_images(call), *_inpainted_size(c, call)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
     schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
     noise = noise_source(call.noise, call.seed, b)
     crop = crop_options(call, height, width)
     pixels = _pixels(c, call, height, width, **crop)
-    mask = to_mask(_required(call, "mask_image"), height, width, factor=c.latents.factor, **crop)
+    crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
+    mask = to_mask(_required(call, "mask_image"), height, width, **crop_mask)
     shape = c.latents.shape(height, width)
     own_channels = c.denoiser.in_channels == shape[-1]
     if not own_channels:
@@ -199,11 +201,11 @@ def prepare_run(
     conditions = c.family.conditions(c, call, prompt, size, scales)
     conditions = conditions._replace(channels=channels, images=images)
     table = programs.device_table(schedule)
-    height, n = len(table.timestep), len(schedule)
-    interval = call.guidance_start, call.guidance_end
+    height = len(table.timestep)
+    corrected = call.cfg_normalization or call.guidance_rescale
     inputs = StepInputs(
-        guidance.per_row(weights, n, height, interval),
-        np.full(height, call.guidance_rescale, np.float32),
+        guidance.call_rows(call, weights, schedule.timesteps, height),
+        np.full(height, corrected, np.float32),
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
@@ -219,13 +221,16 @@ def _rule(c: Components, call: Call) -> Any:
     """Returns the call's rule of guidance, see `guidance.as_rule`.
 
     Raises:
-        ValueError: it is no rule, or the denoiser has no branches to guide.
+        ValueError: it is no rule, the denoiser has no branches to guide, or cfg_normalization
+            belongs to another rule.
     """
     if call.guide is not None and c.denoiser.embeds_guidance:
         raise ValueError(
             "guide combines predictions with and without the prompt, and this network is given the "
             "guidance scale instead; leave it out"
         )
+    if call.guide is not None and call.cfg_normalization:
+        raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)
 
 
@@ -238,7 +243,7 @@ def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray
 def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
     """Returns the weights of classifier-free guidance; none where the denoiser embeds the scale."""
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    return () if scale <= 1 or c.denoiser.embeds_guidance else guidance.classifier_free(scale)
+    return () if c.denoiser.embeds_guidance else c.family.guidance(scale)
 
 
 def most_branches(c: Components, task: Task) -> int:
@@ -295,6 +300,15 @@ def _masked_latents(
             "masked picture"
         )
     return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
+
+
+def _inpainted_size(c: Components, call: Call) -> tuple[int, int]:
+    """Returns height and width of the images to inpaint, see `Family.keeps_size`."""
+    if not c.family.keeps_size or (call.height and call.width):
+        return image_size(c, call)
+    own = pixel_size(c, _pixels(c, call, call.height, call.width))
+    size = dataclasses.replace(call, height=call.height or own[0], width=call.width or own[1])
+    return image_size(c, size)
 
 
 def _decoder_condition(
@@ -369,7 +383,7 @@ def check_latents(
 def _pixels(c: Components, call: Call, height: int | None, width: int | None, **crop: Any) -> Any:
     """Returns the call's images, or latents in their place, see `to_pixels`."""
     channels = c.latents.channels
-    options: dict[str, Any] = {"factor": c.latents.factor, "latent_channels": channels, **crop}
+    options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": channels, **crop}
     return to_pixels(_required(call, "image"), height, width, **options)
 
 

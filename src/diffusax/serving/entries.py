@@ -176,7 +176,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         tasks=TASKS[kind],
         width=width,
         height=height,
-        multiple=parts.latents.factor,
+        multiple=parts.latents.multiple,
         steps=0,
         guidance_scale=1.0,
         image_guidance_scale=None,

@@ -37,7 +37,13 @@ from diffusax.runtime.mesh import param_sharding
 log = logging.getLogger(__name__)
 
 _LIBRARIES = ("diffusers", "torch", "transformers")
-_PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor")
+_PROCESSORS = (
+    "AttnProcessor",
+    "AttnProcessor2_0",
+    "SlicedAttnProcessor",
+    "XFormersAttnProcessor",
+    "ZSingleStreamAttnProcessor",
+)
 """The classes of attention processors that compute plain attention, in one way or another."""
 _FREEU = ("s1", "s2", "b1", "b2")
 

@@ -19,6 +19,7 @@ from diffusax.models.calls.encoders import (
 )
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
+from diffusax.models.calls.z_image import ZImageTransformer
 
 __all__ = [
     "Adapter",
@@ -32,4 +33,5 @@ __all__ = [
     "TinyAutoencoder",
     "UNet",
     "UNet2D",
+    "ZImageTransformer",
 ]

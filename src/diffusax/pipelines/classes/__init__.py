@@ -27,6 +27,11 @@ from diffusax.pipelines.classes.t2i_adapter import (
     StableDiffusionXLAdapterPipeline,
 )
 from diffusax.pipelines.classes.unconditional import DDIMPipeline, DDPMPipeline
+from diffusax.pipelines.classes.z_image import (
+    ZImageImg2ImgPipeline,
+    ZImageInpaintPipeline,
+    ZImagePipeline,
+)
 
 __all__ = [
     "DDIMPipeline",
@@ -49,4 +54,7 @@ __all__ = [
     "StableDiffusionXLInpaintPipeline",
     "StableDiffusionXLInstructPix2PixPipeline",
     "StableDiffusionXLPipeline",
+    "ZImageImg2ImgPipeline",
+    "ZImageInpaintPipeline",
+    "ZImagePipeline",
 ]

@@ -1,6 +1,11 @@
 """The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
-from diffusax.pipelines.families import IMAGE_PROMPTS, STABLE_DIFFUSION, STABLE_DIFFUSION_XL
+from diffusax.pipelines.families import (
+    IMAGE_PROMPTS,
+    STABLE_DIFFUSION,
+    STABLE_DIFFUSION_XL,
+    Z_IMAGE,
+)
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
 
@@ -44,4 +49,20 @@ class StableDiffusionXL(DiffusionPipeline):
 
         Those of negative prompts are None without guidance. device changes nothing; lora_scale
         multiplies the weights of LoRAs. options: long_prompt, prompt_weighting and adapters.
+        """
+
+
+class ZImage(DiffusionPipeline):
+    """Pipelines of Z-Image."""
+
+    family = Z_IMAGE
+
+    @encodes_prompts
+    def encode_prompt(
+        self, prompt=None, device=None, do_classifier_free_guidance=True, negative_prompt=None,
+        prompt_embeds=None, negative_prompt_embeds=None, max_sequence_length=512, **options,
+    ):
+        """Returns the embeddings of prompts and of negative prompts, lists of arrays t d.
+
+        The second list is empty without guidance. device changes nothing. options: adapters.
         """

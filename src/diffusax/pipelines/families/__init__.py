@@ -10,12 +10,14 @@ from diffusax.pipelines.families.family import (
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
+from diffusax.pipelines.families.z_image import Z_IMAGE
 
 __all__ = [
     "IMAGE_PROMPTS",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",
     "UNCONDITIONAL",
+    "Z_IMAGE",
     "Component",
     "Denoiser",
     "Family",

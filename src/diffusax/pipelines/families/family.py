@@ -10,6 +10,7 @@ import jax
 from diffusax.images.image_processor import CLIPImageProcessor
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Model, Network, Params
+from diffusax.pipelines.guidance import above_one
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
 from diffusax.samplers import Scheduler
@@ -167,6 +168,11 @@ class Family:
     """A function (the autoencoder's config) -> LatentFormat."""
     schedule_options: Callable[..., dict[str, Any]] | None = None
     """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
+    guidance: Callable[[float], tuple[float, ...]] = above_one
+    """A function (guidance_scale) -> the weights of guidance, empty for none."""
+    pad_embeds: Callable[[Sequence[Any]], Prompt] | None = None
+    """A function (n arrays t d of a call) -> Prompt of one length, where prompts have lengths of
+    their own; None where all are of one length."""
     batch_key: Callable[..., Any] | None = None
     """A function (components, call) -> a key that the prompts of one batch must have in common."""
     embeds: tuple[str, ...] = ("prompt_embeds",)
@@ -177,6 +183,15 @@ class Family:
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
     resizes_edits: bool = False
     """Whether InstructPix2Pix resizes an image to the model's size instead of keeping its own."""
+    keeps_size: bool = False
+    """Whether inpainting keeps the size of the image instead of resizing it to the model's."""
+    begins_early: bool = False
+    """Whether a run that starts from an image makes a step of which the strength gives a part, as
+    diffusers' pipelines of flow matching do (pipeline_stable_diffusion_3_img2img.py,
+    get_timesteps); others leave it out."""
+    samples_once: bool = False
+    """Whether image to image samples an image's latents once for all images that start from it,
+    even if these have seeds of their own."""
     shows_kept: bool = False
     """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
     micro_conditioned: bool = False
@@ -204,6 +219,11 @@ class Family:
         others = (CONTROLNET, T2I_ADAPTER, *IMAGE_PROMPTS)
         known = {c.name: c.role for c in (*self.components, *others)}
         return known[name] if name in known else known[name.rpartition("_")[0]]
+
+    @property
+    def unguided(self) -> float:
+        """A guidance scale without guidance, 1 or 0."""
+        return 0.0 if self.guidance(1.0) else 1.0
 
     @functools.cached_property
     def text_encoders(self) -> tuple[Component, ...]:

@@ -1,0 +1,269 @@
+"""Z-Image's transformer: image and caption tokens in one stream (Z-Image Team 2025)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import normal
+
+from diffusax.models.embeddings import timestep_embedding
+from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.layers import Linear, RMSNorm, normalized
+from diffusax.models.rngs import shaped
+from diffusax.models.transformers.blocks import (
+    TENSOR_RULES,
+    RotaryAttention,
+    Rotation,
+    SwiGLU,
+    patchify,
+    rotary_positions,
+    unpatchify,
+    written,
+)
+from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.unet_blocks import rematerialized
+
+_PATCH = 2
+_NAME = f"{_PATCH}-1"
+"""The checkpoint's name for layers that are for patches of 2x2 in one frame."""
+_MODULATION = 256
+_TIMES = 256
+_TIME_HIDDEN = 1024
+_MULTIPLE = 32
+"""Both sequences are filled up to a multiple of this with learned tokens, which are attended to."""
+
+
+class TimestepEmbedder(nnx.Module):
+    """Sinusoids, linear, SiLU, linear. timesteps: b -> b d."""
+
+    def __init__(self, d: int, *, rngs: nnx.Rngs):
+        # The checkpoint numbers the layers 0 and 2; 1 is the activation.
+        hidden = Linear(_TIMES, _TIME_HIDDEN, rngs=rngs)
+        self.mlp: Any = nnx.List([hidden, None, Linear(_TIME_HIDDEN, d, rngs=rngs)])
+
+    def __call__(self, timesteps: jax.Array) -> jax.Array:
+        return self.mlp[2](nnx.silu(self.mlp[0](timestep_embedding(timesteps, _TIMES))))
+
+
+class ZImageTransformerBlock(nnx.Module):
+    """Attention and feed-forward between RMS norms, scaled and gated by the time. x: b t c.
+
+    Without `modulated` the time plays no part.
+    """
+
+    def __init__(self, config: ZImageTransformer2DConfig, *, modulated: bool, rngs: nnx.Rngs):
+        c, eps = config.dim, config.norm_eps
+        self.attention = RotaryAttention(
+            c, heads=config.n_heads, qk_norm=config.qk_norm, eps=1e-5, rngs=rngs
+        )
+        self.feed_forward = SwiGLU(c, int(c / 3 * 8), rngs=rngs)
+        self.attention_norm1 = RMSNorm(c, eps=eps, rngs=rngs)
+        self.ffn_norm1 = RMSNorm(c, eps=eps, rngs=rngs)
+        self.attention_norm2 = RMSNorm(c, eps=eps, rngs=rngs)
+        self.ffn_norm2 = RMSNorm(c, eps=eps, rngs=rngs)
+        self.adaLN_modulation = (
+            nnx.List([Linear(min(c, _MODULATION), 4 * c, rngs=rngs)]) if modulated else None
+        )
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rotation: Rotation,
+        lengths: jax.Array | None,
+        temb: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns the next layer's tokens, b t c.
+
+        Args:
+            x: b t c.
+            rotation: the tokens' positions.
+            lengths: the number of tokens that are attended to, b; None for all.
+            temb: the embedded time, b d, for a block with modulation.
+        """
+        scale1, gate1, scale2, gate2 = self._modulation(temb)
+        h = self.attention(written(self.attention_norm1(x) * scale1), rotation, lengths)
+        x = written(x + gate1 * self.attention_norm2(h))
+        h = self.feed_forward(written(self.ffn_norm1(x) * scale2))
+        return written(x + gate2 * self.ffn_norm2(h))
+
+    def _modulation(self, temb: jax.Array | None) -> tuple[Any, Any, Any, Any]:
+        if self.adaLN_modulation is None or temb is None:
+            return 1, 1, 1, 1
+        parts = jnp.split(self.adaLN_modulation[0](temb)[:, None], 4, axis=-1)
+        return 1 + parts[0], jnp.tanh(parts[1]), 1 + parts[2], jnp.tanh(parts[3])
+
+
+class FinalLayer(nnx.Module):
+    """A layer norm scaled by the time, and a linear layer. x: b t c, temb: b d -> b t e."""
+
+    def __init__(self, c: int, e: int, *, rngs: nnx.Rngs):
+        self.linear = Linear(c, e, rngs=rngs)
+        # The checkpoint has the layer after an activation, which is number 0.
+        self.adaLN_modulation: Any = nnx.List([None, Linear(min(c, _MODULATION), c, rngs=rngs)])
+
+    def __call__(self, x: jax.Array, temb: jax.Array) -> jax.Array:
+        scale = 1 + self.adaLN_modulation[1](nnx.silu(temb))
+        return self.linear(normalized(x, eps=1e-6) * scale[:, None])
+
+
+class ZImageTransformer2DModel(nnx.Module):
+    """Predicts the flow from noise to images in latents, for captions of any length.
+
+    Two stacks refine the image's and the caption's tokens by themselves, then one attends to both.
+    Upstream: diffusers models/transformers/transformer_z_image.py.
+    """
+
+    config_class = ZImageTransformer2DConfig
+    tensor_rules = TENSOR_RULES
+    adapter_groups = (
+        r".*\.attention\.to_(q|k|v|out\.0)",
+        r"(layers|noise_refiner|context_refiner)\.\d+\.(attention|feed_forward)\..*",
+    )
+
+    def __init__(self, config: ZImageTransformer2DConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        c, channels = config.dim, config.in_channels * _PATCH**2
+
+        def blocks(count: int, modulated: bool = True) -> nnx.List[ZImageTransformerBlock]:
+            made = (
+                ZImageTransformerBlock(config, modulated=modulated, rngs=rngs) for _ in range(count)
+            )
+            return nnx.List(list(made))
+
+        def token() -> nnx.Param[jax.Array]:
+            return nnx.Param(shaped(normal(0.02))(rngs.params(), (1, c), jnp.float32))
+
+        self.all_x_embedder = nnx.Dict({_NAME: Linear(channels, c, rngs=rngs)})
+        self.all_final_layer = nnx.Dict({_NAME: FinalLayer(c, channels, rngs=rngs)})
+        self.noise_refiner = blocks(config.n_refiner_layers)
+        self.context_refiner = blocks(config.n_refiner_layers, modulated=False)
+        self.t_embedder = TimestepEmbedder(min(c, _MODULATION), rngs=rngs)
+        self.cap_embedder: Any = nnx.List(
+            [
+                RMSNorm(config.cap_feat_dim, eps=config.norm_eps, rngs=rngs),
+                Linear(config.cap_feat_dim, c, rngs=rngs),
+            ]
+        )
+        self.x_pad_token, self.cap_pad_token = token(), token()
+        self.layers = blocks(config.n_layers)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        caption: jax.Array,
+        lengths: jax.Array,
+        *,
+        refined: bool = False,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Returns the prediction, b h w c, in the dtype of the parameters.
+
+        Args:
+            x: the latents, b h w c.
+            timestep: b, from 0 for noise to 1 for an image.
+            caption: the text encoder's hidden states, b s cap_feat_dim, or with `refined` the
+                result of `refine_caption`, b s dim.
+            lengths: the number of the caption's tokens that are not padding, b.
+            refined: see caption.
+            gradient_checkpointing: the activations that the gradient computes again, not keeping
+                them: "none", or "blocks" or "full" for those within each block.
+
+        Raises:
+            ValueError: an input has another shape, or needs more positions than there are.
+        """
+        check_map("x", x, self.config.in_channels)
+        remat = gradient_checkpointing != "none"
+        if not refined:
+            caption = self.refine_caption(caption, lengths, remat=remat)
+        rows, columns = x.shape[1] // _PATCH, x.shape[2] // _PATCH
+        self._check_positions(caption.shape[1], rows, columns)
+        embedder: Any = self.all_x_embedder[_NAME]
+        final_layer: Any = self.all_final_layer[_NAME]
+        temb = self.t_embedder(timestep * self.config.t_scale)
+        tokens = embedder(patchify(x, _PATCH))
+        n, known = tokens.shape[1], filled_lengths(lengths)
+
+        image = _filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...])
+        image_rotation = self._image_rotation(known, rows, columns, caption.shape[1])
+        for block in self.noise_refiner:
+            image = rematerialized(block, remat)(image, image_rotation, None, temb)
+
+        joined = jnp.concatenate([image, caption], axis=1)
+        rotations = image_rotation, self._caption_rotation(*caption.shape[:2])
+        rotation = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *rotations)
+        for block in self.layers:
+            joined = rematerialized(block, remat)(joined, rotation, image.shape[1] + known, temb)
+        y = final_layer(joined[:, :n], temb)
+        return unpatchify(y, _PATCH, *x.shape[1:3])
+
+    def refine_caption(
+        self, caption: jax.Array, lengths: jax.Array, *, remat: bool = False
+    ) -> jax.Array:
+        """Embeds a caption, which does not depend on the image or the time.
+
+        Args:
+            caption: the text encoder's hidden states, b s cap_feat_dim.
+            lengths: the number of them that are not padding, b.
+            remat: whether gradients compute the activations of blocks again.
+
+        Returns:
+            b s' dim, where s' is s filled up to a multiple of 32.
+        """
+        check_tokens("caption", caption, {self.config.cap_feat_dim})
+        norm, linear = self.cap_embedder[0], self.cap_embedder[1]
+        # What stands in padding is never attended to, but must be finite.
+        seen = jnp.arange(caption.shape[1]) < lengths[:, None]
+        tokens = linear(norm(jnp.where(seen[..., None], caption, 0)))
+        tokens = _filled(tokens, lengths, self.cap_pad_token[...])
+        rotation = self._caption_rotation(*tokens.shape[:2])
+        for block in self.context_refiner:
+            tokens = rematerialized(block, remat)(tokens, rotation, filled_lengths(lengths))
+        return tokens
+
+    def _caption_rotation(self, b: int, s: int) -> Rotation:
+        """Returns the rotations of a caption's tokens, whose positions count from 1, b s d/2."""
+        ids = jnp.broadcast_to(1 + jnp.arange(s), (b, s))
+        return self._rotation((ids, jnp.zeros_like(ids), jnp.zeros_like(ids)), (s + 1, 1, 1))
+
+    def _image_rotation(self, known: jax.Array, rows: int, columns: int, s: int) -> Rotation:
+        """Returns the rotations of an image's tokens, and of those that fill it up, b t d/2.
+
+        The image stands after its caption of `known` tokens, b; what fills it up stands at zero.
+        """
+        index = jnp.arange(_up(rows * columns))
+        ids = known[:, None] + 1, index // columns, index % columns
+        shape = known.shape[0], len(index)
+        placed = [jnp.broadcast_to(jnp.where(index < rows * columns, i, 0), shape) for i in ids]
+        return self._rotation(placed, (s + 2, rows, columns))
+
+    def _rotation(self, ids: Any, lengths: tuple[int, int, int]) -> Rotation:
+        return rotary_positions(ids, lengths, self.config.axes_dims, self.config.rope_theta)
+
+    def _check_positions(self, s: int, rows: int, columns: int) -> None:
+        names = ("tokens of the caption", "rows of patches", "columns of patches")
+        sizes = zip(names, (s + 2, rows, columns), self.config.axes_lens)
+        for name, size, limit in sizes:
+            if size > limit:
+                raise ValueError(
+                    f"{size} {name} are more than axes_lens={self.config.axes_lens} allows; use a "
+                    "shorter prompt or a smaller image"
+                )
+
+
+def filled_lengths(lengths: jax.Array) -> jax.Array:
+    """Returns the lengths of captions with the learned tokens that fill them up to 32s."""
+    return jnp.maximum(_MULTIPLE, _up(lengths))
+
+
+def _up(n: Any) -> Any:
+    return -(-n // _MULTIPLE) * _MULTIPLE
+
+
+def _filled(x: jax.Array, lengths: jax.Array, token: jax.Array) -> jax.Array:
+    """Puts a learned token after the first `lengths` tokens, b, up to a multiple of 32."""
+    s = x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, _up(s) - s), (0, 0)))
+    known = jnp.arange(x.shape[1]) < lengths[:, None]
+    return jnp.where(known[..., None], x, token.astype(x.dtype))

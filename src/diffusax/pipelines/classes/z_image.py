@@ -1,0 +1,68 @@
+"""Z-Image and Z-Image-Turbo.
+
+The calls' arguments, their order and defaults are diffusers'; those after the star are added.
+"""
+
+from diffusax.pipelines import diffusers_methods
+from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.bases import ZImage
+from diffusax.pipelines.tasks import image_to_image, inpaint, text_to_image
+
+# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# fmt: off
+
+
+class ZImagePipeline(ZImage):
+    """Generates images from prompts (Z-Image Team 2025)."""
+
+    task = staticmethod(text_to_image)
+
+    @documented
+    def __call__(
+        self, prompt=None, height=None, width=None, num_inference_steps=50, sigmas=None,
+        guidance_scale=5.0, cfg_normalization=False, cfg_truncation=1.0, negative_prompt=None,
+        num_images_per_prompt=1, generator=None, latents=None, prompt_embeds=None,
+        negative_prompt_embeds=None, output_type="pil", return_dict=True,
+        joint_attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images for the prompts. A guidance_scale of 0 means no guidance."""
+
+
+class ZImageImg2ImgPipeline(ZImage):
+    """Generates images from images and prompts."""
+
+    task = staticmethod(image_to_image)
+
+    @documented
+    def __call__(
+        self, prompt=None, image=None, strength=0.6, height=None, width=None,
+        num_inference_steps=50, sigmas=None, guidance_scale=5.0, cfg_normalization=False,
+        cfg_truncation=1.0, negative_prompt=None, num_images_per_prompt=1, generator=None,
+        latents=None, prompt_embeds=None, negative_prompt_embeds=None, output_type="pil",
+        return_dict=True, joint_attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512, *, seed=None,
+        noise="jax", guidance_start=0.0, guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images from the given images. A guidance_scale of 0 means no guidance."""
+
+
+class ZImageInpaintPipeline(ZImage):
+    """Generates images anew where a mask is white."""
+
+    task = staticmethod(inpaint)
+    mask_processor = diffusers_methods.mask_processor
+
+    @documented
+    def __call__(
+        self, prompt=None, image=None, mask_image=None, masked_image_latents=None, strength=1.0,
+        height=None, width=None, num_inference_steps=50, sigmas=None, guidance_scale=5.0,
+        cfg_normalization=False, cfg_truncation=1.0, negative_prompt=None, num_images_per_prompt=1,
+        generator=None, latents=None, prompt_embeds=None, negative_prompt_embeds=None,
+        output_type="pil", return_dict=True, joint_attention_kwargs=None,
+        callback_on_step_end=None, callback_on_step_end_tensor_inputs=TENSORS,
+        max_sequence_length=512, *, seed=None, noise="jax", guidance_start=0.0, guidance_end=1.0,
+        adapters=None, guide=None,
+    ):
+        """Generates the masked regions anew. A guidance_scale of 0 means no guidance."""

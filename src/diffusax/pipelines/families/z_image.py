@@ -1,0 +1,257 @@
+"""Z-Image (Z-Image Team 2025): a transformer over an image and a caption of any length.
+
+The caption is the hidden states before a language model's last layer, of a prompt in the form of a
+chat. Texts are filled up to one of few lengths, which programs are compiled for.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.models.adapters import Adapters
+from diffusax.models.latents import LatentFormat
+from diffusax.models.network import Network, Params
+from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
+from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.runtime.mesh import Rules
+from diffusax.text.language_tokenizer import Qwen2Tokenizer
+from diffusax.text.tokenizer import checked_texts
+
+_SIZE = 128
+"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
+_SHORTEST, _LONGEST = 64, 512
+
+
+@dataclasses.dataclass(frozen=True)
+class ZImageDenoiser:
+    """Z-Image's transformer. It is hashable and holds no arrays."""
+
+    transformer: Network
+    components = ("transformer",)
+    controlnets: tuple[Network, ...] = ()
+    embeds_guidance = False
+    sample_size = (_SIZE, _SIZE)
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> "ZImageDenoiser":
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        return cls(networks["transformer"])
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of the latents."""
+        return int(self.transformer.config.in_channels)
+
+    @property
+    def context_dim(self) -> int:
+        """The width of the language model's hidden states."""
+        return int(self.transformer.config.cap_feat_dim)
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """The axes of the parameters that a mesh's tensor axis splits."""
+        return self.transformer.tensor_rules
+
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[Any, ...]:
+        """Returns nothing, as no images steer the network."""
+        return ()
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions with the refined captions, which a run computes once.
+
+        With LoRAs, whose weights may change from row to row, each step computes them.
+        """
+        if inputs.adapters is not None:
+            return conditions
+        refined = self.transformer.apply(
+            params["transformer"], conditions.context, conditions.lengths, method="refine_caption"
+        )
+        return conditions._replace(keys={"transformer": refined})
+
+    def __call__(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None = None,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Predicts the velocity from images to noise for each branch, b h w c.
+
+        Args:
+            params: the parameters by component, and under "adapters" their low-rank adapters'.
+            x: b h w c, the latents.
+            timestep: b, from 1000 for noise to 0. The network counts from 0 for noise to 1.
+            conditions: the captions, b s d, and their lengths, b.
+            inputs: adapters: b a.
+            gradient_checkpointing: see `ZImageTransformer2DModel`.
+        """
+        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
+        layers = params.get("adapters", {}).get("transformer")
+        if layers is not None and inputs is not None and inputs.adapters is not None:
+            options["adapters"] = Adapters(layers, inputs.adapters)
+        caption, refined = conditions.context, (conditions.keys or {}).get("transformer")
+        if refined is not None:
+            caption, options["refined"] = refined, True
+        time = (1000 - timestep.astype(jnp.float32)) / 1000
+        given = x, time, caption, conditions.lengths
+        return -self.transformer.apply(params["transformer"], *given, **options)
+
+    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
+        """Applies classifier-free guidance, and limits its norm by cfg_normalization."""
+        guided = apply_guidance(predictions, inputs.weights, jnp.float32(0))
+        if predictions.shape[1] == 1:
+            return guided
+        limit = jnp.where((inputs.weights != 0).any(-1), inputs.rescale, 0)
+        return limit_norm(predictions[:, 0], guided, limit)
+
+
+def padded_length(tokens: int, most: int | None = None) -> int:
+    """Returns the length that texts of so many tokens are filled up to: 64, 128, 256, 512, ....
+
+    most: the most tokens of a text; the length is at most this, in steps of 32.
+    """
+    length = max(_SHORTEST, 1 << max(tokens - 1, 0).bit_length())
+    return length if most is None else min(length, -(-most // 32) * 32)
+
+
+def pad_embeds(embeds: Sequence[Any]) -> Prompt:
+    """Returns hidden states of different lengths, t d each, as n s d with their lengths."""
+    lengths = np.array([len(x) for x in embeds], np.int32)
+    longest = padded_length(int(lengths.max()))
+    rows = [jnp.pad(jnp.asarray(x), ((0, longest - len(x)), (0, 0))) for x in embeds]
+    return Prompt(jnp.stack(rows), lengths=lengths)
+
+
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """Returns the captions and their lengths."""
+    return Conditions(prompt.context, lengths=prompt.lengths)
+
+
+def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns evenly spaced sigmas from 1 to 1/steps, and mu where the shift depends on the size.
+
+    Upstream: pipeline_z_image.py, get_default_z_image_sigmas.
+    """
+    scheduler, options = components.scheduler, dict[str, Any]()
+    if getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu:
+        rows, columns, _ = components.latents.shape(*size)
+        options["mu"] = scheduler.dynamic_mu((rows // 2) * (columns // 2))
+    steps = call.num_inference_steps
+    if "sigmas" in scheduler.custom and call.sigmas is None and call.timesteps is None and steps:
+        sigmas = np.linspace(1.0, 1 / steps, steps, dtype=np.float32)
+        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
+    return options
+
+
+def tokenize(
+    tokenizers: Sequence[Any],
+    texts: Sequence[Sequence[str]],
+    call: Any,
+    length: int | None = None,
+) -> Tokens:
+    """Returns the ids of texts as chats, n t, with their lengths; t is `padded_length`.
+
+    Args:
+        tokenizers: the only one.
+        texts: n texts.
+        call: the call, of which max_sequence_length is read.
+        length: has no effect, as embeddings of any length are filled up.
+    """
+    rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
+    return _padded(tokenizers[0], rows, padded_length(_longest(rows), call.max_sequence_length))
+
+
+def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+    """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
+    ids = chat_tokens(tokenizers[0], caption, _LONGEST)
+    tokens = _padded(tokenizers[0], [ids], _LONGEST)
+    return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
+
+
+def caption_length(components: Any, call: Any) -> int:
+    """Returns the length of a call's texts with padding, which is that of all in a batch."""
+    tokenizer, _, _ = components.text[0]
+    texts = checked_texts([call.prompt or "", call.negative_prompt or ""])
+    most = call.max_sequence_length
+    rows = [chat_tokens(tokenizer, text, most) for text in texts]
+    return padded_length(_longest(rows), most)
+
+
+def encode(
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens to the hidden states before the last layer, n t d, and their lengths.
+
+    Args:
+        encoders: the language model.
+        params: its parameters.
+        tokens: the ids, n t, and lengths. Attention is causal, so that pads change nothing before.
+        clip_skip: has no effect, as in diffusers.
+    """
+    options: dict[str, Any] = {"method": "hidden_states", "layers": (-2,)}
+    (hidden,) = encoders[0].apply(params[0], tokens.ids[0], **options)
+    return Prompt(hidden, lengths=tokens.lengths)
+
+
+def chat_tokens(tokenizer: Any, text: str, most: int) -> list[int]:
+    """Returns the ids of a prompt in the form of a chat, at most so many."""
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=True,
+    )
+    return list(tokenizer(chat, truncation=True, max_length=most).input_ids)
+
+
+def _longest(rows: Sequence[Sequence[int]]) -> int:
+    return max(map(len, rows))
+
+
+def _padded(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
+    ids = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
+    for filled, row in zip(ids, rows):
+        filled[: len(row)] = row
+    return Tokens((ids,), lengths=np.array(list(map(len, rows)), np.int32))
+
+
+Z_IMAGE = Family(
+    name="Z-Image",
+    components=diffusers_components(
+        "transformer",
+        ("tokenizer", "text_encoder"),
+        tokenizer=Qwen2Tokenizer,
+        optional=("tokenizer", "text_encoder"),
+    ),
+    options=(),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
+    encode=encode,
+    conditions=conditions,
+    denoiser=ZImageDenoiser.of,
+    latents=functools.partial(LatentFormat.of, patch=2),
+    schedule_options=schedule_options,
+    guidance=above_zero,
+    pad_embeds=pad_embeds,
+    batch_key=caption_length,
+    keeps_size=True,
+    begins_early=True,
+    samples_once=True,
+)
+"""Z-Image and Z-Image-Turbo."""
