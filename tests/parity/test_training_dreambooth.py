@@ -162,6 +162,16 @@ def torch_losses(
     return losses
 
 
+@pytest.fixture
+def one_thread():
+    """PyTorch's threads wait for each other longer than they compute on networks this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", few(RUNS, "smallest"))
 def test_losses_with_prior_preservation_match_diffusers_over_twenty_steps(tmp_path, name):
     style, prediction, gamma, train_text_encoder = RUNS[name]
