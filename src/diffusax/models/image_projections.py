@@ -59,7 +59,7 @@ class ImageProjection(nnx.Module):
 
     def __call__(self, image_embeds: jax.Array) -> jax.Array:
         x = self.proj(image_embeds)
-        return self.norm(x.reshape(len(x), self.config.tokens, -1))
+        return self.norm(x.reshape(x.shape[0], self.config.tokens, -1))
 
 
 class FullImageProjection(nnx.Module):
@@ -140,7 +140,7 @@ class PlusImageProjection(nnx.Module):
 
     def __call__(self, image_embeds: jax.Array) -> jax.Array:
         x = self.proj_in(image_embeds)
-        latents = jnp.broadcast_to(self.latents[...], (len(x), *self.latents.shape[1:]))
+        latents = jnp.broadcast_to(self.latents[...], (x.shape[0], *self.latents.shape[1:]))
         for attend, (norm, first, _, second) in self.layers:
             latents = attend(x, latents) + latents
             latents = second(gelu(first(norm(latents)))) + latents

@@ -165,7 +165,7 @@ def _sums(x: jax.Array, scale: jax.Array, bias: jax.Array, *, groups: int, eps: 
     x32 = x.astype(jnp.float32)
     pixels = tuple(range(1, x.ndim - 1))
     by_channel = x32.sum(pixels), jnp.square(x32).sum(pixels)
-    split = [y.reshape(len(x), groups, -1) for y in by_channel]
+    split = [y.reshape(x.shape[0], groups, -1) for y in by_channel]
     count = math.prod(x.shape[1:]) // groups
     mean, squares = (y / count for y in _last_sums(*split))
     variance = jnp.maximum(squares - jnp.square(mean), 0)
