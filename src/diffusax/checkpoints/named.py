@@ -297,6 +297,12 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class FluxControlNetModel(AutoModel):
+    """A ControlNet for FLUX.1."""
+
+    class_names = ("FluxControlNetModel",)
+
+
 class FluxTransformer2DModel(AutoModel):
     """The transformer of FLUX.1."""
 
@@ -397,6 +403,7 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "FluxControlNetModel",
     "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",
