@@ -17,6 +17,8 @@ from pairs import mask, picture
 import diffusax
 from diffusax import offline
 from diffusax.pipelines import ahead
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.tasks import image_to_image
 from diffusax.runtime.compilations import count_compilations
 
 PROMPT = "an old house on a hill"
@@ -181,6 +183,12 @@ def test_the_task_classes_find_it(pipe):
     kontext = diffusax.FluxKontextPipeline.from_pipe(pipe)
     kept = diffusax.AutoPipelineForImage2Image.from_pipe(kontext)
     assert type(kept) is diffusax.FluxKontextPipeline
+
+
+def test_images_to_start_from_are_resized_to_the_models_size(pipe):
+    call = {"prompt": "a", "image": picture(), "strength": 0.5, "num_inference_steps": 2, "seed": 0}
+    run = image_to_image(pipe.parts, check_call({**call, "max_sequence_length": 8}))
+    assert run.plan.latents.shape == (1, 128, 128, 16)
 
 
 @pytest.mark.parametrize(
