@@ -56,6 +56,7 @@ T5_XXL = {
     "feed_forward_proj": "gated-gelu",
 }
 Z_IMAGE = {"axes_lens": (1536, 512, 512)}
+FLUX_DEV = {"guidance_embeds": True}
 VAE = {
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,

@@ -297,6 +297,18 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class FluxControlNetModel(AutoModel):
+    """A ControlNet for FLUX.1."""
+
+    class_names = ("FluxControlNetModel",)
+
+
+class FluxTransformer2DModel(AutoModel):
+    """The transformer of FLUX.1."""
+
+    class_names = ("FluxTransformer2DModel",)
+
+
 class Qwen3Model(AutoModel):
     """The language model of Z-Image and FLUX.2 klein, with or without its head."""
 
@@ -391,6 +403,8 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "FluxControlNetModel",
+    "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",
     "Qwen3Model",

@@ -22,7 +22,13 @@ from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
-from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.transformers.configs import (
+    FluxControlNetConfig,
+    FluxTransformer2DConfig,
+    ZImageTransformer2DConfig,
+)
+from diffusax.models.transformers.flux import FluxTransformer2DModel
+from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
@@ -41,6 +47,8 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        FluxControlNetModel,
+        FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         T2IAdapter,
@@ -76,6 +84,10 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
+    "FluxControlNetConfig",
+    "FluxControlNetModel",
+    "FluxTransformer2DConfig",
+    "FluxTransformer2DModel",
     "Model",
     "Network",
     "Params",

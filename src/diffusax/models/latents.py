@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.transformers.blocks import patchify
+
 
 @dataclasses.dataclass(frozen=True)
 class LatentFormat:
@@ -20,10 +22,18 @@ class LatentFormat:
     """Whether the autoencoder runs in float32 where its parameters are float16."""
     patch: int = 1
     """Latents per token of the denoiser, in each direction."""
+    packed: bool = False
+    """Whether calls return latents as such tokens, b t (c patch patch), and take them so, too."""
 
     @classmethod
     def of(
-        cls, config: Any, *, normalize: bool = False, upcasts: bool = False, patch: int = 1
+        cls,
+        config: Any,
+        *,
+        normalize: bool = False,
+        upcasts: bool = False,
+        patch: int = 1,
+        packed: bool = False,
     ) -> "LatentFormat":
         """The format of an autoencoder's latents.
 
@@ -32,14 +42,21 @@ class LatentFormat:
             normalize: whether the family's pipelines read latents_mean and latents_std.
             upcasts: whether they read force_upcast.
             patch: latents per token of the denoiser, in each direction.
+            packed: whether the family's pipelines return latents as tokens.
         """
         upcast = upcasts and bool(getattr(config, "force_upcast", False))
-        return cls(config.latent_channels, config.downsampling, normalize, upcast, patch)
+        return cls(config.latent_channels, config.downsampling, normalize, upcast, patch, packed)
 
     @property
     def multiple(self) -> int:
         """The number of pixels of which height and width are multiples."""
         return self.factor * self.patch
+
+    def outward(self, x: jax.Array) -> jax.Array:
+        """Returns latents b h w c as calls return them: b c h w, or packed b t (c patch patch)."""
+        if self.packed:
+            return patchify(x, self.patch, channels_first=True)
+        return jnp.transpose(x, (0, 3, 1, 2))
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
         """h w c of the latents of an image of this height and width in pixels."""

@@ -51,8 +51,9 @@ class DiffusersMethods:
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call used guidance."""
-        return bool(self.parts.family.guidance(self._guidance_scale or 0.0))
+        """Whether the last call used guidance by guidance_scale."""
+        family = self.parts.family
+        return not family.true_guidance and bool(family.guidance(self._guidance_scale or 0.0))
 
     @property
     def num_timesteps(self) -> int:

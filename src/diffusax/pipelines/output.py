@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from diffusax.extras import require_extra
@@ -35,7 +34,7 @@ def output(
     if output_type == "latent":
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
-        return jnp.transpose(latents, (0, 3, 1, 2))
+        return c.latents.outward(latents)
     tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
     images, finite = decode(c, latents, decoding, condition, tiled=tiled)
     if not np.asarray(finite).all():

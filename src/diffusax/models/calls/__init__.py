@@ -17,6 +17,7 @@ from diffusax.models.calls.encoders import (
     TextAndImageEncoder,
     TextEncoder,
 )
+from diffusax.models.calls.flux import FluxControlNet, FluxTransformer
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
 from diffusax.models.calls.z_image import ZImageTransformer
@@ -26,6 +27,8 @@ __all__ = [
     "AsymmetricAutoencoder",
     "Autoencoder",
     "ControlNet",
+    "FluxControlNet",
+    "FluxTransformer",
     "ImageEncoder",
     "LanguageModel",
     "TextAndImageEncoder",

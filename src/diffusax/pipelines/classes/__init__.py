@@ -8,6 +8,14 @@ from diffusax.pipelines.classes.controlnet import (
     StableDiffusionXLControlNetInpaintPipeline,
     StableDiffusionXLControlNetPipeline,
 )
+from diffusax.pipelines.classes.flux import (
+    FluxControlNetPipeline,
+    FluxFillPipeline,
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    FluxKontextPipeline,
+    FluxPipeline,
+)
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -36,6 +44,12 @@ from diffusax.pipelines.classes.z_image import (
 __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
+    "FluxControlNetPipeline",
+    "FluxFillPipeline",
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline",
+    "FluxKontextPipeline",
+    "FluxPipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",
