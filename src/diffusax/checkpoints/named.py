@@ -236,6 +236,12 @@ class AutoencoderKL(FromSingleFile):
     component = "vae"
 
 
+class AutoencoderKLFlux2(AutoModel):
+    """The autoencoder of FLUX.2."""
+
+    class_names = ("AutoencoderKLFlux2",)
+
+
 class AsymmetricAutoencoderKL(AutoModel):
     """An autoencoder for inpainting, whose decoder sees what the mask keeps."""
 
@@ -382,6 +388,7 @@ __all__ = [
     "AsymmetricAutoencoderKL",
     "AutoModel",
     "AutoencoderKL",
+    "AutoencoderKLFlux2",
     "AutoencoderTiny",
     "CLIPImageProcessor",
     "CLIPModel",

@@ -8,6 +8,7 @@ from diffusax.models.autoencoder_asymmetric import (
     AsymmetricAutoencoderKL,
     AsymmetricAutoencoderKLConfig,
 )
+from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.clip_configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
@@ -34,6 +35,7 @@ MODELS: dict[str, type[nnx.Module]] = {
     for cls in (
         AsymmetricAutoencoderKL,
         AutoencoderKL,
+        AutoencoderKLFlux2,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,
@@ -64,6 +66,8 @@ __all__ = [
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKL",
     "AutoencoderKLConfig",
+    "AutoencoderKLFlux2",
+    "AutoencoderKLFlux2Config",
     "AutoencoderTiny",
     "AutoencoderTinyConfig",
     "CLIPConfig",

@@ -33,8 +33,8 @@ class DiffusersMethods:
 
     @property
     def vae_scale_factor(self) -> int:
-        """The number of pixels per latent, in each direction."""
-        return self.parts.latents.factor
+        """The number of pixels per latent of the autoencoder, in each direction."""
+        return self.parts.latents.factor // self.parts.latents.fold
 
     @property
     def image_processor(self) -> VaeImageProcessor:
