@@ -303,6 +303,12 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class FluxTransformer2DModel(AutoModel):
+    """The transformer of FLUX.1."""
+
+    class_names = ("FluxTransformer2DModel",)
+
+
 class Qwen3Model(AutoModel):
     """The language model of Z-Image and FLUX.2 klein, with or without its head."""
 
@@ -398,6 +404,7 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",
     "Qwen3Model",

@@ -23,7 +23,11 @@ from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
-from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.transformers.configs import (
+    FluxTransformer2DConfig,
+    ZImageTransformer2DConfig,
+)
+from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
@@ -43,6 +47,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         T2IAdapter,
@@ -80,6 +85,8 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
+    "FluxTransformer2DConfig",
+    "FluxTransformer2DModel",
     "Model",
     "Network",
     "Params",

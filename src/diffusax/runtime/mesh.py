@@ -220,6 +220,16 @@ def split_columns(kernel: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(kernel, spec)
 
 
+def split_rows(kernel: jax.Array) -> jax.Array:
+    """Splits the rows of a kernel c d over the devices of the tensor axis.
+
+    It is for a part of the rows of a kernel, which lies on some of the devices.
+    """
+    if kernel.shape[0] % tensor_parts():
+        return kernel
+    return jax.lax.with_sharding_constraint(kernel, PartitionSpec(TENSOR_AXIS, None))
+
+
 def split_images(x: jax.Array) -> jax.Array:
     """Splits a batch, so that each device computes its share of the images, inside `jax.set_mesh`.
 

@@ -40,6 +40,7 @@ _LIBRARIES = ("diffusers", "torch", "transformers")
 _PROCESSORS = (
     "AttnProcessor",
     "AttnProcessor2_0",
+    "FluxAttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",

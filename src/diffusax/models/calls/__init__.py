@@ -17,6 +17,7 @@ from diffusax.models.calls.encoders import (
     TextAndImageEncoder,
     TextEncoder,
 )
+from diffusax.models.calls.flux import FluxTransformer
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
 from diffusax.models.calls.z_image import ZImageTransformer
@@ -26,6 +27,7 @@ __all__ = [
     "AsymmetricAutoencoder",
     "Autoencoder",
     "ControlNet",
+    "FluxTransformer",
     "ImageEncoder",
     "LanguageModel",
     "TextAndImageEncoder",

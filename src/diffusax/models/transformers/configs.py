@@ -49,3 +49,39 @@ class ZImageTransformer2DConfig:
             )
         if any(dim % 2 for dim in self.axes_dims):
             raise ValueError(f"axes_dims={self.axes_dims} must be even")
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxTransformer2DConfig:
+    """The options of diffusers' FluxTransformer2DModel, whose tokens are patches of 2x2 latents."""
+
+    class_name: ClassVar[str] = "FluxTransformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 64
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+    num_layers: Layers = 19
+    """Blocks in which image and text have layers of their own."""
+    num_single_layers: Layers = 38
+    """Blocks over both in one sequence."""
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 24
+    joint_attention_dim: Channels = 4096
+    """The width of the text's hidden states."""
+    pooled_projection_dim: Channels = 768
+    guidance_embeds: bool = False
+    """Whether the guidance scale is an input."""
+    axes_dims_rope: Axes = (16, 56, 56)
+    """The channels of a head for the image's number, the row and the column."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if sum(self.axes_dims_rope) != self.attention_head_dim:
+            raise ValueError(
+                f"axes_dims_rope={self.axes_dims_rope} must add up to attention_head_dim "
+                f"(got {self.attention_head_dim})"
+            )
+        if any(dim % 2 for dim in self.axes_dims_rope):
+            raise ValueError(f"axes_dims_rope={self.axes_dims_rope} must be even")
