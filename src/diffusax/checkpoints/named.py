@@ -303,6 +303,12 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class Flux2Transformer2DModel(AutoModel):
+    """The transformer of FLUX.2."""
+
+    class_names = ("Flux2Transformer2DModel",)
+
+
 class FluxTransformer2DModel(AutoModel):
     """The transformer of FLUX.1."""
 
@@ -404,6 +410,7 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Flux2Transformer2DModel",
     "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",

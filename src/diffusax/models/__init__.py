@@ -24,10 +24,12 @@ from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.transformers.configs import (
+    Flux2Transformer2DConfig,
     FluxTransformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.transformers.flux import FluxTransformer2DModel
+from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
@@ -47,6 +49,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        Flux2Transformer2DModel,
         FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
@@ -85,6 +88,8 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
+    "Flux2Transformer2DConfig",
+    "Flux2Transformer2DModel",
     "FluxTransformer2DConfig",
     "FluxTransformer2DModel",
     "Model",

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import ones, zeros
