@@ -97,6 +97,11 @@ def test_other_configs_are_refused(changes, message):
         config_from_dict(AutoencoderKLFlux2Config, changes)
 
 
+def test_options_that_published_checkpoints_have_are_read():
+    more = {"force_upcast": True, "batch_norm_momentum": 0.1, "patch_size": [2, 2]}
+    assert config_from_dict(AutoencoderKLFlux2Config, more) == AutoencoderKLFlux2Config()
+
+
 def test_the_whole_has_the_tensors_of_diffusers():
     with torch.device("meta"):
         theirs = diffusers.AutoencoderKLFlux2()

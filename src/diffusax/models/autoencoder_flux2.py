@@ -26,7 +26,8 @@ class AutoencoderKLFlux2Config:
         # A list in files, and a tuple in PyTorch's objects.
         "patch_size": ([2, 2], (2, 2)),
     }
-    ignored: ClassVar[frozenset[str]] = frozenset({"batch_norm_momentum"})
+    # Published files have force_upcast, which diffusers has dropped.
+    ignored: ClassVar[frozenset[str]] = frozenset({"batch_norm_momentum", "force_upcast"})
     latent_patch: ClassVar[int] = 2
     """The latents in each direction that are one latent of the diffusion model."""
 

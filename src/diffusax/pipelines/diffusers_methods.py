@@ -52,7 +52,8 @@ class DiffusersMethods:
     @property
     def do_classifier_free_guidance(self) -> bool:
         """Whether the last call used guidance."""
-        return bool(self.parts.family.guidance(self._guidance_scale or 0.0))
+        guided = self.parts.family.guidance(self._guidance_scale or 0.0)
+        return bool(guided) and not self.parts.options.get("is_distilled")
 
     @property
     def num_timesteps(self) -> int:

@@ -176,7 +176,7 @@ def encodes_prompts(method: Any) -> Any:
 def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     unused = ("options", "self", "device")
     arguments = {k: v for k, v in given.items() if k not in unused}
-    guided = bool(arguments.pop("do_classifier_free_guidance"))
+    guided = bool(arguments.pop("do_classifier_free_guidance", False))
     call = check_call({**arguments, **given.get("options", {})})
     c, call = resolve_adapters(c, call)
     prompt = embed_prompts(c, call, 1 + guided)

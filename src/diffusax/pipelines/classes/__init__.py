@@ -8,6 +8,7 @@ from diffusax.pipelines.classes.controlnet import (
     StableDiffusionXLControlNetInpaintPipeline,
     StableDiffusionXLControlNetPipeline,
 )
+from diffusax.pipelines.classes.flux2 import Flux2KleinPipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -36,6 +37,7 @@ from diffusax.pipelines.classes.z_image import (
 __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
+    "Flux2KleinPipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",
