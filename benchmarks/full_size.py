@@ -56,6 +56,7 @@ T5_XXL = {
     "feed_forward_proj": "gated-gelu",
 }
 Z_IMAGE = {"axes_lens": (1536, 512, 512)}
+FLUX_DEV = {"guidance_embeds": True}
 KLEIN_4B = {
     "num_layers": 5,
     "num_single_layers": 20,

@@ -85,6 +85,21 @@ MODELS = {
         ("transformer", "ZImageTransformer2DModel"),
         "Qwen3Model",
     ),
+    "flux": Architecture(
+        "FluxPipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "shift": 3.0,
+            "use_dynamic_shifting": True,
+            "base_shift": 0.5,
+            "max_shift": 1.15,
+        },
+        full_size.FLUX_DEV,
+        full_size.KL16,
+        {"text_encoder": full_size.VIT_L, "text_encoder_2": full_size.T5_XXL},
+        ("transformer", "FluxTransformer2DModel"),
+    ),
     "klein": Architecture(
         "Flux2KleinPipeline",
         1024,
@@ -179,6 +194,31 @@ TINY = {
             }
         },
     ),
+    "flux": MODELS["flux"]._replace(
+        size=16,
+        unet={
+            **full_size.FLUX_DEV,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 32,
+            "pooled_projection_dim": 32,
+            "axes_dims_rope": (4, 6, 6),
+        },
+        vae=full_size.KL16 | _TINY_VAE,
+        encoders={
+            "text_encoder": full_size.VIT_L | _TINY_TEXT,
+            "text_encoder_2": {
+                **full_size.T5_XXL,
+                "d_model": 32,
+                "d_kv": 8,
+                "d_ff": 64,
+                "num_layers": 2,
+                "num_heads": 2,
+            },
+        },
+    ),
     "klein": MODELS["klein"]._replace(
         size=32,
         unet={
@@ -218,18 +258,11 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
     for encoder, config in model.encoders.items():
         clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
-        kind = model.encoder_class or clip
+        kind = "T5EncoderModel" if "d_ff" in config else model.encoder_class or clip
         configs[encoder] = {"architectures": [kind], **config}
         index[encoder] = ["transformers", kind]
         tokenizer = encoder.replace("text_encoder", "tokenizer")
-        if model.encoder_class is None:
-            write_clip_vocabulary(folder / tokenizer)
-            index[tokenizer] = ["transformers", "CLIPTokenizer"]
-        else:
-            from torch_families.tokenizers import qwen_tokenizer
-
-            qwen_tokenizer().save_pretrained(folder / tokenizer)
-            index[tokenizer] = ["transformers", "Qwen2Tokenizer"]
+        index[tokenizer] = ["transformers", _write_tokenizer(folder / tokenizer, kind)]
     for component, config in configs.items():
         (folder / component).mkdir()
         write_json(folder / component / "config.json", config)
@@ -237,6 +270,20 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     write_json(folder / "scheduler" / "scheduler_config.json", model.scheduler)
     index["scheduler"] = ["diffusers", model.scheduler["_class_name"]]
     write_json(folder / "model_index.json", index)
+
+
+def _write_tokenizer(folder: Path, encoder: str) -> str:
+    """Writes a tokenizer for a class of text encoders, and returns the tokenizer's class."""
+    if encoder.startswith("CLIP"):
+        write_clip_vocabulary(folder)
+        return "CLIPTokenizer"
+    from torch_families.tokenizers import qwen_tokenizer, t5_tokenizer
+
+    if encoder == "T5EncoderModel":
+        t5_tokenizer().save_pretrained(folder)
+        return "T5Tokenizer"
+    qwen_tokenizer().save_pretrained(folder)
+    return "Qwen2Tokenizer"
 
 
 def random_params(shapes: Any, *, seed: int = 0) -> Any:

@@ -135,6 +135,10 @@ SIZE = {"height": 24, "width": 40, "max_sequence_length": 32}
 """Of 60 tokens."""
 
 
+FILL: dict[str, Any] = {"in_channels": 4 * (16 + 16 + 4), "out_channels": 64}
+"""What differs in a transformer that sees a mask and the rest of an image."""
+
+
 def components(
     seed: int = 3, schedule: dict[str, Any] = SCHEDULE, **changes: Any
 ) -> dict[str, Any]:
@@ -158,3 +162,9 @@ def pipeline(folder: Any, name: str = "FluxPipeline", **changes: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     pipe.save_pretrained(folder)
     return pipe
+
+
+def controlnet(seed: int = 5, **changes: Any) -> Any:
+    """A ControlNet of PyTorch with fewer blocks than the transformer."""
+    config = {**TRANSFORMER, "num_layers": 1, "num_single_layers": 2, **changes}
+    return randomize(diffusers.FluxControlNetModel(**config), seed).requires_grad_(False)

@@ -106,6 +106,8 @@ def test_called_as_in_diffusers_with_residuals(both):
     actual = model(**call, **residuals).sample
     assert_close(actual.numpy(), expected.numpy())
     assert (actual - model(**call, return_dict=False)[0]).abs().max() > 0.1
+    cycled = {**call, **residuals, "controlnet_blocks_repeat": True}
+    assert_close(model(**cycled).sample.numpy(), network(**cycled).sample.numpy())
     with pytest.raises(ValueError, match="img_ids must be integers of at least 0"):
         model(**{**call, "img_ids": call["img_ids"][1:]})
     with pytest.raises(ValueError, match="guidance must be given"):

@@ -72,6 +72,19 @@ def test_given_latents_and_embeddings(pairs_of):
     pairs_of().check(**given, **CALL)
 
 
+def test_callbacks_see_latents_as_tokens(pairs_of):
+    seen = []
+
+    def after(pipe, step, timestep, tensors):
+        seen.append(tensors["latents"])
+        return {"latents": 0.9 * tensors["latents"]}
+
+    pairs_of().check(prompt=PROMPTS, callback_on_step_end=after, **CALL)
+    theirs, ours = seen[:4], seen[4:]
+    for x, y in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(y, x, atol=1e-4)
+
+
 def test_a_distilled_checkpoint_ignores_the_scale(pairs_of):
     pair = pairs_of(is_distilled=True)
     assert pair.ours.config["is_distilled"]

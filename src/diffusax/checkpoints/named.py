@@ -303,6 +303,12 @@ class CLIPVisionModelWithProjection(AutoModel):
     tower = True
 
 
+class FluxControlNetModel(AutoModel):
+    """A ControlNet for FLUX.1."""
+
+    class_names = ("FluxControlNetModel",)
+
+
 class Flux2Transformer2DModel(AutoModel):
     """The transformer of FLUX.2."""
 
@@ -411,6 +417,7 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
     "Flux2Transformer2DModel",
+    "FluxControlNetModel",
     "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",

@@ -25,11 +25,13 @@ from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
 from diffusax.models.transformers.configs import (
     Flux2Transformer2DConfig,
+    FluxControlNetConfig,
     FluxTransformer2DConfig,
     ZImageTransformer2DConfig,
 )
 from diffusax.models.transformers.flux import FluxTransformer2DModel
 from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
@@ -49,6 +51,7 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        FluxControlNetModel,
         Flux2Transformer2DModel,
         FluxTransformer2DModel,
         Qwen3ForCausalLM,
@@ -90,6 +93,8 @@ __all__ = [
     "ControlNetModel",
     "Flux2Transformer2DConfig",
     "Flux2Transformer2DModel",
+    "FluxControlNetConfig",
+    "FluxControlNetModel",
     "FluxTransformer2DConfig",
     "FluxTransformer2DModel",
     "Model",

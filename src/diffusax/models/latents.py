@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from diffusax.models.transformers.blocks import patchify, unpatchify
+
 
 @dataclasses.dataclass(frozen=True)
 class LatentFormat:
@@ -21,12 +23,20 @@ class LatentFormat:
     """Whether the autoencoder runs in float32 where its parameters are float16."""
     patch: int = 1
     """Latents per token of the denoiser, in each direction."""
+    packed: bool = False
+    """Whether calls return latents as such tokens, b t (c patch patch), and take them so, too."""
     fold: int = 1
     """The autoencoder's latents that are one of these, in each direction."""
 
     @classmethod
     def of(
-        cls, config: Any, *, normalize: bool = False, upcasts: bool = False, patch: int = 1
+        cls,
+        config: Any,
+        *,
+        normalize: bool = False,
+        upcasts: bool = False,
+        patch: int = 1,
+        packed: bool = False,
     ) -> "LatentFormat":
         """The format of an autoencoder's latents.
 
@@ -35,16 +45,23 @@ class LatentFormat:
             normalize: whether the family's pipelines read latents_mean and latents_std.
             upcasts: whether they read force_upcast.
             patch: latents per token of the denoiser, in each direction.
+            packed: whether the family's pipelines return latents as tokens.
         """
         upcast = upcasts and bool(getattr(config, "force_upcast", False))
         fold = _fold(config)
         channels, factor = config.latent_channels * fold**2, config.downsampling * fold
-        return cls(channels, factor, normalize, upcast, patch, fold)
+        return cls(channels, factor, normalize, upcast, patch, packed, fold)
 
     @property
     def multiple(self) -> int:
         """The number of pixels of which height and width are multiples."""
         return self.factor * self.patch
+
+    def outward(self, x: jax.Array) -> jax.Array:
+        """Returns latents b h w c as calls return them: b c h w, or packed b t (c patch patch)."""
+        if self.packed:
+            return patchify(x, self.patch, channels_first=True)
+        return jnp.transpose(x, (0, 3, 1, 2))
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
         """h w c of the latents of an image of this height and width in pixels."""
@@ -86,20 +103,17 @@ def latent_statistics(params: Any) -> Any:
 
 def fold_latents(z: jax.Array, n: int) -> jax.Array:
     """Makes each patch of n x n latents one latent, b h w z -> b h/n w/n (z n n)."""
-    if n == 1:
-        return z
     b, h, w, c = z.shape
-    cut = z.reshape(b, h // n, n, w // n, n, c)
-    return cut.transpose(0, 1, 3, 5, 2, 4).reshape(b, h // n, w // n, c * n * n)
+    return (
+        z if n == 1 else patchify(z, n, channels_first=True).reshape(b, h // n, w // n, c * n * n)
+    )
 
 
 def unfold_latents(z: jax.Array, n: int) -> jax.Array:
     """Inverts `fold_latents`, b h w (z n n) -> b (h n) (w n) z."""
-    if n == 1:
-        return z
     b, h, w, c = z.shape
-    cut = z.reshape(b, h, w, c // n**2, n, n)
-    return cut.transpose(0, 1, 4, 2, 5, 3).reshape(b, h * n, w * n, c // n**2)
+    tokens = z.reshape(b, h * w, c)
+    return z if n == 1 else unpatchify(tokens, n, h * n, w * n, channels_first=True)
 
 
 def sample_latents(mean: jax.Array, logvar: jax.Array, noise: jax.Array) -> jax.Array:

@@ -51,9 +51,10 @@ class DiffusersMethods:
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call used guidance."""
-        guided = self.parts.family.guidance(self._guidance_scale or 0.0)
-        return bool(guided) and not self.parts.options.get("is_distilled")
+        """Whether the last call used guidance by guidance_scale."""
+        family, distilled = self.parts.family, self.parts.options.get("is_distilled")
+        guided = bool(family.guidance(self._guidance_scale or 0.0))
+        return guided and not family.true_guidance and not distilled
 
     @property
     def num_timesteps(self) -> int:

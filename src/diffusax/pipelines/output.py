@@ -40,7 +40,8 @@ def output(
             # diffusers' pipeline_flux2_klein.py returns what the autoencoder decodes.
             own = c.autoencoder, c.autoencoder_params
             latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
-        return jnp.transpose(latents, (0, 3, 1, 2))
+            return jnp.transpose(latents, (0, 3, 1, 2))
+        return c.latents.outward(latents)
     tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
     images, finite = decode(c, latents, decoding, condition, tiled=tiled)
     if not np.asarray(finite).all():

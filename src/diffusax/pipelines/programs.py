@@ -271,9 +271,9 @@ def tile(x: jax.Array, b: int) -> jax.Array:
 
 
 @jax.jit
-def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
-    """Joins the mask and the masked latents, further input channels to inpaint: b 1 h w c+1."""
-    return jnp.concatenate([mask, latents], axis=-1)[:, None]
+def join_channels(*parts: jax.Array) -> jax.Array:
+    """Joins a mask and masked latents, further input channels, b h w c each -> b 1 h w c."""
+    return jnp.concatenate(parts, axis=-1)[:, None]
 
 
 def repeat_to(x: jax.Array, b: int) -> jax.Array:

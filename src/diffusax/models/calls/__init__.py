@@ -17,7 +17,7 @@ from diffusax.models.calls.encoders import (
     TextAndImageEncoder,
     TextEncoder,
 )
-from diffusax.models.calls.flux import FluxTransformer
+from diffusax.models.calls.flux import FluxControlNet, FluxTransformer
 from diffusax.models.calls.flux2 import Flux2Transformer
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
@@ -29,6 +29,7 @@ __all__ = [
     "Autoencoder",
     "ControlNet",
     "Flux2Transformer",
+    "FluxControlNet",
     "FluxTransformer",
     "ImageEncoder",
     "LanguageModel",

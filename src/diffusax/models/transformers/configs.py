@@ -1,13 +1,14 @@
 """The configs of denoising transformers."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
 
 Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
+Blocks = Annotated[int, Meta(ge=0, le=64)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +53,14 @@ class ZImageTransformer2DConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FluxTransformer2DConfig:
-    """The options of diffusers' FluxTransformer2DModel, whose tokens are patches of 2x2 latents."""
-
-    class_name: ClassVar[str] = "FluxTransformer2DModel"
-    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1}
-    ignored: ClassVar[frozenset[str]] = frozenset()
+class FluxConfig:
+    """The options that diffusers' FluxTransformer2DModel and FluxControlNetModel have in common."""
 
     in_channels: Channels = 64
-    out_channels: Channels | None = None
-    """None for as many as in_channels."""
-    num_layers: Layers = 19
+    """The channels of a token of the image, a patch of 2x2 latents."""
+    num_layers: Blocks = 19
     """Blocks in which image and text have layers of their own."""
-    num_single_layers: Layers = 38
+    num_single_layers: Blocks = 38
     """Blocks over both in one sequence."""
     attention_head_dim: Channels = 128
     num_attention_heads: Heads = 24
@@ -78,13 +74,40 @@ class FluxTransformer2DConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if sum(self.axes_dims_rope) != self.attention_head_dim:
-            raise ValueError(
-                f"axes_dims_rope={self.axes_dims_rope} must add up to attention_head_dim "
-                f"(got {self.attention_head_dim})"
-            )
-        if any(dim % 2 for dim in self.axes_dims_rope):
-            raise ValueError(f"axes_dims_rope={self.axes_dims_rope} must be even")
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxTransformer2DConfig(FluxConfig):
+    """The options of diffusers' FluxTransformer2DModel."""
+
+    class_name: ClassVar[str] = "FluxTransformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxControlNetConfig(FluxConfig):
+    """The options of diffusers' FluxControlNetModel."""
+
+    class_name: ClassVar[str] = "FluxControlNetModel"
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    patch_size: Literal[1, 2] = 1
+    """Maps per token, in each direction, where the network reads pixels."""
+    num_mode: Channels | None = None
+    """The kinds of images that it knows; None for one kind."""
+    conditioning_embedding_channels: Channels | None = None
+    """The width of a map that convolutions make of pixels; None where it reads latents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +121,9 @@ class Flux2Transformer2DConfig:
     in_channels: Channels = 128
     out_channels: Channels | None = None
     """None for as many as in_channels."""
-    num_layers: Layers = 8
+    num_layers: Blocks = 8
     """Blocks in which image and text have layers of their own."""
-    num_single_layers: Layers = 48
+    num_single_layers: Blocks = 48
     """Blocks over both in one sequence."""
     attention_head_dim: Channels = 128
     num_attention_heads: Heads = 48
@@ -117,20 +140,24 @@ class Flux2Transformer2DConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if sum(self.axes_dims_rope) != self.attention_head_dim:
-            raise ValueError(
-                f"axes_dims_rope={self.axes_dims_rope} must add up to attention_head_dim "
-                f"(got {self.attention_head_dim})"
-            )
-        if any(dim % 2 for dim in self.axes_dims_rope):
-            raise ValueError(f"axes_dims_rope={self.axes_dims_rope} must be even")
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
 
     @property
-    def inner_dim(self) -> int:
-        """The model's width."""
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
         return self.num_attention_heads * self.attention_head_dim
 
     @property
     def mlp_dim(self) -> int:
         """The inner width of feed-forward layers."""
-        return int(self.inner_dim * self.mlp_ratio)
+        return int(self.width * self.mlp_ratio)
+
+
+def _check_axes(dims: tuple[int, ...], head_dim: int) -> None:
+    """Raises ValueError unless the axes of positions fill a head, in pairs of channels."""
+    if sum(dims) != head_dim:
+        raise ValueError(
+            f"axes_dims_rope={dims} must add up to attention_head_dim (got {head_dim})"
+        )
+    if any(dim % 2 for dim in dims):
+        raise ValueError(f"axes_dims_rope={dims} must be even")

@@ -73,7 +73,7 @@ class TimeTextEmbedding(nnx.Module):
     """Embeds the time, the guidance scale and the text's pooled output, b d; their sum is b c."""
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
-        c = config.num_attention_heads * config.attention_head_dim
+        c = config.width
         self.timestep_embedder = TimestepEmbedding(_TIMES, c, rngs=rngs)
         self.guidance_embedder = (
             TimestepEmbedding(_TIMES, c, rngs=rngs) if config.guidance_embeds else None
@@ -100,8 +100,7 @@ class FluxTransformerBlock(nnx.Module):
     """
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
-        heads = config.num_attention_heads
-        c = heads * config.attention_head_dim
+        c, heads = config.width, config.num_attention_heads
         self.norm1 = Modulation(c, 6, rngs=rngs)
         self.norm1_context = Modulation(c, 6, rngs=rngs)
         self.attn = JointAttention(c, heads=heads, bias=True, eps=1e-6, rngs=rngs)
@@ -130,8 +129,7 @@ class FluxSingleTransformerBlock(nnx.Module):
     """Attention and feed-forward side by side (Dehghani et al. 2023). x: b t c -> b t c."""
 
     def __init__(self, config: Any, *, rngs: nnx.Rngs):
-        heads = config.num_attention_heads
-        c = heads * config.attention_head_dim
+        c, heads = config.width, config.num_attention_heads
         self.norm = Modulation(c, 3, rngs=rngs)
         self.proj_mlp = Linear(c, 4 * c, rngs=rngs)
         self.proj_out = JoinedLinear(5 * c, c, rngs=rngs)
@@ -158,7 +156,7 @@ class FluxTransformer2DModel(nnx.Module):
 
     def __init__(self, config: FluxTransformer2DConfig, *, rngs: nnx.Rngs):
         self.config = config
-        c = config.num_attention_heads * config.attention_head_dim
+        c = config.width
         self.time_text_embed = TimeTextEmbedding(config, rngs=rngs)
         self.context_embedder = Linear(config.joint_attention_dim, c, rngs=rngs)
         self.x_embedder = Linear(config.in_channels, c, rngs=rngs)
@@ -182,6 +180,7 @@ class FluxTransformer2DModel(nnx.Module):
         *,
         block_residuals: Sequence[jax.Array] = (),
         single_residuals: Sequence[jax.Array] = (),
+        cycle_residuals: bool = False,
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Returns the prediction for the image's tokens, b t d, in the dtype of the parameters.
@@ -197,6 +196,8 @@ class FluxTransformer2DModel(nnx.Module):
             block_residuals: what is added to the image's tokens after the first blocks, b t c each;
                 blocks that follow each other share one where there are fewer than blocks.
             single_residuals: likewise, after the blocks over one sequence.
+            cycle_residuals: whether fewer block_residuals than blocks are begun again instead, as
+                XLabs' ControlNets want it.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", or "blocks" or "full" for those within each block.
 
@@ -210,7 +211,8 @@ class FluxTransformer2DModel(nnx.Module):
         x, context = self.x_embedder(x), self.context_embedder(context)
         for i, block in enumerate(self.transformer_blocks):
             x, context = rematerialized(block, remat)(x, context, temb, rotation)
-            x = _added(x, block_residuals, i, len(self.transformer_blocks))
+            count = 0 if cycle_residuals else len(self.transformer_blocks)
+            x = _added(x, block_residuals, i, count)
         joined = jnp.concatenate([context, x], axis=1)
         for i, single in enumerate(self.single_transformer_blocks):
             joined = rematerialized(single, remat)(joined, temb, rotation)
@@ -221,10 +223,14 @@ class FluxTransformer2DModel(nnx.Module):
         scale, shift = self.norm_out(temb)
         return self.proj_out(modulate(joined[:, s:], shift, scale))
 
+    def with_cycled_residuals(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Returns what a call with cycle_residuals returns."""
+        return self(*args, cycle_residuals=True, **kwargs)
+
 
 def _added(x: jax.Array, residuals: Sequence[jax.Array], i: int, count: int) -> jax.Array:
-    """Returns x with the residual of the i-th of `count` blocks."""
+    """Returns x with the residual of the i-th of `count` blocks; with a count of 0, in turn."""
     if not residuals:
         return x
-    each = -(-count // len(residuals))
-    return x + residuals[i // each].astype(x.dtype)
+    chosen = i // -(-count // len(residuals)) if count else i % len(residuals)
+    return x + residuals[chosen].astype(x.dtype)

@@ -45,7 +45,7 @@ class TimeGuidanceEmbedding(nnx.Module):
     """Embeds the time and, for models that are told it, the guidance scale; their sum is b c."""
 
     def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
-        self.channels, c = config.timestep_guidance_channels, config.inner_dim
+        self.channels, c = config.timestep_guidance_channels, config.width
         self.timestep_embedder = TimestepEmbedding(self.channels, c, bias=False, rngs=rngs)
         self.guidance_embedder = (
             TimestepEmbedding(self.channels, c, bias=False, rngs=rngs)
@@ -82,7 +82,7 @@ class Flux2TransformerBlock(nnx.Module):
     """
 
     def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
-        c, heads = config.inner_dim, config.num_attention_heads
+        c, heads = config.width, config.num_attention_heads
         self.attn = JointAttention(c, heads=heads, bias=False, eps=_EPS, rngs=rngs)
         self.ff = Flux2FeedForward(c, config.mlp_dim, rngs=rngs)
         self.ff_context = Flux2FeedForward(c, config.mlp_dim, rngs=rngs)
@@ -123,7 +123,7 @@ class Flux2ParallelSelfAttention(nnx.Module):
     """Attention and feed-forward with common products (Dehghani et al. 2023). x: b t c -> b t c."""
 
     def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
-        c, d, inner = config.inner_dim, config.attention_head_dim, config.mlp_dim
+        c, d, inner = config.width, config.attention_head_dim, config.mlp_dim
         self.head_dim = d
         widths = c, c, c, inner, inner
         self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, rngs=rngs)
@@ -164,7 +164,7 @@ class Flux2Transformer2DModel(nnx.Module):
 
     def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
         self.config = config
-        c, options = config.inner_dim, dict[str, Any](bias=False, rngs=rngs)
+        c, options = config.width, dict[str, Any](bias=False, rngs=rngs)
         self.time_guidance_embed = TimeGuidanceEmbedding(config, rngs=rngs)
         self.double_stream_modulation_img = Modulation(c, 6, **options)
         self.double_stream_modulation_txt = Modulation(c, 6, **options)

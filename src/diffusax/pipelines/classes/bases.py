@@ -4,6 +4,7 @@ import numpy as np
 
 from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
+    FLUX,
     FLUX2_KLEIN,
     IMAGE_PROMPTS,
     STABLE_DIFFUSION,
@@ -96,4 +97,22 @@ class ZImage(DiffusionPipeline):
         """Returns the embeddings of prompts and of negative prompts, lists of arrays t d.
 
         The second list is empty without guidance. device changes nothing. options: adapters.
+        """
+
+
+class Flux(DiffusionPipeline):
+    """Pipelines of FLUX.1."""
+
+    family = FLUX
+    extra_components = IMAGE_PROMPTS
+
+    @encodes_prompts
+    def encode_prompt(
+        self, prompt, prompt_2=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        pooled_prompt_embeds=None, max_sequence_length=512, lora_scale=None, **options,
+    ):
+        """Returns T5's hidden states of prompts, CLIP's pooled outputs, and the tokens' positions.
+
+        Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
+        lora_scale multiplies the weights of LoRAs. options: adapters.
         """

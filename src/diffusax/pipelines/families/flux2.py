@@ -15,6 +15,7 @@ import numpy as np
 
 from diffusax.images.references import as_images, reference_size
 from diffusax.models.adapters import Adapters
+from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.flux2 import image_ids, token_rotation
 from diffusax.pipelines.families.family import Family, diffusers_components
@@ -255,6 +256,7 @@ FLUX2_KLEIN = Family(
     encode=encode,
     conditions=conditions,
     denoiser=Flux2KleinDenoiser.of,
+    latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
     batch_key=text_length,
     default_size=default_size,

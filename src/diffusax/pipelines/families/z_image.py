@@ -17,6 +17,7 @@ from diffusax.models.adapters import Adapters
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.flow import schedule_options
 from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
@@ -138,22 +139,6 @@ def conditions(
 ) -> Conditions:
     """Returns the captions and their lengths."""
     return Conditions(prompt.context, lengths=prompt.lengths)
-
-
-def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns evenly spaced sigmas from 1 to 1/steps, and mu where the shift depends on the size.
-
-    Upstream: pipeline_z_image.py, get_default_z_image_sigmas.
-    """
-    scheduler, options = components.scheduler, dict[str, Any]()
-    if getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu:
-        rows, columns, _ = components.latents.shape(*size)
-        options["mu"] = scheduler.dynamic_mu((rows // 2) * (columns // 2))
-    steps = call.num_inference_steps
-    if "sigmas" in scheduler.custom and call.sigmas is None and call.timesteps is None and steps:
-        sigmas = np.linspace(1.0, 1 / steps, steps, dtype=np.float32)
-        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
-    return options
 
 
 def tokenize(
