@@ -38,10 +38,8 @@ def pipe(both):
     return both[1]
 
 
-def test_other_prompts_steps_guidance_seeds_and_images_compile_nothing(pipe):
+def test_other_prompts_steps_guidance_and_seeds_compile_nothing(pipe):
     pipe(prompt=PROMPT, seed=0, num_inference_steps=2, **KEPT)
-    look = {"num_inference_steps": 2, "prompt": "a hat", **KEPT}
-    pipe(image=[picture(1, 64, 72), picture(2, 80, 64)], seed=0, **look)
     with count_compilations() as compiled:
         pipe(prompt="two dogs", seed=1, num_inference_steps=3, guidance_scale=2.0, **KEPT)
         pipe(prompt="a", seed=2, num_inference_steps=4, sigmas=[1.0, 0.5], **KEPT)
@@ -49,7 +47,15 @@ def test_other_prompts_steps_guidance_seeds_and_images_compile_nothing(pipe):
         other = diffusax.Flux2KleinPipeline.from_pipe(pipe, scheduler=sampler)
         other.set_progress_bar_config(disable=True)
         other(prompt="a", seed=2, num_inference_steps=3, **KEPT)
-        pipe(image=[picture(3, 64, 72), picture(4, 80, 64)], seed=1, **look)
+    assert compiled == []
+
+
+@pytest.mark.slow
+def test_other_images_of_the_same_sizes_compile_nothing(pipe):
+    call = {"num_inference_steps": 2, "prompt": "a hat", **KEPT}
+    pipe(image=[picture(1, 64, 72), picture(2, 80, 64)], seed=0, **call)
+    with count_compilations() as compiled:
+        pipe(image=[picture(3, 64, 72), picture(4, 80, 64)], seed=1, **call)
     assert compiled == []
 
 
@@ -86,12 +92,19 @@ def test_a_running_batch_mixes_prompts_steps_guidance_and_images(pipe):
         {"prompt": PROMPT, "seed": 2, "num_inference_steps": 4, "guidance_scale": 2.0},
         {"prompt": "two dogs", "seed": 3, "num_inference_steps": 2, "guidance_scale": 1.0},
         {"prompt": "a hat", "seed": 4, "num_inference_steps": 3, "image": picture(1)},
+        {
+            "prompt": PROMPT,
+            "seed": 5,
+            "num_inference_steps": 2,
+            "text_encoder_out_layers": (3, 1, 0),
+        },
     ]
+    calls = [{**KEPT, **call} for call in calls]
     with diffusax.RunningBatch(pipe) as batch:
-        futures = [batch.submit(**call, **KEPT) for call in calls]
+        futures = [batch.submit(**call) for call in calls]
         found = [future.result(120).images[0] for future in futures]
     for image, call in zip(found, calls, strict=True):
-        np.testing.assert_allclose(image, pipe(**call, **KEPT).images[0], atol=1e-4)
+        np.testing.assert_allclose(image, pipe(**call).images[0], atol=1e-4)
 
 
 @pytest.mark.slow
