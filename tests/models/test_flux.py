@@ -82,6 +82,7 @@ def test_every_parameter_changes_the_prediction(both):
         assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     network, model = both
     given = inputs()

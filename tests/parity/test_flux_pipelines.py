@@ -79,14 +79,14 @@ def test_embeddings_and_packed_latents(pairs_of):
     pairs_of().check(**given, true_cfg_scale=2.0, output_type="latent", **size)
 
 
-def test_a_callback_is_given_packed_latents(pairs_of):
+def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
     def after(pipe, step, timestep, tensors):
-        latents = torch.as_tensor(np.array(tensors["latents"]))
-        assert latents.shape == (1, 60, 64)
-        return {"latents": 0.9 * latents}
+        assert tuple(tensors["latents"].shape) == (1, 60, 64)
+        return {"latents": tensors["latents"] * 0.9, "prompt_embeds": tensors["prompt_embeds"] + 1}
 
-    call = {"prompt": PROMPTS[0], **SIZE}
-    changed = pairs_of().check(**call, callback_on_step_end=after)
+    call = {"prompt": PROMPTS[0], "negative_prompt": "a hat", "true_cfg_scale": 2.0, **SIZE}
+    inputs = {"callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
+    changed = pairs_of().check(**call, **inputs, callback_on_step_end=after)
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
 
 
@@ -170,7 +170,7 @@ def test_kontext(pairs_of, more):
             },
         ),
         pytest.param(
-            [{}, {"seed": 6, "guidance_embeds": False}],
+            [{}, {"seed": 6}],
             {
                 "control_image": [picture(1, 40, 24), picture(2, 40, 24)],
                 "controlnet_conditioning_scale": [0.5, 0.8],

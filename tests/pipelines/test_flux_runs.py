@@ -116,6 +116,7 @@ def test_a_whole_offline_run(pipe, tmp_path):
         assert np.abs(found[number].astype(int) - np.asarray(image).astype(int)).max() <= 1
 
 
+@pytest.mark.slow
 def test_adapters_are_those_of_pytorch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapted")
     reference = pipeline(folder)

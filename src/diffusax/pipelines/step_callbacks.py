@@ -13,6 +13,7 @@ from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import LatentFormat
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.families import Family
 from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import watch
@@ -65,7 +66,7 @@ def _call_back(
     """
     names = call.callback_on_step_end_tensor_inputs or ["latents"]
     readable, form = pipe.family.callback_tensors, pipe.parts.latents
-    tensors = {name: _tensor(name, readable, run, state, form) for name in names}
+    tensors = {name: _tensor(name, pipe.family, run, state, form) for name in names}
     timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
     result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
     if isinstance(result, dict):
@@ -93,18 +94,16 @@ def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
 
 
 def _tensor(
-    name: str,
-    readable: Mapping[str, str],
-    run: PreparedRun,
-    state: jax.Array,
-    form: LatentFormat,
+    name: str, family: Family, run: PreparedRun, state: jax.Array, form: LatentFormat
 ) -> Any:
     """Returns the tensor of diffusers' name for callbacks; None where the run has none."""
     conditions, inpainting = run.plan.conditions, run.plan.inpainting
+    readable = family.callback_tensors
     if field := {**readable, **_NEGATIVES}.get(name):
         leaf = _leaves(run).get(field)
         if leaf is None or name in readable:
-            return None if leaf is None else _embeddings(_negative_first(leaf))
+            whole = _negative_first if not family.true_guidance else lambda leaf: leaf[:, 0]
+            return None if leaf is None else _embeddings(whole(leaf))
         return _embeddings(leaf[:, 1]) if run.weights else None
     if name not in _PICTURES:
         names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))

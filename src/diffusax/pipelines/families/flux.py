@@ -59,7 +59,7 @@ class FluxDenoiser:
         return numbered("controlnet", len(self.controlnets))
 
     @property
-    def scaled(self) -> bool:
+    def reads_guidance(self) -> bool:
         """Whether the guidance scale is an input of any of the networks."""
         return any(net.config.guidance_embeds for net in (self.transformer, *self.controlnets))
 
@@ -221,8 +221,8 @@ def conditions(
     for name in ("negative_ip_adapter_image", "negative_ip_adapter_image_embeds"):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
-    scaled = components.denoiser.scaled
-    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if scaled else None
+    reads = components.denoiser.reads_guidance
+    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if reads else None
     return Conditions(prompt.context, prompt.pooled, added=added)
 
 
@@ -311,6 +311,7 @@ FLUX = Family(
     true_guidance=True,
     batch_key=text_length,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
+    callback_tensors={"prompt_embeds": "context"},
     embedding_columns=("encoder_hidden_states", "text_embeds"),
     resizes_images=True,
     begins_early=True,
