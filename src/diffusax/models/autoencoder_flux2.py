@@ -12,8 +12,10 @@ from diffusax.models.rngs import shaped
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig, Decoder, Encoder
 from diffusax.typed.config import Channels, Positive, Repeats, Size, Widths, check_types
 
-_DOWN = ("DownEncoderBlock2D",) * 4
-_UP = ("UpDecoderBlock2D",) * 4
+_Down = Literal["DownEncoderBlock2D"]
+_Up = Literal["UpDecoderBlock2D"]
+_DOWN: tuple[_Down, ...] = ("DownEncoderBlock2D",) * 4
+_UP: tuple[_Up, ...] = ("UpDecoderBlock2D",) * 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +35,8 @@ class AutoencoderKLFlux2Config:
 
     in_channels: Channels = 3
     out_channels: Channels = 3
-    down_block_types: tuple[Literal["DownEncoderBlock2D"], ...] = _DOWN
-    up_block_types: tuple[Literal["UpDecoderBlock2D"], ...] = _UP
+    down_block_types: tuple[_Down, ...] = _DOWN
+    up_block_types: tuple[_Up, ...] = _UP
     block_out_channels: Widths = (128, 256, 512, 512)
     decoder_block_out_channels: Widths | None = None
     """The channels of the decoder's levels; None for those of the encoder."""

@@ -138,10 +138,8 @@ def _fold(config: Any) -> int:
 
 def _shift_and_scale(config: Any, normalize: bool, statistics: Any) -> tuple[Any, Any]:
     if statistics is not None:
-        mean, variance = (
-            jnp.asarray(statistics[name], jnp.float32) for name in ("running_mean", "running_var")
-        )
-        return mean, 1 / jnp.sqrt(variance + config.batch_norm_eps)
+        variance = jnp.asarray(statistics["running_var"], jnp.float32) + config.batch_norm_eps
+        return jnp.asarray(statistics["running_mean"], jnp.float32), 1 / jnp.sqrt(variance)
     mean, std = (getattr(config, name, None) for name in ("latents_mean", "latents_std"))
     if normalize and mean is not None and std is not None:
         return jnp.asarray(mean), config.scaling_factor / jnp.asarray(std)

@@ -128,8 +128,8 @@ def references(components: Any, maps: tuple[jax.Array, ...], count: int) -> dict
         references: the images' latents, count 1 n c; cos and sin: the rotations of their positions,
         count 1 n d/2.
     """
-    shapes = enumerate((x.shape[1:3] for x in maps), 1)
-    ids = np.concatenate([image_ids(*shape, _TIME_BETWEEN * i) for i, shape in shapes])
+    sizes = enumerate((x.shape[1:3] for x in maps), 1)
+    ids = np.concatenate([image_ids(h, w, _TIME_BETWEEN * i) for i, (h, w) in sizes])
     rotation = token_rotation(components.denoiser.transformer.config, ids)
     cos, sin = (np.repeat(x[:, None], count, axis=0) for x in rotation)
     return {"references": _tokens(maps, count), "cos": cos, "sin": sin}
