@@ -13,11 +13,13 @@ from kleins import CALL, SIZE, pipeline
 from lora import add_lora, lora_layers
 from offline.runs import pictures, pixels, run
 from pairs import picture
+from peft import get_peft_model_state_dict
 
 import diffusax
 from diffusax import offline
 from diffusax.pipelines import ahead
 from diffusax.runtime.compilations import count_compilations
+from diffusax.serving.entries import describe_model
 
 PROMPT = "an old house on a hill"
 KEPT = {"output_type": "np", **CALL}
@@ -145,6 +147,24 @@ def test_adapters_are_those_of_pytorch(tmp_path_factory):
     assert np.abs(plain - expected).max() > 0.02
 
 
+@pytest.mark.slow
+def test_lora_files_of_diffusers(tmp_path):
+    reference = pipeline(tmp_path / "model")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    pipe.set_progress_bar_config(disable=True)
+    add_lora(reference.transformer, "style", 3, ["to_q", "to_qkv_mlp_proj", "linear_out"])
+    layers = get_peft_model_state_dict(reference.transformer, adapter_name="style")
+    config = {"transformer": reference.transformer.peft_config["style"]}
+    metadata = {"transformer_lora_adapter_metadata": config["transformer"].to_dict()}
+    reference.save_lora_weights(tmp_path, transformer_lora_layers=layers, **metadata)
+    pipe.load_lora_weights(tmp_path, adapter_name="style")
+    call = {"prompt": PROMPT, "num_inference_steps": 2, **KEPT}
+    for scale in (1.0, 0.4):
+        options = {"attention_kwargs": {"scale": scale}}
+        expected = reference(generator=torch.Generator().manual_seed(7), **call, **options).images
+        assert np.abs(pipe(generator=7, **call, **options).images - expected).max() < 1e-4
+
+
 def test_converted_from_pytorch_objects_and_saved(both, tmp_path):
     reference, pipe = both
     converted = diffusax.DiffusionPipeline.from_torch(reference)
@@ -161,7 +181,11 @@ def test_converted_from_pytorch_objects_and_saved(both, tmp_path):
     assert np.abs(theirs - pipe(generator=1, **call).images).max() < 1e-4
 
 
-def test_the_task_classes_find_it(pipe):
+def test_the_task_classes_and_the_server_find_it(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path)
+    entry = describe_model(tmp_path, "klein", "FLUX.2 klein").entry
+    assert entry.tasks == ("text-to-image", "image-to-image")
+    assert (entry.height, entry.multiple, entry.guidance_scale) == (256, 4, 4.0)
     other = diffusax.AutoPipelineForImage2Image.from_pipe(pipe)
     assert type(other) is diffusax.Flux2KleinPipeline
     assert other.params["transformer"] is pipe.params["transformer"]
