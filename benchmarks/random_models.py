@@ -39,6 +39,7 @@ class Architecture(NamedTuple):
     """Its name and class."""
     encoder_class: str | None = None
     """The class of the only text encoder, where it is not CLIP's."""
+    vae_class: str = "AutoencoderKL"
 
 
 LEVELS = {
@@ -98,6 +99,21 @@ MODELS = {
         full_size.KL16,
         {"text_encoder": full_size.VIT_L, "text_encoder_2": full_size.T5_XXL},
         ("transformer", "FluxTransformer2DModel"),
+    ),
+    "klein": Architecture(
+        "Flux2KleinPipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "shift": 3.0,
+            "use_dynamic_shifting": True,
+        },
+        full_size.KLEIN_4B,
+        {},
+        {"text_encoder": full_size.QWEN3_4B},
+        ("transformer", "Flux2Transformer2DModel"),
+        "Qwen3ForCausalLM",
+        "AutoencoderKLFlux2",
     ),
 }
 
@@ -203,6 +219,31 @@ TINY = {
             },
         },
     ),
+    "klein": MODELS["klein"]._replace(
+        size=32,
+        unet={
+            **full_size.KLEIN_4B,
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "axes_dims_rope": (4, 4, 4, 4),
+            "in_channels": 16,
+            "joint_attention_dim": 96,
+        },
+        vae={**_TINY_VAE, "latent_channels": 4},
+        encoders={
+            "text_encoder": {
+                **full_size.QWEN3_4B,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+            }
+        },
+    ),
 }
 """The same with shrunken networks, to try a script."""
 
@@ -212,7 +253,7 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     index: dict[str, Any] = {"_class_name": model.pipeline}
     configs = {
         model.denoiser[0]: {"_class_name": model.denoiser[1], **model.unet},
-        "vae": {"_class_name": "AutoencoderKL", **model.vae, "sample_size": model.size},
+        "vae": {"_class_name": model.vae_class, **model.vae, "sample_size": model.size},
     }
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
     for encoder, config in model.encoders.items():
@@ -257,8 +298,9 @@ def random_params(shapes: Any, *, seed: int = 0) -> Any:
 
 def _draw(seed: int, i: int, path: tuple[Any, ...], leaf: Any) -> jax.Array:
     kind = path[-1].key
-    if kind in ("scale", "bias"):
-        return jax.device_put(np.full(leaf.shape, kind == "scale", leaf.dtype))
+    if kind in ("scale", "bias", "running_mean", "running_var"):
+        one = kind in ("scale", "running_var")
+        return jax.device_put(np.full(leaf.shape, one, leaf.dtype))
     deviation = 0.02 if kind == "embedding" else math.prod(leaf.shape[:-1]) ** -0.5
     return _normal(seed, i, deviation, leaf.shape, leaf.dtype)
 

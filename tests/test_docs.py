@@ -21,6 +21,7 @@ from fluxes import FILL
 from fluxes import controlnet as flux_controlnet
 from fluxes import pipeline as build_flux
 from ip_adapters import write_hub_files
+from kleins import pipeline as build_klein
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
 from tiny_language import build_language_model
@@ -78,6 +79,7 @@ FLUX = {
     "black-forest-labs/FLUX.1-Fill-dev": FILL,
 }
 FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
+KLEIN = "black-forest-labs/FLUX.2-klein-4B"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -151,6 +153,8 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_flux(folder, kind, **FLUX[repo])
         elif repo == FLUX_CONTROLNET:
             flux_controlnet().save_pretrained(folder)
+        elif repo == KLEIN:
+            build_klein(folder, layers=28, is_distilled=True)
         elif repo in LANGUAGE_MODELS:
             build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
@@ -189,6 +193,7 @@ def repositories(stand_in, monkeypatch):
             ASYMMETRIC,
             DDPM,
             Z_IMAGE,
+            KLEIN,
         )
         for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:

@@ -35,6 +35,7 @@ NO_COMPONENTS = {
     "force_zeros_for_empty_prompt",
     "requires_aesthetics_score",
     "is_cosxl_edit",
+    "is_distilled",
 }
 # What diffusax does not have at all, LoRA and FreeU among it.
 ABSENT_SWITCHES = {"enable_freeu", "disable_freeu"}
@@ -74,6 +75,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     }
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
+    wanted |= {"Flux2KleinPipeline"}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -5,6 +5,7 @@ parameter tree. Images are channels last, `b h w c`.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
 from diffusax.models.rngs import shaped
 from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.mesh import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
 _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
@@ -49,6 +51,35 @@ class Linear(nnx.Linear):
         if self.adapters is None:
             return y
         return y + self.adapters.linear(x, Base(y, kernel, bias))
+
+
+class SplitLinear(Linear):
+    """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d.
+
+    A split of the kernel's columns would give each device of a mesh's tensor axis other layers
+    instead of a part of all, so that they are split one by one, see `split_columns`.
+    """
+
+    def __init__(self, c: int, widths: Sequence[int], *, bias: bool = True, rngs: nnx.Rngs):
+        super().__init__(c, sum(widths), bias=bias, rngs=rngs)
+        self.widths = tuple(widths)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:  # type: ignore[override]
+        if tensor_parts() == 1:
+            y = super().__call__(x)
+            # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
+            return tuple(jax.lax.split(y, self.widths, axis=y.ndim - 1))
+        kernels = self._parts(self.kernel[...])
+        biases = [None] * len(kernels) if self.bias is None else self._parts(self.bias[...])
+        x = x.astype(kernels[0].dtype)
+        ys = [matmul(x, split_columns(k), bias) for k, bias in zip(kernels, biases)]
+        if (adapters := self.adapters) is not None:
+            ups = map(split_columns, self._parts(adapters.up))
+            ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
+        return tuple(ys)
+
+    def _parts(self, y: jax.Array) -> list[jax.Array]:
+        return list(jax.lax.split(y, self.widths, axis=y.ndim - 1))
 
 
 class Conv2d(nnx.Conv):

@@ -380,7 +380,8 @@ def initialize_params(
     """Draws random parameters for a tree of arrays or shapes.
 
     Kernels are normal with variance 1 / fan-in (LeCun et al. 1998), embeddings with deviation 0.02,
-    norms one, biases zero. It runs on the host, because compiling initialisers would take longer.
+    norms and variances one, biases and means zero. It runs on the host, because compiling
+    initialisers would take longer.
 
     Args:
         shapes: a tree whose leaves have a shape.
@@ -394,8 +395,8 @@ def initialize_params(
         kind = path[-1].key
         if kind == "logit_scale":  # CLIP's, Radford et al. 2021, section 2.5.
             return jnp.full(leaf.shape, -math.log(0.07), dtype)
-        if kind in ("scale", "bias"):
-            return jnp.full(leaf.shape, kind == "scale", dtype)
+        if kind in ("scale", "bias", "running_mean", "running_var"):
+            return jnp.full(leaf.shape, kind in ("scale", "running_var"), dtype)
         deviation = 0.02 if kind.endswith("embedding") else math.prod(leaf.shape[:-1]) ** -0.5
         if len(path) > 1 and path[-2].key in zero:
             deviation = 0.0

@@ -22,7 +22,7 @@ from diffusax.pipelines.families.family import Role
 from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.plan import Plan
 from diffusax.pipelines.sample import at_once, bind, decode, sample
-from diffusax.pipelines.tasks import Task
+from diffusax.pipelines.tasks import Task, text_to_image
 from diffusax.runtime.images import NO_IMAGES, pad_images
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import Request, key, recorded_requests
@@ -49,7 +49,9 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
         many = {"batch_size": b}
     arguments: dict[str, Any] = {**many, **given}
     for name in _PICTURES:
-        if name in signature.parameters:
+        # Text to image looks at an image only where one is given.
+        optional = name == "image" and type(pipe).task is text_to_image
+        if name in signature.parameters and not optional:
             arguments.setdefault(name, Image.new("RGB", (width, height)))
     if "height" in signature.parameters:
         arguments |= {"height": height, "width": width}

@@ -50,6 +50,7 @@ class Call:
     batch_size: Count = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     max_sequence_length: Annotated[int, Meta(ge=1, le=32_768)] = 512
+    text_encoder_out_layers: tuple[Annotated[int, Meta(ge=-1024, le=1024)], ...] | None = None
     long_prompt: bool = False
     prompt_weighting: bool = False
 
@@ -180,6 +181,7 @@ DESCRIPTIONS = {
     "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
     "one dictionary for each prompt; by default those of `set_adapters`.",
     "joint_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
+    "attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs, and "
     "`ip_adapter_masks` says where IP-Adapters count.",
     "negative_ip_adapter_image": "None, as `negative_ip_adapter_image_embeds`: there are no "
@@ -189,6 +191,8 @@ DESCRIPTIONS = {
     "arrays as `prepare_ip_adapter_image_embeds` returns it.",
     "max_sequence_length": "The most tokens of a prompt, with those of the chat around it; what is "
     "longer is cut off.",
+    "text_encoder_out_layers": "Which hidden states of the language model are a prompt's "
+    "embeddings, side by side; 0 is what the first layer reads.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
@@ -227,9 +231,10 @@ def check_call(given: Mapping[str, Any]) -> Call:
         _check_attention_options("cross_attention_kwargs", options, known)
         values["lora_scale"] = options.get("scale", 1.0)
         values["ip_adapter_masks"] = options.get("ip_adapter_masks")
-    if (options := values.pop("joint_attention_kwargs", None)) is not None:
-        _check_attention_options("joint_attention_kwargs", options, ("scale",))
-        values["lora_scale"] = options.get("scale", 1.0)
+    for name in ("joint_attention_kwargs", "attention_kwargs"):
+        if (options := values.pop(name, None)) is not None:
+            _check_attention_options(name, options, ("scale",))
+            values["lora_scale"] = options.get("scale", 1.0)
     if "_auto_resize" in values:
         values["auto_resize"] = values.pop("_auto_resize")
     for name in ("cfg_normalization", "cfg_truncation"):

@@ -54,7 +54,11 @@ class _Auto:
             return origin
         wanted = cls.controlled if steered else (cls.task, cls.distilled)
         every = [getattr(classes, name) for name in classes.__all__]
-        found = [c for c in every if c.family is origin.family and c.task in wanted]
+        found = [
+            c
+            for c in every
+            if c.family is origin.family and not {c.task, *c.more_tasks}.isdisjoint(wanted)
+        ]
         if not found:
             name = wanted[0].__name__.replace("_", " ")
             raise ValueError(f"diffusax has no {name} for {origin.family.name}")

@@ -19,6 +19,14 @@ from diffusax.samplers import Schedule, Table
 Images = list[Any]
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class HiddenLayers:
+    """Which hidden states of a language model are a prompt's embeddings; compiled into programs."""
+
+    indices: tuple[int, ...]
+
+
 class Tokens(NamedTuple):
     """The tokens of n texts, as the text encoders of a family read them."""
 
@@ -32,6 +40,8 @@ class Tokens(NamedTuple):
     adapters: Any = None
     """The weights of m adapters of the text encoders for each text, n m; None without adapters.
     Families' functions have no need of them."""
+    layers: HiddenLayers | None = None
+    """The hidden states that the call asks for; None for the family's own."""
 
 
 class Prompt(NamedTuple):

@@ -19,12 +19,13 @@ def count_images(call: Call) -> int:
 
 
 def image_size(c: Components, call: Call) -> tuple[int, int]:
-    """Returns height and width in pixels, by default those that the denoiser was trained at.
+    """Returns height and width in pixels, by default those of the family, see `default_size`.
 
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
-    (height, width), factor = c.default_size, c.latents.multiple
+    own, factor = c.family.default_size, c.latents.multiple
+    height, width = c.default_size if own is None else own(c, call)
     size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:

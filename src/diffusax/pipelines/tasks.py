@@ -26,6 +26,7 @@ from diffusax.pipelines.plan import (
     StepInputs,
 )
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
+from diffusax.pipelines.references import with_references
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
     are_latents,
@@ -45,14 +46,15 @@ Task = Callable[[Components, Call], PreparedRun]
 
 
 def text_to_image(c: Components, call: Call) -> PreparedRun:
-    """Prepares a run that generates images from prompts."""
+    """Prepares a run that generates images from prompts, and from images to look at, if any."""
     b, height, width = count_images(call), *image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
     noise = noise_source(call.noise, call.seed, b)
     x = pure_noise(c, call, noise, schedule, b, shape)
-    return prepare_run(c, call, schedule, noise, x, size=(height, width))
+    run = prepare_run(c, call, schedule, noise, x, size=(height, width))
+    return with_references(c, call, run)
 
 
 def image_to_image(c: Components, call: Call) -> PreparedRun:
@@ -243,7 +245,7 @@ def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray
 
 
 def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
-    """Returns the weights of classifier-free guidance; none where the denoiser embeds the scale.
+    """Returns the weights of classifier-free guidance; none for a network that needs none.
 
     See `Family.true_guidance` for families that take another scale.
     """
@@ -252,14 +254,14 @@ def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
         pooled = call.negative_pooled_prompt_embeds is not None
         embedded = call.negative_prompt_embeds is not None and pooled
         scale = call.true_cfg_scale if call.negative_prompt is not None or embedded else 1.0
-    return () if c.denoiser.embeds_guidance else c.family.guidance(scale)
+    return () if c.unguided else c.family.guidance(scale)
 
 
 def most_branches(c: Components, task: Task) -> int:
     """Returns the most branches of guidance that an image of a task may have."""
     if task is instruct:
         return 3
-    return 1 if c.denoiser.embeds_guidance else 2
+    return 1 if c.unguided else 2
 
 
 def encode(

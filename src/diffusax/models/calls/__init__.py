@@ -18,6 +18,7 @@ from diffusax.models.calls.encoders import (
     TextEncoder,
 )
 from diffusax.models.calls.flux import FluxControlNet, FluxTransformer
+from diffusax.models.calls.flux2 import Flux2Transformer
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
 from diffusax.models.calls.z_image import ZImageTransformer
@@ -27,6 +28,7 @@ __all__ = [
     "AsymmetricAutoencoder",
     "Autoencoder",
     "ControlNet",
+    "Flux2Transformer",
     "FluxControlNet",
     "FluxTransformer",
     "ImageEncoder",

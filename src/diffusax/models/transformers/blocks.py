@@ -76,6 +76,19 @@ def rotary_positions(
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *parts)
 
 
+def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
+    """Returns the rotations of tokens at any positions, computed in float64 on the host: 1 t d/2.
+
+    Args:
+        ids: the position of each token on each of a axes, t a.
+        dims: the channels of each axis, which follow each other in a head.
+        theta: the base of the wavelengths.
+    """
+    frequencies = [theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim) for dim in dims]
+    angles = np.concatenate([np.outer(i, f) for i, f in zip(ids.T, frequencies, strict=True)], 1)
+    return Rotation(*(f(angles[None]).astype(np.float32) for f in (np.cos, np.sin)))  # type: ignore[arg-type]
+
+
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates neighbouring pairs of channels in float32. x: b t h d -> b t h d, in x's dtype."""
     if is_plain():

@@ -78,13 +78,7 @@ class FluxConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if sum(self.axes_dims_rope) != self.attention_head_dim:
-            raise ValueError(
-                f"axes_dims_rope={self.axes_dims_rope} must add up to attention_head_dim "
-                f"(got {self.attention_head_dim})"
-            )
-        if any(dim % 2 for dim in self.axes_dims_rope):
-            raise ValueError(f"axes_dims_rope={self.axes_dims_rope} must be even")
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
 
     @property
     def width(self) -> int:
@@ -118,3 +112,56 @@ class FluxControlNetConfig(FluxConfig):
     """The kinds of images that it knows; None for one kind."""
     conditioning_embedding_channels: Channels | None = None
     """The width of a map that convolutions make of pixels; None where it reads latents."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2Transformer2DConfig:
+    """The options of diffusers' Flux2Transformer2DModel, whose tokens are latents."""
+
+    class_name: ClassVar[str] = "Flux2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 128
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+    num_layers: Blocks = 8
+    """Blocks in which image and text have layers of their own."""
+    num_single_layers: Blocks = 48
+    """Blocks over both in one sequence."""
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 48
+    joint_attention_dim: Channels = 15360
+    """The width of the text's hidden states."""
+    timestep_guidance_channels: Channels = 256
+    mlp_ratio: Positive = 3.0
+    axes_dims_rope: Annotated[tuple[Channels, ...], Meta(min_length=4, max_length=4)] = (32,) * 4
+    """The channels of a head for the image's number, the row, the column, and the position in the
+    text."""
+    rope_theta: Positive = 2000.0
+    guidance_embeds: bool = True
+    """Whether the guidance scale is an input."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def mlp_dim(self) -> int:
+        """The inner width of feed-forward layers."""
+        return int(self.width * self.mlp_ratio)
+
+
+def _check_axes(dims: tuple[int, ...], head_dim: int) -> None:
+    """Raises ValueError unless the axes of positions fill a head, in pairs of channels."""
+    if sum(dims) != head_dim:
+        raise ValueError(
+            f"axes_dims_rope={dims} must add up to attention_head_dim (got {head_dim})"
+        )
+    if any(dim % 2 for dim in dims):
+        raise ValueError(f"axes_dims_rope={dims} must be even")

@@ -16,6 +16,7 @@ from diffusax.pipelines.classes.flux import (
     FluxKontextPipeline,
     FluxPipeline,
 )
+from diffusax.pipelines.classes.flux2 import Flux2KleinPipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -44,6 +45,7 @@ from diffusax.pipelines.classes.z_image import (
 __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
+    "Flux2KleinPipeline",
     "FluxControlNetPipeline",
     "FluxFillPipeline",
     "FluxImg2ImgPipeline",

@@ -182,6 +182,12 @@ class Family:
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     embedding_columns: tuple[str, ...] = ("encoder_hidden_states",)
     """The columns of the same embeddings in a training cache."""
+    references: Callable[..., dict[str, Any]] | None = None
+    """A function (components, latents of each image, count) -> what the denoiser is told, in
+    `Conditions.added`, of images that it looks at; None where it looks at none."""
+    default_size: Callable[..., tuple[int, int]] | None = None
+    """A function (components, call) -> the height and width in pixels of a call that gives none;
+    None for those that the denoiser was trained at."""
     callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
     resizes_edits: bool = False

@@ -156,13 +156,15 @@ def tokenize(
         length: has no effect, as embeddings of any length are filled up.
     """
     rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
-    return _padded(tokenizers[0], rows, padded_length(_longest(rows), call.max_sequence_length))
+    return padded_tokens(
+        tokenizers[0], rows, padded_length(_longest(rows), call.max_sequence_length)
+    )
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
     ids = chat_tokens(tokenizers[0], caption, _LONGEST)
-    tokens = _padded(tokenizers[0], [ids], _LONGEST)
+    tokens = padded_tokens(tokenizers[0], [ids], _LONGEST)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 
@@ -194,13 +196,16 @@ def encode(
     return Prompt(hidden, lengths=tokens.lengths)
 
 
-def chat_tokens(tokenizer: Any, text: str, most: int) -> list[int]:
-    """Returns the ids of a prompt in the form of a chat, at most so many."""
+def chat_tokens(tokenizer: Any, text: str, most: int, *, thinking: bool = True) -> list[int]:
+    """Returns the ids of a prompt in the form of a chat, at most so many.
+
+    thinking: whether the answer may begin with thoughts; otherwise the chat has empty ones.
+    """
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}],
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=True,
+        enable_thinking=thinking,
     )
     return list(tokenizer(chat, truncation=True, max_length=most).input_ids)
 
@@ -209,7 +214,8 @@ def _longest(rows: Sequence[Sequence[int]]) -> int:
     return max(map(len, rows))
 
 
-def _padded(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
+def padded_tokens(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
+    """Returns ids filled up to a length, n length, and how many of each are no padding."""
     ids = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
     for filled, row in zip(ids, rows):
         filled[: len(row)] = row
