@@ -358,10 +358,11 @@ class UNet2DModel(AutoModel):
     class_names = ("UNet2DModel",)
 
 
-class ZImageTransformer2DModel(AutoModel):
+class ZImageTransformer2DModel(FromSingleFile):
     """The transformer of Z-Image."""
 
     class_names = ("ZImageTransformer2DModel",)
+    component = "transformer"
 
 
 def _save_pretrained(

@@ -109,11 +109,15 @@ def check_safe(safe_serialization: bool) -> None:
 
 
 def check_saveable(model: Model) -> None:
-    """Raises ValueError for a network from a PyTorch module, which has no file format here."""
+    """Raises ValueError for a PyTorch module, which has no format here, and what was freed."""
     if not isinstance(model.network, Network):
         raise ValueError(
             f"{model.class_name} is a PyTorch module that diffusax runs as it is; save it with the "
             "save_pretrained of the PyTorch pipeline"
+        )
+    if not model.params:
+        raise ValueError(
+            f"{model.class_name} was freed by encode_first; load the pipeline without it to save it"
         )
 
 

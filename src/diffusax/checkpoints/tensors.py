@@ -51,12 +51,16 @@ class Entry(NamedTuple):
 
     def split(self, count: int) -> list["Entry"]:
         """Returns the parts of equal length along the first axis, which must have such parts."""
-        nbytes = self.nbytes // count
-        shape = (self.shape[0] // count, *self.shape[1:])
-        return [
-            self._replace(offset=self.offset + i * nbytes, nbytes=nbytes, shape=shape)
-            for i in range(count)
-        ]
+        return self.cut([self.shape[0] // count] * count)
+
+    def cut(self, lengths: Sequence[int]) -> list["Entry"]:
+        """Returns parts of these lengths along the first axis, which must be as long as all."""
+        row, start, parts = self.nbytes // self.shape[0], self.offset, []
+        for length in lengths:
+            shape = (length, *self.shape[1:])
+            parts.append(self._replace(offset=start, nbytes=length * row, shape=shape))
+            start += length * row
+        return parts
 
 
 class TensorFile:

@@ -56,7 +56,8 @@ def networks_of(model: str) -> dict[str, Any]:
     """Returns the networks of a checkpoint by component; reads only its configs."""
     folder = resolve(model, weights=False)
     _, listed, _ = read_model_index(folder)
-    names = [name for name in listed if name == "unet" or name.startswith("text_encoder")]
+    beginnings = ("unet", "transformer", "text_encoder")
+    names = [name for name in listed if name.startswith(beginnings) and all(listed[name])]
     return {name: read_network(folder / name) for name in names}
 
 

@@ -1,7 +1,7 @@
 """`diffusax generate`."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,6 +72,9 @@ class Generate(drawing.ToFile):
     """Use all of a long prompt, in windows as long as the text encoder reads."""
     prompt_weighting: bool = False
     """Read (word:1.3) as a weight."""
+    encode_first: bool = False
+    """Encode all prompts and free the text encoder before the other networks are read, so that less
+    memory does."""
     server: Annotated[str | None, OWN] = None
     """Let the server at this address, `diffusax serve`, generate the images; image i of a seed is
     then that of seed + i. Models, ControlNets and LoRAs are the server's, by their names there."""
@@ -103,6 +106,10 @@ class Generate(drawing.ToFile):
             list(grid.cells(self, grid.read_axes(self.grid, self)))
         if self.backend == "torch":
             torch_backend.check(self)
+        for name in ("clip_skip", "long_prompt", "prompt_weighting"):
+            if self.encode_first and getattr(self, name) != getattr(type(self), name):
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} cannot be with --encode-first; leave one of them out")
         if len(self.control) != len(self.controlnet):
             raise ValueError(
                 f"--control and --controlnet go together: one picture for each ControlNet "
@@ -148,22 +155,23 @@ def _generated(
     """Yields the images of each run and their settings, generated here."""
     pictures = _pictures(options)
     open_with = torch_backend.opened if options.backend == "torch" else _opened
-    draw = open_with(options, pictures, {run.sampler for run in runs})
+    draw = open_with(options, pictures, runs)
     for run in runs:
         images, text = draw(run, seed if run.seed is None else run.seed)
         yield images, [text] * len(images)
 
 
 def _opened(
-    options: Generate, pictures: dict[str, Any], samplers: Collection[str | None]
+    options: Generate, pictures: dict[str, Any], runs: Sequence[Generate]
 ) -> drawing.Drawer:
-    """Loads the pipeline; returns a function that generates with it and any of these samplers."""
+    """Loads the pipeline; returns a function that generates any of these runs with it."""
     from diffusax.samplers import scheduler_from_name
 
-    pipe = _load(dataclasses.replace(options, sampler=None))
+    pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs))
     own = pipe.scheduler
     schedulers = {
-        name: own if name is None else scheduler_from_name(name, own) for name in samplers
+        name: own if name is None else scheduler_from_name(name, own)
+        for name in {run.sampler for run in runs}
     }
 
     def draw(options: Generate, seed: int) -> tuple[list[Any], str]:
@@ -183,8 +191,8 @@ def _opened(
             seed=seed,
             noise=options.noise,
             clip_skip=options.clip_skip,
-            long_prompt=options.long_prompt,
-            prompt_weighting=options.prompt_weighting,
+            long_prompt=options.long_prompt or None,
+            prompt_weighting=options.prompt_weighting or None,
             **pictures,
             **_size(options, pipe, pictures),
             **_scales(options),
@@ -194,8 +202,16 @@ def _opened(
     return draw
 
 
-def _load(options: Generate) -> Any:
-    """Loads the pipeline for the inputs that are given beside the prompt."""
+def _texts(runs: Sequence[Generate]) -> list[str]:
+    """Returns the prompts of the runs, without the tags of LoRAs, and the negative prompts."""
+    return [text for run in runs for text in (read_tags(run.prompt)[0], run.negative_prompt or "")]
+
+
+def _load(options: Generate, texts: Sequence[str]) -> Any:
+    """Loads the pipeline for the inputs that are given beside the prompt.
+
+    texts: those that --encode-first encodes.
+    """
     auto = (
         diffusax.AutoPipelineForInpainting
         if options.mask
@@ -207,8 +223,9 @@ def _load(options: Generate) -> Any:
         diffusax.ControlNetModel.from_pretrained(net, dtype=options.dtype)
         for net in options.controlnet
     ]
-    control = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
-    return options.prepare(auto.from_pretrained(options.model, **options.loading(), **control))
+    more: dict[str, Any] = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
+    more |= {"encode_first": texts} if options.encode_first else {}
+    return options.prepare(auto.from_pretrained(options.model, **options.loading(), **more))
 
 
 def _pictures(options: Generate) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from diffusax.serving.client import ENDED, Client
 
 _OURS = (
     *("backend", "dtype", "vae_dtype", "variant", "revision", "vae_tiling", "mesh", "compiled"),
-    *("lora_dir", "embeddings", "profile", "noise"),
+    *("lora_dir", "embeddings", "profile", "noise", "encode_first"),
 )
 """Options that say how this machine would generate."""
 _AT_ONCE = 16

@@ -19,6 +19,7 @@ _NATIVE_ONLY = (
     "long_prompt",
     "prompt_weighting",
     "mask_crop",
+    "encode_first",
 )
 """Options that have no meaning for a PyTorch pipeline."""
 
@@ -31,13 +32,13 @@ def check(options: Any) -> None:
             raise ValueError(f"--{flag} is nothing that --backend torch knows; leave it out")
 
 
-def opened(options: Any, pictures: dict[str, Any], samplers: Any = None) -> Drawer:
+def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
     """Loads a checkpoint with its own pipeline; returns a function that generates with it.
 
     Args:
         options: the options of `diffusax generate`.
         pictures: image and mask_image, if they are given.
-        samplers: ignored, because the pipeline keeps its own.
+        runs: ignored, because the pipeline keeps its own sampler.
 
     Raises:
         ImportError: torch, torchax or diffusers is missing.

@@ -7,12 +7,18 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from diffusax.models.cudnn import cudnn_attention
 from diffusax.models.matmul import materialize
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
-from diffusax.runtime.mesh import BATCH_AXES, TENSOR_AXIS
+from diffusax.runtime.mesh import (
+    BATCH_AXES,
+    CONTEXT_AXIS,
+    TENSOR_AXIS,
+    gather_tokens,
+    split_tokens,
+)
 
 Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
 
@@ -30,7 +36,7 @@ def attention(
     """Computes softmax(q k^T scale + bias) v, the softmax in float32 (Vaswani et al. 2017, eq. 1).
 
     On a mesh of TPUs or GPUs, trace it inside `jax.set_mesh(mesh)`, which splits batch and heads
-    over it.
+    over it, and on one with a context axis the queries unless attention is causal.
 
     Args:
         q: b t h d; the result has its shape and dtype.
@@ -45,6 +51,8 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     given = {"key_lengths": key_lengths, "bias": bias}
     more = {name: x for name, x in given.items() if x is not None}
+    if not causal:
+        q, k, v = split_tokens(q), gather_tokens(k), gather_tokens(v)
     if is_plain():
         return _whole(q, k, v, scale, causal, **more)
     return _by_platform(q, k, v, more, scale=scale, causal=causal)
@@ -166,8 +174,8 @@ def _on_each_device(
 ) -> jax.Array:
     """Calls a kernel, which XLA cannot partition, on each device of the mesh.
 
-    Each takes some of the batch, and some of the heads, or of the queries if the devices do not
-    divide the heads.
+    Each takes some of the batch, some of the queries on a context axis, and some of the heads, or
+    of the queries if the devices do not divide the heads.
     """
     run = partial(kernel, scale=scale, causal=causal)
     lengths = () if key_lengths is None else (key_lengths,)
@@ -180,13 +188,24 @@ def _on_each_device(
     if k.shape[2] % parts:
         k, v = _for_each_head(q, k, v)
     by_heads = parts > 1 and k.shape[2] % parts == 0
-    by_queries = parts > 1 and not by_heads and not causal and q.shape[1] % parts == 0
     heads = TENSOR_AXIS if by_heads else None
-    queries = PartitionSpec(images, TENSOR_AXIS if by_queries else None, heads)
+    queries = PartitionSpec(images, _axes_of_queries(mesh, q, causal, by_heads), heads)
     keys = PartitionSpec(images, None, heads)
     specs = (queries, keys, keys, *[PartitionSpec(images) for _ in lengths])
     split = jax.shard_map(run, in_specs=specs, out_specs=queries, check_vma=False)
     return split(q, k, v, *lengths)
+
+
+def _axes_of_queries(
+    mesh: AbstractMesh, q: jax.Array, causal: bool, by_heads: bool
+) -> tuple[str, ...] | None:
+    """Returns the axes of the mesh that split the queries, those that divide their number."""
+    found: tuple[str, ...] = ()
+    for axis in (CONTEXT_AXIS, *([] if by_heads else [TENSOR_AXIS])):
+        parts = math.prod(mesh.shape.get(name, 1) for name in (*found, axis))
+        if mesh.shape.get(axis, 1) > 1 and not causal and q.shape[1] % parts == 0:
+            found = (*found, axis)
+    return found or None
 
 
 def _flash_on_one_device(

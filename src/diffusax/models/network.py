@@ -295,6 +295,8 @@ class Model:
         return self
 
     def __repr__(self) -> str:
+        if not jax.tree.leaves(self.params):
+            return f"{self.class_name}(without parameters)"
         size = f"{self.num_params / 1e6:.1f} M parameters"
         return f"{self.class_name}({size}, {self.dtype})"
 

@@ -125,7 +125,7 @@ def pipeline_facts(pipe: Any) -> dict[str, Any]:
     """Returns what decides the images of a pipeline, besides its parameters."""
     return {
         "pipeline": type(pipe).__name__,
-        "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items()},
+        "dtypes": {name: str(jax.tree.leaves(p)[0].dtype) for name, p in pipe.params.items() if p},
         "scheduler": dict(pipe.scheduler.config),
         "vae_tiling": pipe.vae.tiling,
         "freeu": None if pipe.parts.freeu is None else list(pipe.parts.freeu),

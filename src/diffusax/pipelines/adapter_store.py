@@ -170,8 +170,10 @@ class AdapterStore:
 
 
 def adaptable_networks(c: Any) -> dict[str, Any]:
-    """Returns the networks of a pipeline's components that take adapters."""
-    return {name: net for name, net in c.networks.items() if c.family.role(name) in ROLES}
+    """Returns the networks of a pipeline's components that take adapters, unless freed."""
+    freed = () if c.encoded is None else c.encoded.encoders
+    own = (name for name in c.networks if c.family.role(name) in ROLES and name not in freed)
+    return {name: c.networks[name] for name in own}
 
 
 def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:

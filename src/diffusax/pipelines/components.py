@@ -46,6 +46,9 @@ class Components:
     where it is not known."""
     texts: Any = None
     """A cache of encoded texts, a `TextCache`; None to encode all texts of a call together."""
+    encoded: Any = None
+    """The embeddings of all texts that calls may have, an `EncodedTexts`, where the text encoders
+    are freed; None where they are there."""
     adapters: AdapterStore = dataclasses.field(default_factory=AdapterStore)
     """The adapters that calls may name."""
     fused: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -74,7 +74,8 @@ class LoraMethods:
     ) -> None:
         """Loads a LoRA, which later calls use with a weight of 1, or as `set_adapters` says.
 
-        Formats: diffusers' and PEFT's, kohya's (in diffusers' layout and in the original one), and
+        Formats: diffusers' and PEFT's, kohya's (in diffusers' layout and in the original one),
+        those of transformers as ComfyUI has them (`diffusion_model.`, q, k and v in one), and
         LyCORIS' LoHa, LoKr, IA3, full and norm, each also with DoRA or Tucker's decomposition.
         Those that are no products of low rank are merged into the parameters for the calls that
         use them.
@@ -243,6 +244,8 @@ class LoraMethods:
         unet_lora_adapter_metadata: Mapping[str, Any] | None = None,
         text_encoder_lora_adapter_metadata: Mapping[str, Any] | None = None,
         text_encoder_2_lora_adapter_metadata: Mapping[str, Any] | None = None,
+        transformer_lora_layers: Mapping[str, Any] | None = None,
+        transformer_lora_adapter_metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes a LoRA that diffusers opens.
 
@@ -259,6 +262,8 @@ class LoraMethods:
             unet_lora_adapter_metadata: PEFT's options of the UNet's LoRA, for the file's header.
             text_encoder_lora_adapter_metadata: those of the text encoder's.
             text_encoder_2_lora_adapter_metadata: those of the second text encoder's.
+            transformer_lora_layers: the layers of a transformer in the place of a UNet.
+            transformer_lora_adapter_metadata: PEFT's options of the transformer's LoRA.
 
         Raises:
             ValueError: no layers are given, they are neither of the two, or an option is not one
@@ -269,6 +274,7 @@ class LoraMethods:
             "unet": unet_lora_layers,
             "text_encoder": text_encoder_lora_layers,
             "text_encoder_2": text_encoder_2_lora_layers,
+            "transformer": transformer_lora_layers,
         }
         layers = {
             k: v for name, own in given.items() for k, v in layers_of(name, own or {}).items()
@@ -279,6 +285,7 @@ class LoraMethods:
             "unet": unet_lora_adapter_metadata,
             "text_encoder": text_encoder_lora_adapter_metadata,
             "text_encoder_2": text_encoder_2_lora_adapter_metadata,
+            "transformer": transformer_lora_adapter_metadata,
         }
         options = {
             f"{name}.{k}": v for name, own in metadata.items() for k, v in (own or {}).items()

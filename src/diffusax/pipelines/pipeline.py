@@ -1,7 +1,7 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -22,6 +22,7 @@ from diffusax.pipelines.attributes import ComponentAttribute
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.custom import custom_class
 from diffusax.pipelines.diffusers_methods import DiffusersMethods
+from diffusax.pipelines.encoding_first import load_encoding_first
 from diffusax.pipelines.families import Component, Family
 from diffusax.pipelines.functional import Inputs, generate_fn, prepare_inputs
 from diffusax.pipelines.ip_adapter_methods import IPAdapterMethods
@@ -30,7 +31,6 @@ from diffusax.pipelines.loading import (
     IGNORED,
     WITHOUT_MEANING,
     class_for,
-    load_components,
     save_components,
     with_class_options,
 )
@@ -200,7 +200,7 @@ class DiffusionPipeline(
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
         new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
-        new.parts.ip_adapters = pipe.parts.ip_adapters
+        new.parts.ip_adapters, new.parts.encoded = pipe.parts.ip_adapters, pipe.parts.encoded
         new._offload_like(pipe, components)
         new.progress_bar_options = dict(pipe.progress_bar_options)
         new.call_defaults = dict(pipe.call_defaults)
@@ -223,6 +223,7 @@ class DiffusionPipeline(
         mesh: Mesh | str | None = None,
         custom_pipeline: str | Path | None = None,
         trust_remote_code: bool = False,
+        encode_first: Sequence[str] | None = None,
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
@@ -245,6 +246,9 @@ class DiffusionPipeline(
             custom_pipeline: a .py file, or a folder with a pipeline.py, that defines the class to
                 load the checkpoint with.
             trust_remote_code: whether to run that file, which may do whatever you may.
+            encode_first: all prompts and negative prompts that calls will have. They are encoded
+                and the text encoders freed before other networks are read, so that less memory
+                does; calls with other texts are an error.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), or None for optional
                 ones.
@@ -264,15 +268,15 @@ class DiffusionPipeline(
         given = {k: v for k, v in components.items() if k not in WITHOUT_MEANING}
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
-        loaded = load_components(
-            target, folder, given, wanted, vae_dtype=vae_dtype, variant=variant, device=devices
-        )
+        places: dict[str, Any] = {"vae_dtype": vae_dtype, "variant": variant, "device": devices}
+        first = encode_first, given, wanted
+        loaded, encoded = load_encoding_first(target, folder, *first, **places)
         try:
             pipe = target(**{**loaded, **given})
             pipe.spread_over(devices if isinstance(devices, Mesh) else None)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-        pipe.call_defaults = read_call_defaults(folder)
+        pipe.call_defaults, pipe.parts.encoded = read_call_defaults(folder), encoded
         return pipe
 
     @classmethod

@@ -31,7 +31,7 @@ def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Para
 
 def on_host(params: Params) -> bool:
     """Returns whether parameters lie in the host's memory, as NumPy arrays."""
-    return isinstance(jax.tree.leaves(params)[0], np.ndarray)
+    return isinstance(next(iter(jax.tree.leaves(params)), None), np.ndarray)
 
 
 def to_host(params: Params) -> Params:

@@ -103,7 +103,10 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     """
     found = given_embeds(c, call, guided=branches > 1)
     texts = _texts_to_encode(c, call, found, guided=branches > 1)
-    if texts:
+    if texts and c.encoded is not None:
+        n = count_prompts(call)
+        found |= {prefix: c.encoded.find(call, _texts(c, call, prefix, n)) for prefix in texts}
+    elif texts:
         tokens = tokenize(c, call, texts, _length(found))
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
@@ -232,6 +235,11 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
     prefixes = _texts_to_encode(c, call, found, guided=guided)
     if not prefixes or not c.family.text_encoders:
         return Tokens(())
+    if c.encoded is not None:
+        raise ValueError(
+            "generate_fn needs the text encoders, which encode_first has freed; load the pipeline "
+            "without it"
+        )
     tokens = tokenize(c, call, prefixes, _length(found))
     grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)
     return grouped

@@ -2,7 +2,9 @@
 
 A mesh has three axes: "data" holds copies of the parameters, "fsdp" splits them (Zhao et al. 2023;
 ZeRO stage 3, Rajbhandari et al. 2020), "tensor" splits the layers' work, by rules on the
-parameters' names (Shoeybi et al. 2019). A batch is split over the first two.
+parameters' names (Shoeybi et al. 2019). A batch is split over the first two. A mesh may have a
+fourth, "context", which splits the tokens of an image; each device has all keys and values of
+attention (Li et al. 2021, "Sequence Parallelism", without the ring).
 """
 
 import contextlib
@@ -21,6 +23,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
 AXES = (*BATCH_AXES, TENSOR_AXIS)
+CONTEXT_AXIS = "context"
+_KNOWN = (*AXES, CONTEXT_AXIS)
 # Splitting smaller arrays costs more in messages than it saves in memory.
 MIN_SHARDED_SIZE = 2**14
 
@@ -59,7 +63,7 @@ def initialize(heartbeat_seconds: int = 30) -> None:
 def make_mesh(
     shape: str | Mapping[str, int] | Mesh | None = None, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Makes a mesh of the devices with the axes data, fsdp and tensor.
+    """Makes a mesh of the devices with the axes data, fsdp and tensor, and context if it is given.
 
     Args:
         shape: the axes' sizes, as in "data=4,tensor=2". Those left out are 1, except data, which
@@ -70,7 +74,7 @@ def make_mesh(
         ValueError: an axis is unknown, or the sizes do not multiply to the number of devices.
     """
     if isinstance(shape, Mesh):
-        if set(shape.axis_names) != set(AXES):
+        if set(shape.axis_names) not in (set(AXES), set(_KNOWN)):
             names = ", ".join(map(str, shape.axis_names))
             raise ValueError(f"mesh must have the axes {', '.join(AXES)} (got {names})")
         # A new mesh, so that XLA partitions all axes by itself.
@@ -78,9 +82,9 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     sizes = parse_mesh(shape) if isinstance(shape, str) else dict(shape or {})
     for axis, size in sizes.items():
-        if axis not in AXES or not isinstance(size, int) or not (size > 0 or size == -1):
+        if axis not in _KNOWN or not isinstance(size, int) or not (size > 0 or size == -1):
             raise ValueError(
-                f"mesh must give sizes to {', '.join(AXES)}, such as 'data=4,tensor=2' "
+                f"mesh must give sizes to {', '.join(_KNOWN)}, such as 'data=4,tensor=2' "
                 f"(got {axis}={size})"
             )
     sizes = {"data": -1 if -1 not in sizes.values() else 1, "fsdp": 1, TENSOR_AXIS: 1, **sizes}
@@ -90,7 +94,8 @@ def make_mesh(
         asked = ",".join(f"{axis}={size}" for axis, size in sizes.items())
         raise ValueError(f"mesh {asked} does not fit {len(devices)} devices")
     sizes |= dict.fromkeys(open_axes, len(devices) // known)
-    return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in AXES]), AXES)
+    axes = _KNOWN if sizes.get(CONTEXT_AXIS, 1) > 1 else AXES
+    return Mesh(np.asarray(devices).reshape([sizes[axis] for axis in axes]), axes)
 
 
 def in_mesh(mesh: Mesh | None) -> Any:
@@ -103,13 +108,16 @@ def check_processes(mesh: Mesh) -> None:
 
     Each process brings its own images, and JAX would take them for the same ones.
     """
-    shares = np.moveaxis(mesh.devices, mesh.axis_names.index(TENSOR_AXIS), -1)
-    for devices in shares.reshape(-1, shares.shape[-1]):
-        if len({device.process_index for device in devices}) > 1:
-            raise ValueError(
-                "mesh must have its tensor axis within a process, as each has images of its own "
-                f"(got {dict(mesh.shape)}); use fsdp between processes"
-            )
+    for axis in (TENSOR_AXIS, CONTEXT_AXIS):
+        if axis not in mesh.axis_names:
+            continue
+        shares = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1)
+        for devices in shares.reshape(-1, shares.shape[-1]):
+            if len({device.process_index for device in devices}) > 1:
+                raise ValueError(
+                    f"mesh must have its {axis} axis within a process, as each has images of its "
+                    f"own (got {dict(mesh.shape)}); use fsdp between processes"
+                )
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -230,6 +238,34 @@ def split_rows(kernel: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(kernel, PartitionSpec(TENSOR_AXIS, None))
 
 
+def context_parts() -> int:
+    """Returns the number of devices that share an image's tokens, inside `jax.set_mesh`."""
+    return int(jax.sharding.get_abstract_mesh().shape.get(CONTEXT_AXIS, 1))
+
+
+def split_tokens(x: jax.Array) -> jax.Array:
+    """Splits tokens b t ... over the devices of the context axis, if it divides their number.
+
+    How the other axes are split is left as it is.
+    """
+    parts = context_parts()
+    if parts == 1 or x.shape[1] % parts:
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, CONTEXT_AXIS))
+
+
+def gather_tokens(x: jax.Array) -> jax.Array:
+    """Gathers tokens b t ... that are split over the devices of the context axis on each."""
+    if context_parts() == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, None))
+
+
+def _spec_of_tokens(axes: int, place: str | None) -> PartitionSpec:
+    free = PartitionSpec.UNCONSTRAINED
+    return PartitionSpec(free, place, *[free] * (axes - 2))
+
+
 def split_images(x: jax.Array) -> jax.Array:
     """Splits a batch, so that each device computes its share of the images, inside `jax.set_mesh`.
 
@@ -272,7 +308,7 @@ def to_host(tree: Any) -> Any:
 
 def mesh_of(params: Any) -> Mesh | None:
     """Returns the mesh of several devices that parameters are on; None for one device."""
-    sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
+    sharding = getattr(next(iter(jax.tree.leaves(params)), None), "sharding", None)
     several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from diffusax.extras import install_command, require_extra
 from diffusax.runtime.chips import CARDS, Card, target_config
-from diffusax.runtime.mesh import AXES, make_mesh, parse_mesh
+from diffusax.runtime.mesh import make_mesh, parse_mesh
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z0-9\-]+):(\d+)")
 _LOWERING = {"gpu": "cuda"}
@@ -39,7 +39,7 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
         devices = _tpus(topology)
     sizes = parse_mesh(mesh or "")
     if sizes and -1 not in sizes.values() and "data" in sizes:
-        devices = devices[: math.prod(sizes.get(axis, 1) for axis in AXES)]
+        devices = devices[: math.prod(sizes.values())]
     return make_mesh(sizes, devices=devices)
 
 

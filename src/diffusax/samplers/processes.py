@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.samplers import flow_levels, noise_levels
+from diffusax.samplers.flow_weighting import FlowWeighting
 
 Kind = Literal["diffusion", "flow", "edm", "continuous"]
 """diffusion: the discrete noise levels of a list of betas. flow: flow matching. edm: the
@@ -166,6 +167,8 @@ class Flow:
     shift: float = 1.0
     """How far the sigmas are moved towards noise (Esser et al. 2024, equation 23)."""
     num_train_timesteps: int = 1000
+    weighting: FlowWeighting = dataclasses.field(default_factory=FlowWeighting)
+    """Which levels are trained, and what their errors count for."""
 
     prediction_types: ClassVar[tuple[str, ...]] = ("flow_prediction",)
 
@@ -186,7 +189,7 @@ class Flow:
         return t * self.num_train_timesteps
 
     def sample_time(self, key: jax.Array, probabilities: np.ndarray | None = None) -> jax.Array:
-        """A sigma of the logit-normal density, shifted (Esser et al. 2024, section 3.1).
+        """A sigma of the weighting's density, shifted; none is below the last training timestep's.
 
         Raises:
             ValueError: probabilities of timesteps are given; the times here are continuous.
@@ -195,7 +198,8 @@ class Flow:
             raise ValueError(
                 "timestep_bias is for discrete timesteps and flow matching has none; leave it out"
             )
-        return self.shifted(jax.nn.sigmoid(jax.random.normal(key)))
+        lowest = 1 / self.num_train_timesteps
+        return self.shifted(jnp.maximum(self.weighting.sample(key), lowest))
 
     def target(
         self, x0: jax.Array, noise: jax.Array, t: jax.Array, prediction_type: str
@@ -209,7 +213,7 @@ class Flow:
         return noise - x0
 
     def weight(self, t: jax.Array, prediction_type: str, snr_gamma: float | None) -> jax.Array:
-        """One for all.
+        """The weighting's; one for all by default.
 
         Raises:
             ValueError: snr_gamma is given.
@@ -219,7 +223,7 @@ class Flow:
                 "snr_gamma weighs the errors of discrete noise levels and flow matching has none; "
                 "leave it out"
             )
-        return jnp.ones_like(t)
+        return self.weighting.weight(t)
 
 
 def _check_prediction(process: Process, prediction_type: str) -> None:

@@ -40,7 +40,8 @@ def _weight(tag: str, texts: list[str]) -> Any:
     if second is None and "te" not in named:
         return first
     unet = _number(tag, given[0] if given else "1") if second is None else _number(tag, second)
-    return {"unet": unet, "text_encoder": first, "text_encoder_2": first}
+    encoders = dict.fromkeys(("text_encoder", "text_encoder_2"), first)
+    return {"unet": unet, "transformer": unet, **encoders}
 
 
 def _number(tag: str, text: str) -> float:

@@ -67,10 +67,11 @@ class BaseModel:
             raise ValueError(f"{folder / 'model_index.json'} has no {' and no '.join(missing)}")
         networks = {name: read_network(folder / name) for name in names}
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
-        network, latents = networks[denoiser], family.latents(networks[vae].config).channels
-        check_channels(path_or_repo, network.config.in_channels, latents, edits=edits)
+        latents = family.latents(networks[vae].config).channels
+        channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
+        check_channels(path_or_repo, channels, latents, edits=edits)
         if edits:
-            networks[denoiser] = widen_network(network, 2 * latents)
+            networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
         options, name = dict(family.options), family.scheduler_name
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}
         return cls(
@@ -159,6 +160,11 @@ class BaseModel:
     def factor(self) -> int:
         """The pixels per latent, in each direction."""
         return self.family.latents(self.networks[self.autoencoder].config).factor
+
+    @property
+    def multiple(self) -> int:
+        """The pixels of which the sides of images are multiples: those of a latent or token."""
+        return self.family.latents(self.networks[self.autoencoder].config).multiple
 
     @property
     def default_size(self) -> int:

@@ -21,7 +21,8 @@ from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.samplers import Scheduler
-from diffusax.samplers.processes import Process, add_noise
+from diffusax.samplers.flow_weighting import FlowWeighting, Scheme
+from diffusax.samplers.processes import Flow, Process, add_noise
 from diffusax.training.config import TrainConfig
 from diffusax.training.diffusion.conditioning_dropout import Dropped, drop_conditions
 from diffusax.training.diffusion.losses import squared_error
@@ -34,6 +35,8 @@ LENGTHS = "lengths"
 """The name in a batch of the number of tokens that are not padding, where the family has it."""
 PRIOR = "prior"
 """The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
+_OF_SCHEMES = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
+"""The options of weighting schemes."""
 # What the key of an example is folded with for the adapters' dropout.
 _ADAPTERS = 5
 
@@ -76,6 +79,40 @@ class DenoisingConfig(TrainConfig):
     """The dtype that the networks compute in; parameters are float32."""
     timestep_bias: TimestepBiasConfig = dataclasses.field(default_factory=TimestepBiasConfig)
     """Timesteps drawn more often."""
+    weighting_scheme: Scheme | None = None
+    """Of flow matching: the density of the noise levels (logit_normal, the default, or mode), or
+    the weight of their errors (sigma_sqrt or cosmap, all levels drawn alike), or none of both."""
+    logit_mean: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    """Of logit_normal: the mean, below 0 for more noise."""
+    logit_std: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    """Of logit_normal: the deviation."""
+    mode_scale: Annotated[float, Meta(ge=-1, le=1.75)] = 1.29
+    """Of mode: how much more often levels in the middle are drawn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        scheme = self.weighting_scheme
+        for name, its in _OF_SCHEMES.items():
+            if scheme != its and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} does nothing without weighting_scheme={its}; give both")
+
+    def weighted(self, process: Process) -> Process:
+        """Returns the process with these options' densities and weights of noise levels.
+
+        Raises:
+            ValueError: weighting_scheme is given, and the process has discrete noise levels.
+        """
+        if self.weighting_scheme is None:
+            return process
+        if not isinstance(process, Flow):
+            raise ValueError(
+                f"weighting_scheme={self.weighting_scheme} is for networks of flow matching, and "
+                "this checkpoint has discrete noise levels; leave it out, see timestep_bias and "
+                "snr_gamma"
+            )
+        numbers = {name: getattr(self, name) for name in _OF_SCHEMES}
+        weighting = FlowWeighting(self.weighting_scheme, **numbers)
+        return dataclasses.replace(process, weighting=weighting)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,6 +124,7 @@ class DenoisingLoss:
             their own latents where the family has no autoencoder.
         input_ids: b t, and input_ids_2 for a second text encoder; or encoder_hidden_states: b t d,
             and a pooled output: b p, cached under the family's `embedding_columns`.
+        lengths: b, the tokens of each text that are not padding, where the family has it.
         time_ids: b 6, where the family has micro-conditioning.
         original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
             InstructPix2Pix alone: the images before the edit.
@@ -145,7 +183,8 @@ class DenoisingLoss:
             "compute_dtype": jnp.dtype(config.compute_dtype),
             "timestep_probabilities": probabilities,
         }
-        process, predicted = scheduler.forward_process, scheduler.prediction_type
+        process = config.weighted(scheduler.forward_process)
+        predicted = scheduler.prediction_type
         return cls(family, networks, process, predicted, **{**own, **options})
 
     def __post_init__(self) -> None:
@@ -272,7 +311,8 @@ class DenoisingLoss:
     def _encode(self, weights: Params, text: Mapping[str, jax.Array]) -> Prompt:
         cached = [text[name] for name in self.family.embedding_columns if name in text]
         if cached:
-            return Prompt(*(embedding.astype(self.compute_dtype) for embedding in cached))
+            embeddings = (embedding.astype(self.compute_dtype) for embedding in cached)
+            return Prompt(*embeddings)._replace(lengths=text.get(LENGTHS))
         return encode_captions(self.family, self.networks, weights, text)
 
     def _image(self, weights: Params, batch: Batch, dropped: jax.Array) -> jax.Array | None:
@@ -303,6 +343,12 @@ def encode_captions(
         tuple(params[encoder.name] for encoder in encoders),
         Tokens(tuple(ids[ids_name(e.tokenizer)] for e in encoders), lengths=ids.get(LENGTHS)),
     )
+
+
+def embedding_entries(family: Family, prompt: Prompt) -> dict[str, jax.Array]:
+    """Returns embeddings by their names in a batch, with their lengths where the family has it."""
+    found = dict(zip(family.embedding_columns, prompt))
+    return found if prompt.lengths is None else {**found, LENGTHS: prompt.lengths}
 
 
 def is_text(name: str) -> bool:

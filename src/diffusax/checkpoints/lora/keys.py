@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.lora.files import LoraFile
+from diffusax.checkpoints.original.transformers import transformer_names
 from diffusax.checkpoints.original.unet import unet_names
+from diffusax.models.adapters import kernel_shapes
 from diffusax.models.unet import UNet2DConditionModel
 from diffusax.runtime.mesh import tree_name
 
@@ -23,10 +25,13 @@ Layers = dict[tuple[str, str], Parts]
 
 KOHYA = {
     "unet": ("lora_unet_", "lycoris_"),
+    "transformer": ("lora_unet_", "lycoris_", "lora_transformer_"),
     "text_encoder": ("lora_te_", "lora_te1_"),
     "text_encoder_2": ("lora_te2_",),
 }
 """The prefixes of a component's layers in kohya's files, whose dots are underscores."""
+_DOTTED = {"unet": ("",), "transformer": ("", "diffusion_model.", "model.diffusion_model.")}
+"""The prefixes of a denoiser's layers beside its name, as ComfyUI and others have them."""
 _SAME = (
     *("alpha", "scale", "dora_scale", "diff", "diff_b", "w_norm", "b_norm", "weight", "on_input"),
     *(f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
@@ -41,6 +46,9 @@ _PARTS = (
 )
 # Keys of diffusers before it used PEFT: `attn1.processor.to_q_lora.down.weight`.
 _PROCESSOR = re.compile(r"(.*?)\.(?:processor\.)?to_(q|k|v|out)_lora\.(down|up)\.weight")
+_WHOLE = ("down", "mid", "alpha", "scale")
+_BY_OUTPUT = ("up", "diff", "diff_b", "dora_scale", "magnitude")
+"""The tensors that layers in one have in common, and those that have a row for each output."""
 _IGNORED = ("base_model.model.", "module.")
 _OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
 _WIDTHS = {
@@ -55,8 +63,8 @@ class _Names(NamedTuple):
     """The names that files have for the layers of a network, with the layers' paths."""
 
     own: dict[str, str]
-    original: dict[str, str]
-    """Those of kohya's files in the original code's layout."""
+    original: dict[str, tuple[str, ...]]
+    """Those in the original code's layout, whose layers may be several in one."""
 
 
 def find_layers(
@@ -65,7 +73,8 @@ def find_layers(
     """Returns the tensors of a LoRA by layer.
 
     Where a file has the names of both diffusers' layout and the original one, as some of SDXL
-    have, the latter are left out.
+    have, the latter are left out. A layer of the original code that is several here, as a fused
+    q, k and v, gives each its part of the output.
 
     Args:
         file: the LoRA.
@@ -86,17 +95,20 @@ def find_layers(
     for key, tensor in file.tensors.items():
         layer, part = split_key(key)
         place, older = _place(layer, own_names), _place(layer, original_names)
-        if part and (place or older):
-            layers = found if place else original
-            layers.setdefault(place or older, {})[part] = tensor  # type: ignore[arg-type]
+        shares = _shares(part, tensor, networks, older) if part and older and not place else {}
+        if part and place:
+            found.setdefault(place, {})[part] = tensor
+        elif part and shares:
+            for owner, share in shares.items():
+                original.setdefault(owner, {})[part] = share
         elif any(layer.startswith(prefix) for name in others for prefix in _prefixes(name)):
             absent += 1
         else:
             unknown.append(key)
     if absent:
         log.warning("%s: %d tensors are of components that the pipeline lacks", file.name, absent)
-    if not {component for component, _ in original} & {component for component, _ in found}:
-        found |= original
+    twice = {component for component, _ in found} & {"unet"}
+    found |= {k: v for k, v in original.items() if k not in found and k[0] not in twice}
     if unknown and strict:
         raise ValueError(
             f"{file.name}: the key {unknown[0]!r}{_and_more(unknown)} fits no layer of "
@@ -163,8 +175,26 @@ def _prefixes(component: str) -> tuple[str, ...]:
     return (f"{component}.", *KOHYA.get(component, ()))
 
 
-def _place(layer: str, names: Mapping[str, Mapping[str, str]]) -> tuple[str, str] | None:
+def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
     return next(((name, own[layer]) for name, own in names.items() if layer in own), None)
+
+
+def _shares(
+    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, tuple[str, ...]]
+) -> dict[tuple[str, str], np.ndarray]:
+    """Returns a tensor of an original layer for each of the layers that this one is made of.
+
+    It is empty where the tensor cannot be split like the layer's outputs.
+    """
+    component, paths = older
+    owners = [(component, path) for path in paths]
+    if len(paths) == 1 or part in _WHOLE:
+        return dict.fromkeys(owners, tensor)
+    kernels = kernel_shapes(networks[component])
+    ends = np.cumsum([kernels[path][-1] for path in paths])
+    if part not in _BY_OUTPUT or tensor.shape[:1] != (ends[-1],):
+        return {}
+    return dict(zip(owners, np.split(tensor, ends[:-1]), strict=True))
 
 
 @functools.lru_cache(64)
@@ -180,20 +210,25 @@ def _names(component: str, network: Any) -> _Names:
         for alias in aliases:
             own[f"{component}.{alias}"] = path
             own |= {prefix + alias.replace(".", "_"): path for prefix in kohya}
-        if component == "unet":
-            own[path] = path
-    return _Names(own, _original_names(network) if component == "unet" else {})
+        own |= {prefix + path: path for prefix in _DOTTED.get(component, ())}
+    return _Names(own, _original_names(component, network))
 
 
-def _original_names(network: Any) -> dict[str, str]:
+def _original_names(component: str, network: Any) -> dict[str, tuple[str, ...]]:
+    if component == "transformer":
+        names = transformer_names(network)
+        dotted = {p + name: own for name, own in names.items() for p in _DOTTED[component]}
+        return {**dotted, **_underscored(component, names)}
     if getattr(network, "module_class", None) is not UNet2DConditionModel:
         return {}
     try:
         found = unet_names(network.config)
     except ValueError:
         return {}
-    return {
-        prefix + name.replace(".", "_"): path
-        for name, path in found.items()
-        for prefix in KOHYA["unet"]
-    }
+    return _underscored("unet", {name: (path,) for name, path in found.items()})
+
+
+def _underscored(component: str, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the names with kohya's prefixes, whose dots are underscores."""
+    flat = {name.replace(".", "_"): own for name, own in names.items()}
+    return {prefix + name: own for name, own in flat.items() for prefix in KOHYA[component]}

@@ -8,6 +8,7 @@ timbrooks/instruct-pix2pix, lllyasviel/sd-controlnet-canny.
 from collections.abc import Sequence
 from typing import Any
 
+from diffusax.checkpoints.single_file import transformer_configs
 from diffusax.checkpoints.single_file.contents import Contents, Family, Part
 
 Config = dict[str, Any]
@@ -209,6 +210,8 @@ def autoencoder_config(
         ValueError: the package has no config for such an autoencoder.
     """
     channels = part.shape("decoder.conv_in.weight")
+    if channels is not None and channels[1:2] == (16,):
+        return transformer_configs.AUTOENCODER
     if channels is None or channels[1:2] != (4,):
         raise ValueError(
             f"{part.path}: the autoencoder's decoder.conv_in.weight has the shape {channels}, that "

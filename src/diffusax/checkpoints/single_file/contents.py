@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
 
 Layout = Literal["original", "diffusers", "open_clip", "transformers"]
@@ -13,12 +14,14 @@ Family = Literal["sd1", "sd2", "sdxl", "refiner"]
 FileKind = Literal["model", "controlnet", "lora", "embedding", "other"]
 
 _UNET = ("model.diffusion_model.", "")
+_TRANSFORMER = ("model.diffusion_model.", "diffusion_model.", "")
 _AUTOENCODER = ("first_stage_model.", "vae.", "")
 _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
     "text_encoder": (
         ("cond_stage_model.transformer.", "transformers"),
         ("cond_stage_model.model.", "open_clip"),
         ("conditioner.embedders.0.transformer.", "transformers"),
+        ("text_encoders.qwen3_4b.transformer.", "transformers"),
     ),
     "text_encoder_2": (
         ("conditioner.embedders.1.model.", "open_clip"),
@@ -63,12 +66,14 @@ class Part:
 
     path: Path
     name: str
-    """The component: unet, controlnet, vae, text_encoder or text_encoder_2."""
+    """The component: unet, transformer, controlnet, vae, text_encoder or text_encoder_2."""
     layout: Layout
     entries: Mapping[str, Entry] = dataclasses.field(repr=False)
     """The places of the tensors by their names without the part's prefix."""
     averages: Mapping[str, Entry] = dataclasses.field(default_factory=dict, repr=False)
     """Of a UNet, the places of the averaged parameters by the same names, if the file has them."""
+    class_name: str = ""
+    """Of a transformer, the class in diffusers."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of a tensor; None where there is none of this name."""
@@ -162,7 +167,7 @@ def kind_of_file(path: Path) -> FileKind:
     entries = read_entries(path)
     names = {part.name for part in _find(path, entries)}
     if names:
-        whole = "unet" in names and len(names) > 1
+        whole = bool(names & {"unet", "transformer"}) and len(names) > 1
         return "model" if whole else "controlnet" if names == {"controlnet"} else "other"
     foreign = _foreign(entries)
     return "lora" if foreign == _LORA else "embedding" if foreign == _EMBEDDING else "other"
@@ -187,6 +192,7 @@ def _find(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
     """Returns the parts of a file, at most one for each component."""
     found = [
         _denoiser(path, entries),
+        _transformer(path, entries),
         _controlnet(path, entries),
         _autoencoder(path, entries),
         *(_text_encoder(path, entries, name) for name in _TEXT_ENCODERS),
@@ -205,6 +211,18 @@ def _denoiser(path: Path, entries: Mapping[str, Entry]) -> Part | None:
             return Part(path, "unet", "original", own, averages)
         if f"{prefix}conv_in.weight" in entries and f"{prefix}conv_norm_out.weight" in entries:
             return Part(path, "unet", "diffusers", _without(prefix, entries))
+    return None
+
+
+def _transformer(path: Path, entries: Mapping[str, Entry]) -> Part | None:
+    for prefix in _TRANSFORMER:
+        for class_name, original in ORIGINALS.items():
+            if f"{prefix}{original.first}" not in entries:
+                continue
+            own = _without(prefix, entries)
+            renamed = any(f".{end}." in f".{name}" for name in own for end in original.fused)
+            layout: Layout = "original" if renamed else "diffusers"
+            return Part(path, "transformer", layout, own, class_name=class_name)
     return None
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from diffusax.checkpoints.original.autoencoder import autoencoder_names
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.original.unet import controlnet_names, unet_names
 from diffusax.checkpoints.single_file.contents import Part
 from diffusax.checkpoints.tensors import Entry
+from diffusax.models.adapters import kernel_shapes
 from diffusax.models.network import Network
 
 NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
@@ -20,7 +22,11 @@ CLASSES = {
     "unet": ("UNet2DConditionModel",),
     "controlnet": ("ControlNetModel",),
     "vae": ("AutoencoderKL",),
-    "text_encoder": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    "transformer": tuple(ORIGINALS),
+    "text_encoder": (
+        *("CLIPTextModel", "CLIPTextModelWithProjection"),
+        *("Qwen3Model", "Qwen3ForCausalLM"),
+    ),
     "text_encoder_2": ("CLIPTextModelWithProjection",),
 }
 """For each component, the classes of networks that single files hold."""
@@ -45,17 +51,18 @@ def named_entries(part: Part, network: Network) -> dict[str, Entry]:
         ValueError: the network is of another class than the part, or a tensor that holds several
             does not have the shape for it.
     """
-    if network.class_name not in CLASSES[part.name]:
+    fitting = (part.class_name,) if part.class_name else CLASSES[part.name]
+    if network.class_name not in fitting:
         raise ValueError(
-            f"{part.path} holds a {CLASSES[part.name][0]} as {part.name}, but the config is that "
+            f"{part.path} holds a {fitting[0]} as {part.name}, but the config is that "
             f"of a {network.class_name}; pass the config that belongs to the file"
         )
-    config = network.config
-    own = {
-        name: entry
-        for name, entry in part.entries.items()
-        if not name.startswith(_LEFTOVERS.get(part.name, ()))
-    }
+    config, leftovers = network.config, _LEFTOVERS.get(part.name, ())
+    if part.name == "transformer":
+        leftovers = ORIGINALS[part.class_name].leftovers
+    own = {n: entry for n, entry in part.entries.items() if not n.startswith(leftovers)}
+    if part.name == "transformer" and part.layout == "original":
+        return _transformer(own, network)
     if part.layout == "original":
         return _by_module(own, NAMES[part.name](config))
     if part.layout == "open_clip":
@@ -68,6 +75,23 @@ def _by_module(entries: Mapping[str, Entry], names: Mapping[str, str]) -> dict[s
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
         found[f"{names[module]}.{leaf}" if module in names else name] = entry
+    return found
+
+
+def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, Entry]:
+    names, kernels = transformer_names(network), kernel_shapes(network)
+    found = {}
+    for name, entry in entries.items():
+        module, _, leaf = name.rpartition(".")
+        paths = names.get(module, (module,) if module else ())
+        if len(paths) < 2:
+            found[f"{paths[0]}.{leaf}" if paths else name] = entry
+            continue
+        lengths = [kernels[path][-1] for path in paths]
+        if entry.shape[:1] != (sum(lengths),):
+            raise ValueError(_unsplit(name, entry, len(paths)))
+        parts = zip(paths, entry.cut(lengths), strict=True)
+        found |= {f"{path}.{leaf}": part for path, part in parts}
     return found
 
 
@@ -90,8 +114,12 @@ def _open_clip(entries: Mapping[str, Entry], config: Any) -> dict[str, Entry]:
 
 def _split(name: str, entry: Entry, count: int) -> list[Entry]:
     if not entry.shape or entry.shape[0] % count:
-        raise ValueError(
-            f"{entry.path}: {name} holds {count} tensors below each other, but has the shape "
-            f"{entry.shape}; download the file again"
-        )
+        raise ValueError(_unsplit(name, entry, count))
     return entry.split(count)
+
+
+def _unsplit(name: str, entry: Entry, count: int) -> str:
+    return (
+        f"{entry.path}: {name} holds {count} tensors below each other, but has the shape "
+        f"{entry.shape}; download the file again"
+    )

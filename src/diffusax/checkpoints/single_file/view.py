@@ -23,6 +23,7 @@ from diffusax.checkpoints.model_index import (
 )
 from diffusax.checkpoints.single_file import configs
 from diffusax.checkpoints.single_file.contents import Contents, Part, read_contents
+from diffusax.checkpoints.single_file.transformer_configs import transformer_config
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.files import load_json, write_json
 from diffusax.text.clip_vocabulary import write_clip_vocabulary
@@ -35,10 +36,21 @@ _NEVER = ("safety_checker", "feature_extractor", "image_encoder")
 _TOKENIZERS = {"text_encoder": "tokenizer", "text_encoder_2": "tokenizer_2"}
 _NAMES = {
     "unet": "a UNet (model.diffusion_model.)",
+    "transformer": "a transformer (model.diffusion_model.)",
     "vae": "an autoencoder (first_stage_model. or vae.)",
     "text_encoder": "a text encoder (cond_stage_model. or conditioner.embedders.0.transformer.)",
     "text_encoder_2": "a second text encoder (conditioner.embedders.1.model.)",
 }
+
+_UNKNOWN_SCALE = (
+    "%s does not say whose autoencoder it is, and gets the scaling factor of %s; for %s, or "
+    "config= with its folder or repository"
+)
+_SCALES = {
+    4: ("SD 1 and 2", "SDXL's pass scaling_factor=0.13025"),
+    16: ("FLUX.1 and Z-Image", "SD 3's pass scaling_factor=1.5305 and shift_factor=0.0609"),
+}
+"""The models that an autoencoder without a model is taken for, and others, by its channels."""
 
 _parts: dict[Path, Part] = {}
 """The part of a file for each folder that stands for a network."""
@@ -160,12 +172,10 @@ def _network_config(contents: Contents, name: str, reading: Reading) -> dict[str
         return {**load_json(folder / "config.json"), **dict(reading.changes)}
     unet = contents.parts.get("unet")
     family = None if unet is None else unet.family
-    if name == "vae" and unet is None and "scaling_factor" not in dict(reading.changes):
-        log.warning(
-            "%s does not say whose autoencoder it is, and gets the scaling factor of SD 1 and 2; "
-            "for SDXL's pass scaling_factor=0.13025, or config= with its folder or repository",
-            contents.path,
-        )
+    alone = unet is None and "transformer" not in contents.parts
+    if name == "vae" and alone and "scaling_factor" not in dict(reading.changes):
+        shape = contents.parts[name].shape("decoder.conv_in.weight") or ()
+        log.warning(_UNKNOWN_SCALE, contents.path, *_SCALES[16 if shape[1:2] == (16,) else 4])
     return {**_packaged(contents, name, family, reading.prediction_type), **dict(reading.changes)}
 
 
@@ -176,6 +186,8 @@ def _packaged(
     part = contents.parts[name]
     if name == "unet":
         return configs.unet_config(contents, prediction_type or contents.prediction_type)
+    if name == "transformer":
+        return transformer_config(part)
     if name == "controlnet":
         return configs.controlnet_config(part)
     if name == "vae":
@@ -189,6 +201,12 @@ def _packaged(
 
 def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
     """Writes the folder of a pipeline from the configs in the package."""
+    if "transformer" in contents.parts:
+        raise ValueError(
+            f"{contents.path} holds a {contents.parts['transformer'].class_name}, for which the "
+            "package has no tokenizer; pass config= with a folder or Hub repository in diffusers' "
+            "layout, of which only configs and tokenizers are read"
+        )
     if "unet" not in contents.parts:
         raise ValueError(
             f"{contents.path} holds only {', '.join(contents.parts)}, not the UNet of a pipeline; "
@@ -235,7 +253,7 @@ def _copy_configs(contents: Contents, folder: Path, reading: Reading, source: Pa
             raise ValueError(f"there is no folder {source / name}, which model_index.json names")
         own.mkdir()
         for file in (source / name).iterdir():
-            if file.suffix in (".json", ".txt") and file.is_file():
+            if file.suffix in (".json", ".txt", ".jinja") and file.is_file():
                 shutil.copyfile(file, own / file.name)
         if name in _NAMES:
             _check_there(contents, name)

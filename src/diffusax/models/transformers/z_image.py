@@ -23,6 +23,7 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import ZImageTransformer2DConfig
 from diffusax.models.unet_blocks import rematerialized
+from diffusax.runtime.mesh import split_tokens
 
 _PATCH = 2
 _NAME = f"{_PATCH}-1"
@@ -185,12 +186,12 @@ class ZImageTransformer2DModel(nnx.Module):
         tokens = embedder(patchify(x, _PATCH))
         n, known = tokens.shape[1], filled_lengths(lengths)
 
-        image = _filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...])
+        image = split_tokens(_filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...]))
         image_rotation = self._image_rotation(known, rows, columns, caption.shape[1])
         for block in self.noise_refiner:
             image = rematerialized(block, remat)(image, image_rotation, None, temb)
 
-        joined = jnp.concatenate([image, caption], axis=1)
+        joined = split_tokens(jnp.concatenate([image, caption], axis=1))
         rotations = image_rotation, self._caption_rotation(*caption.shape[:2])
         rotation = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *rotations)
         for block in self.layers:

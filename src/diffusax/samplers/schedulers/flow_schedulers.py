@@ -84,6 +84,12 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         super().__post_init__()
         check_one_spacing(self)
 
+    @property
+    def forward_process(self) -> Flow:
+        """How the networks were trained; not shifted where the shift depends on the image."""
+        shift = 1.0 if self.use_dynamic_shifting else self.shift
+        return Flow(shift, self.num_train_timesteps)
+
     def dynamic_mu(self, image_seq_len: int) -> float:
         """Returns `mu` for images of `image_seq_len` tokens, on the line that the options define.
 
@@ -162,8 +168,7 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
             return request.sigmas.astype(np.float32)
         if request.timesteps is not None:
             return request.timesteps.astype(np.float32) / total
-        process = Flow(1.0, total) if self.use_dynamic_shifting else self.forward_process
-        high, low = process.ends()
+        high, low = self.forward_process.ends()
         return np.linspace(high * total, low * total, request.steps) / total
 
     def _shifted(self, sigmas: np.ndarray, mu: float | None) -> np.ndarray:

@@ -26,7 +26,12 @@ from diffusax.training.data.examples import CaptionedDataConfig, EditDataConfig,
 from diffusax.training.data.opening import open_images, own_share
 from diffusax.training.data.rows import caption_example, edit_example
 from diffusax.training.data.sources import ArrowSource, Source
-from diffusax.training.denoising import encode_captions, encode_pixels, is_text
+from diffusax.training.denoising import (
+    embedding_entries,
+    encode_captions,
+    encode_pixels,
+    is_text,
+)
 from diffusax.training.options import require_options
 from diffusax.typed.options import Count, Options, Seed
 
@@ -159,10 +164,10 @@ def cache_latents(config: CacheConfig) -> int:
     require_options(config, ("model", "data.path"))
     require_extra("pyarrow", "train")
     base = BaseModel.open(config.model, edits=_edits(config))
-    size = picture_size(config.data, base.default_size, base.factor)
+    size = picture_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
     column = columns[-1] if _edits(config) else columns[0]
-    source = open_images(config.data, columns, image_column=column, side=size, factor=base.factor)
+    source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     # The index says that a cache is whole, so that of an earlier cache has to go first.
@@ -320,7 +325,7 @@ def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
         if text_embeddings:
             encoded = encode_captions(base.family, base.networks, params, batch)
             arrays = {k: v for k, v in arrays.items() if not is_text(k)}
-            arrays |= dict(zip(base.family.embedding_columns, encoded))
+            arrays |= embedding_entries(base.family, encoded)
         return arrays
 
     size = 0

@@ -70,7 +70,7 @@ class EditDataConfig(DataConfig):
 def picture_size(config: DataConfig, default: int, factor: int) -> int:
     """Returns the side of training images in pixels: the option's, or else the model's own.
 
-    factor: the number of pixels per latent.
+    factor: the number of pixels per latent or token.
 
     Raises:
         ValueError: the side is not a multiple of the factor.

@@ -48,7 +48,7 @@ def open_images(
         image_column: the one with the images whose size decides.
         side: the side in pixels of the square whose area the buckets have, if their sizes are not
             given.
-        factor: the number of pixels per latent, which divides all sizes.
+        factor: the number of pixels per latent or token, which divides all sizes.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than

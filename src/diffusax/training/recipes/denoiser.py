@@ -13,7 +13,7 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.models.network import Model, Params, cast_shapes, initialize_params
+from diffusax.models.network import Model, Params, cast_params, cast_shapes, initialize_params
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.tasks import Task
@@ -26,7 +26,12 @@ from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
-from diffusax.training.denoising import DenoisingConfig, DenoisingLoss, encode_captions
+from diffusax.training.denoising import (
+    DenoisingConfig,
+    DenoisingLoss,
+    embedding_entries,
+    encode_captions,
+)
 from diffusax.training.drawing import draw_images
 from diffusax.training.lora.adapters import LoRA
 from diffusax.training.lora.config import LoRAConfig
@@ -163,7 +168,7 @@ class Denoiser:
         )
         if controlnet is not None:
             self.base = base = base.with_controlnet(controlnet)
-        self.size = picture_size(data, base.default_size, base.factor)
+        self.size = picture_size(data, base.default_size, base.multiple)
         self.source: Source
         self.cached, self.embedded = is_cache(data.path), False
         if self.cached:
@@ -174,7 +179,7 @@ class Denoiser:
         else:
             image_column = columns[-1] if edits else columns[0]
             self.source = open_images(
-                data, columns, image_column=image_column, side=self.size, factor=base.factor
+                data, columns, image_column=image_column, side=self.size, factor=base.multiple
             )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
@@ -339,12 +344,10 @@ class Denoiser:
     def _embedded(self, params: Params, empty: Params) -> Params:
         """Returns the embeddings of the empty caption, from its ids."""
         batch = {name: ids[None] for name, ids in empty.items()}
-        encoded = encode_captions(self.base.family, self.base.networks, params, batch)
-        dtype = self.config.compute_dtype
-        return {
-            name: leaf[0].astype(dtype)
-            for name, leaf in zip(self.base.family.embedding_columns, encoded)
-        }
+        family = self.base.family
+        encoded = encode_captions(family, self.base.networks, params, batch)
+        entries = {name: leaf[0] for name, leaf in embedding_entries(family, encoded).items()}
+        return cast_params(entries, self.config.compute_dtype)
 
     def _check_validation(self) -> None:
         options = self.config.validation
@@ -354,12 +357,13 @@ class Denoiser:
             )
         if options.prompts and not options.every:
             raise ValueError("validation.prompts are never drawn; give validation.every")
+        multiple = self.base.multiple
         for name, n in zip(("height", "width"), self.validation_size):
-            if n % self.base.factor:
-                low = n // self.base.factor * self.base.factor
+            if n % multiple:
+                low = n // multiple * multiple
                 raise ValueError(
-                    f"validation.{name} must be divisible by {self.base.factor}, the pixels per "
-                    f"latent (got {n}); use {low} or {low + self.base.factor}"
+                    f"validation.{name} must be divisible by {multiple}, the pixels per latent "
+                    f"(got {n}); use {low} or {low + multiple}"
                 )
         if options.every:
             self.base.scheduler.schedule(options.steps)

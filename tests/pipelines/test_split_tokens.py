@@ -1,0 +1,42 @@
+"""Tokens that are split over devices, on the context axis of a mesh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import Mesh
+from z_images import pipeline
+
+from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
+
+
+@pytest.mark.slow
+def test_tokens_over_eight_devices_give_the_same_images(tmp_path):
+    pipeline(tmp_path)
+    script = Path(__file__).with_name("z_image_split_tokens.py")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["data=1,context=8", "data=2,context=2,tensor=2"]
+
+
+def test_the_axis_is_there_only_if_it_is_asked_for():
+    devices = jax.devices() * 4
+    plain = make_mesh("data=4", devices=devices)
+    assert plain.axis_names == ("data", "fsdp", "tensor")
+    split = make_mesh("data=2,context=2", devices=devices)
+    assert dict(split.shape) == {"data": 2, "fsdp": 1, "tensor": 1, "context": 2}
+    assert batch_size(split) == 2
+    check_processes(split)
+    assert make_mesh(split).axis_names == split.axis_names
+    with pytest.raises(ValueError, match=r"mesh must have the axes data, fsdp, tensor"):
+        make_mesh(Mesh(split.devices, ("data", "fsdp", "tensor", "tokens")))
