@@ -10,11 +10,11 @@ from diffusax.models.attention import attention
 from diffusax.models.image_prompts import LayerImagePrompts
 from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
 from diffusax.models.matmul import matmul
-from diffusax.runtime.mesh import Rules, split_columns, tensor_parts
+from diffusax.runtime.mesh import Rule, Rules, split_columns, tensor_parts
 
 TENSOR_RULES: Rules = (
-    (r"to_[qkv]\.(kernel|bias)", -1),
-    (r"to_out\.0\.kernel", -2),
+    Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),
+    Rule(r"to_out\.0\.kernel", -2, "heads"),
     (r"net\.0\.proj\.kernel", -2),
     (r"net\.2\.kernel", -2),
 )

@@ -14,11 +14,11 @@ from flax import nnx
 from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm
 from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
-    (r"to_[qkv]\.(kernel|bias)", -1),
-    (r"to_out\.0\.kernel", -2),
+    Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),
+    Rule(r"to_out\.0\.kernel", -2, "heads"),
     (r"feed_forward\.w[13]\.kernel", -1),
     (r"feed_forward\.w2\.kernel", -2),
 )
