@@ -9,7 +9,7 @@ from flax import nnx
 from diffusax.models.attention import attention
 from diffusax.models.image_prompts import LayerImagePrompts
 from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
-from diffusax.models.matmul import matmul
+from diffusax.models.matmul import apart, matmul
 from diffusax.runtime.mesh import Rule, Rules, split_columns, tensor_parts
 
 TENSOR_RULES: Rules = (
@@ -49,9 +49,9 @@ class Attention(nnx.Module):
         self.to_out = nnx.List([Linear(inner, c, rngs=rngs)])
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
-        context = x if context is None else context
-        keys_values = self.keys_values or (self.to_k(context), self.to_v(context))
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(x), *keys_values))
+        own, *others = apart(x, 3) if context is None else (x, context, context)
+        keys_values = self.keys_values or (self.to_k(others[0]), self.to_v(others[1]))
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), *keys_values))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)
