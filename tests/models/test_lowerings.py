@@ -48,6 +48,8 @@ CONVOLUTIONS = [
     ("direct", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
     ("direct", (1, 8, 9, 1), (3, 3, 1, 2), 2, ((0, 1), (0, 1))),
     ("pointwise", (2, 5, 3, 6), (1, 1, 6, 4), 1, ((0, 0), (0, 0))),
+    ("columns", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
+    ("columns", (1, 9, 8, 2), (3, 3, 2, 3), 2, ((0, 1), (0, 1))),
     ("patches", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
     ("patches", (1, 9, 8, 2), (3, 3, 2, 3), 2, ((0, 1), (0, 1))),
     ("winograd", (2, 7, 5, 3), (3, 3, 3, 4), 1, SAME),
@@ -241,6 +243,29 @@ def test_choice_of_attention(platform, dtype, t, d, name):
 def test_accelerators_convolve_directly(platform):
     choice = conv_module.choose_lowering(platform, (2, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
     assert choice == "direct"
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "d", "name"),
+    [
+        (2, 16, 1280, "columns"),
+        (7, 32, 640, "columns"),
+        (8, 32, 640, "direct"),
+        (2, 8, 1280, "direct"),
+        (2, 64, 640, "columns"),
+        (2, 64, 320, "direct"),
+        (2, 128, 640, "direct"),
+    ],
+)
+def test_choice_of_convolution_on_tpus(images, size, d, name):
+    shapes = (images, size, size, 640), (3, 3, 640, d)
+    assert conv_module.choose_lowering("tpu", *shapes, 1, SAME) == name
+    if name == "columns":
+        assert conv_module.choose_lowering("tpu", *shapes, 2, SAME) == "direct"
+    # Each device of a mesh has images of its own.
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((4,), ("data",))):
+        shapes = (4 * images, size, size, 640), (3, 3, 640, d)
+        assert conv_module.choose_lowering("tpu", *shapes, 1, SAME) == name
 
 
 @pytest.mark.parametrize(
