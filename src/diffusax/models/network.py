@@ -17,6 +17,7 @@ from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
 from diffusax.models.paths import layer_at
 from diffusax.models.rngs import ShapeRngs
+from diffusax.models.tensor_rules import counted_tensor_rules
 from diffusax.runtime.mesh import Rules
 
 Params = Any
@@ -44,7 +45,7 @@ class Network:
     @property
     def tensor_rules(self) -> Rules:
         """The rules by which a mesh's tensor axis splits the parameters."""
-        return getattr(self.module_class, "tensor_rules", ())
+        return counted_tensor_rules(self.module_class, self.config)
 
     @property
     def adapter_groups(self) -> tuple[str, ...]:

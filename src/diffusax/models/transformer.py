@@ -8,11 +8,12 @@ from flax import nnx
 from diffusax.models.attention import attention
 from diffusax.models.image_prompts import LayerImagePrompts
 from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear, gelu
-from diffusax.runtime.mesh import Rules
+from diffusax.models.matmul import apart
+from diffusax.runtime.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
-    (r"to_[qkv]\.(kernel|bias)", -1),
-    (r"to_out\.0\.kernel", -2),
+    Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),
+    Rule(r"to_out\.0\.kernel", -2, "heads"),
     (r"net\.0\.proj\.kernel", -2),
     (r"net\.2\.kernel", -2),
 )
@@ -47,9 +48,9 @@ class Attention(nnx.Module):
         self.to_out = nnx.List([Linear(inner, c, rngs=rngs)])
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
-        context = x if context is None else context
-        keys_values = self.keys_values or (self.to_k(context), self.to_v(context))
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(x), *keys_values))
+        own, *others = apart(x, 3) if context is None else (x, context, context)
+        keys_values = self.keys_values or (self.to_k(others[0]), self.to_v(others[1]))
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), *keys_values))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)

@@ -15,11 +15,11 @@ from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
 from diffusax.models.matmul import matmul
 from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import Rules, split_rows, tensor_parts
+from diffusax.runtime.mesh import Rule, Rules, split_rows, tensor_parts
 
 TENSOR_RULES: Rules = (
-    (r"(to_[qkv]|add_[qkv]_proj)\.(kernel|bias)", -1),
-    (r"(to_out\.0|to_add_out)\.kernel", -2),
+    Rule(r"(to_[qkv]|add_[qkv]_proj)\.(kernel|bias)", -1, "heads"),
+    Rule(r"(to_out\.0|to_add_out)\.kernel", -2, "heads"),
     (r"feed_forward\.w[13]\.kernel", -1),
     (r"feed_forward\.w2\.kernel", -2),
     (r"net\.0\.proj\.(kernel|bias)", -1),

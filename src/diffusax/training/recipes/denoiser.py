@@ -13,7 +13,14 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.models.network import Model, Params, cast_params, cast_shapes, initialize_params
+from diffusax.models.network import (
+    Model,
+    Network,
+    Params,
+    cast_params,
+    cast_shapes,
+    initialize_params,
+)
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.tasks import Task
@@ -193,6 +200,11 @@ class Denoiser:
         self.denoising = DenoisingLoss.of(
             config, base.family, base.networks, base.scheduler, lora=self.lora, **dropout
         )
+
+    @property
+    def networks(self) -> Mapping[str, Network]:
+        """The checkpoint's networks, by component."""
+        return self.base.networks
 
     def shapes(self) -> Params:
         """Returns the shapes of the trained parameters."""
