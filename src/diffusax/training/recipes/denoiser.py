@@ -275,7 +275,9 @@ class Denoiser:
         config, lora = self.config, self.lora
         params = {**frozen, **trained} if lora is None else dict(frozen)
         params.pop("empty")
-        components = self.base.components(params, **self.result_options())
+        # Adapters are drawn with the checkpoint as it is, its options too.
+        options = self.result_options() if lora is None else {}
+        components = self.base.components(params, **options)
         if lora is not None:
             networks = {name: self.base.networks[name] for name in self.components}
             components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
