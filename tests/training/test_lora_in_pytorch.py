@@ -10,6 +10,7 @@ import peft
 import pytest
 import torch
 from effort import first
+from lora_files import write_kohya, write_peft
 from peft.utils import set_peft_model_state_dict
 from pictures import edit_row, picture, row, write_parquet
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from tiny import randomize
 
 import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
+from diffusax.checkpoints.original.unet import unet_names
 from diffusax.models.adapters import AdaptedNetwork
 from diffusax.pipelines import tasks
 from diffusax.training import (
@@ -123,6 +125,43 @@ def test_lengths_of_text_encoders_and_convolutions(tiny_checkpoints, tmp_path, k
     recipe = text_to_image(config)
     recipe.save(changed(recipe.trained()), tmp_path / "model")
     assert_drawn_alike(folder, tmp_path / "model" / name, "a dog", height=64, width=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["peft", "kohya"])
+@pytest.mark.parametrize("kind", ["sd", "xl"])
+def test_what_other_programs_began_is_trained_further(tiny_checkpoints, tmp_path, kind, form):
+    """Layers of several ranks and alphas; SDXL's file of kohya has the original code's names."""
+    folder, pipe = tiny_checkpoints.pipeline(kind)
+    encoders = [name for name in ("text_encoder", "text_encoder_2") if hasattr(pipe, name)]
+    networks = {name: getattr(pipe, name) for name in ("unet", *encoders)}
+    ends = {
+        **dict.fromkeys(encoders, (".q_proj", ".out_proj", ".fc1")),
+        "unet": (".to_q", ".0.conv"),
+    }
+    file = tmp_path / "theirs.safetensors"
+    if form == "peft":
+        write_peft(file, networks, ends)
+    else:
+        names = unet_names(diffusax.UNet2DConditionModel.from_pretrained(folder / "unet").config)
+        rename = {path: name for name, path in names.items()}
+        write_kohya(file, networks, ends, rename if kind == "xl" else None)
+    data = prepared(write_parquet(tmp_path / "pictures", [row(0)]))
+    config = TextToImageConfig(
+        model=str(folder), data=data, train_text_encoder=True, lora=LoRAConfig(path=str(file))
+    )
+    recipe = text_to_image(config)
+    trained = recipe.trained()
+    ranks = {layer["down"].shape[-1] for layer in trained["unet"].values()}
+    assert ranks == ({4, 6} if form == "peft" else {4})
+    recipe.save(trained, tmp_path / "same")
+    assert_drawn_alike(folder, tmp_path / "same" / WEIGHT_NAME, "a dog", height=64, width=64)
+    pictures = []
+    for given in (file, tmp_path / "same" / WEIGHT_NAME):
+        _, ours = opened(folder)
+        ours.load_lora_weights(given)
+        pictures.append(draw(ours, "a dog", height=64, width=64))
+    np.testing.assert_allclose(*pictures, atol=1e-5)
 
 
 @pytest.mark.parametrize("dora", first([False, True]))
