@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from diffusax.training import (
 )
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.class_pictures import ClassPictures
+from diffusax.training.data.pairs import Repeated
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 
@@ -131,6 +133,19 @@ def test_a_few_pictures_are_decoded_once(checkpoint, tmp_path):
             np.unique(next(batches)["pixel_values"], axis=0),
             np.unique(before["pixel_values"], axis=0),
         )
+
+
+def test_fewer_pictures_than_processes_are_repeated_also_in_workers(checkpoint, subject):
+    source = Repeated(dreambooth(options(checkpoint, subject)).source, processes=8)
+    assert len(source) == 9
+    # A worker is a process of its own, which knows of no others.
+    assert len(pickle.loads(pickle.dumps(source))) == 9
+    take = {"batch_size": 1, "seed": 0, "process_count": 8}
+    found = [
+        next(Batches(source, lambda row, rng: {"x": np.zeros(1)}, process_index=i, **take))
+        for i in range(8)
+    ]
+    assert all(batch["x"].shape == (1, 1) for batch in found)
 
 
 def test_missing_class_pictures_are_drawn_and_those_there_stay(checkpoint, tmp_path):
