@@ -168,7 +168,9 @@ class Denoiser:
         self.cached, self.embedded = is_cache(data.path), False
         if self.cached:
             _check_without_pictures(data)
-            self.source = cache = CachedSource.open(data.path, base, edits=edits)
+            plain = "text-to-image" if controlnet is None else "controlnet"
+            recipe = "instruct-pix2pix" if edits else plain
+            self.source = cache = CachedSource.open(data.path, base, recipe=recipe)
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:

@@ -217,7 +217,7 @@ class DreamBooth(Denoiser):
                 f"instance_data={self.config.data.path!r} and class_data={folder!r} must both hold "
                 "latents, or both pictures; write the other with cache-latents"
             )
-        source = CachedSource.open(folder, self.base, edits=False)
+        source = CachedSource.open(folder, self.base, recipe="text-to-image")
         if self.base.family.embedding_columns[0] in source.shapes:
             raise ValueError(
                 f"{folder} holds text embeddings of other captions; write it again with "
