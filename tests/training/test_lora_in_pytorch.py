@@ -208,4 +208,4 @@ def test_peft_puts_adapters_of_a_controlnet_into_it(checkpoint, tmp_path, dora):
     run = jax.jit(lambda params, x: network.apply(params, x, *arguments, method="scaled_residuals"))
     ours = run(params, nhwc(given["sample"]))
     for a, b in zip(jax.tree.leaves(ours), [*down, mid], strict=True):
-        np.testing.assert_allclose(a, nhwc(b), atol=1e-4)
+        np.testing.assert_allclose(a, nhwc(b), atol=5e-5 * float(b.abs().max()))
