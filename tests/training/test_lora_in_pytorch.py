@@ -104,14 +104,13 @@ def test_adapters_that_edit(tiny_checkpoints, tmp_path, kind):
     _, ours = opened(folder)
     ours.load_lora_weights(tmp_path / "model")
     call = {"num_inference_steps": STEPS, "guidance_scale": 7.5, "seed": 0, "output_type": "pil"}
-    (expected,) = ours(["as a drawing"], height=64, width=64, **image, **call).images
+    (expected,) = ours(["as a drawing"], **image, **call).images
     assert np.abs(np.asarray(drawn, int) - np.asarray(expected, int)).max() <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [WEIGHT_NAME, KOHYA_NAME])
 @pytest.mark.parametrize("kind", ["sd", "xl"])
-def test_lengths_of_text_encoders_and_convolutions(tiny_checkpoints, tmp_path, kind, name):
+def test_lengths_of_text_encoders_and_convolutions(tiny_checkpoints, tmp_path, kind):
     folder, _ = tiny_checkpoints.pipeline(kind)
     pictures = write_parquet(tmp_path / "pictures", [row(i) for i in range(4)])
     targets = ("to_q", "to_v", "conv1", "q_proj", "out_proj", "fc1")
@@ -124,7 +123,14 @@ def test_lengths_of_text_encoders_and_convolutions(tiny_checkpoints, tmp_path, k
     )
     recipe = text_to_image(config)
     recipe.save(changed(recipe.trained()), tmp_path / "model")
-    assert_drawn_alike(folder, tmp_path / "model" / name, "a dog", height=64, width=64)
+    assert_drawn_alike(folder, tmp_path / "model" / WEIGHT_NAME, "a dog", height=64, width=64)
+    # diffusers drops the lengths of kohya's files.
+    pictures = []
+    for name in (WEIGHT_NAME, KOHYA_NAME):
+        _, ours = opened(folder)
+        ours.load_lora_weights(tmp_path / "model" / name)
+        pictures.append(draw(ours, "a dog", height=64, width=64))
+    np.testing.assert_allclose(*pictures, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -106,6 +106,9 @@ def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]
                 f"{path}); write kohya's"
             )
         parts = {_PEFT[part]: x for part, x in parts.items() if part != "alpha"}
+        if component.startswith("text_encoder") and _PEFT["magnitude"] in parts:
+            # transformers leaves out what has PEFT's own name without this ending.
+            parts[f"{_PEFT['magnitude']}.weight"] = parts.pop(_PEFT["magnitude"])
         tensors |= {f"{component}.{path}.{name}": x for name, x in parts.items()}
     options: dict[str, Any] = {}
     if any("alpha" in parts for parts in layers.values()):
