@@ -56,6 +56,14 @@ T5_XXL = {
     "feed_forward_proj": "gated-gelu",
 }
 Z_IMAGE = {"axes_lens": (1536, 512, 512)}
+FLUX_DEV = {"guidance_embeds": True}
+KLEIN_4B = {
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+}
 VAE = {
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,

@@ -31,7 +31,7 @@ from diffusax.runtime.kernels import Kernel, kernels_of, traffic
 from diffusax.runtime.mesh import batch_size
 from diffusax.runtime.topology import topology_mesh
 
-PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits")
+PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")
 
 
 def main() -> None:
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="microbatches of a training step")
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
+    parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
     parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
     parser.add_argument("--dump", type=Path, help="a file for the compiled module")
     args = parser.parse_args()
@@ -76,7 +77,8 @@ def main() -> None:
 def compile_program(folder: Path, mesh, args):
     """Returns the executable, and the operations that are needed on each device."""
     if args.program.startswith("train"):
-        return compile_training(folder, mesh, args, edits=args.program == "train-edits")
+        edits, lora = args.program == "train-edits", args.program == "train-lora"
+        return compile_training(folder, mesh, args, edits=edits, lora=lora)
     pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
     images = args.batch * batch_size(mesh)
     return compile_call(pipe, mesh, images, args.program, args)

@@ -39,6 +39,7 @@ class Architecture(NamedTuple):
     """Its name and class."""
     encoder_class: str | None = None
     """The class of the only text encoder, where it is not CLIP's."""
+    vae_class: str = "AutoencoderKL"
 
 
 LEVELS = {
@@ -83,6 +84,36 @@ MODELS = {
         {"text_encoder": full_size.QWEN3_4B},
         ("transformer", "ZImageTransformer2DModel"),
         "Qwen3Model",
+    ),
+    "flux": Architecture(
+        "FluxPipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "shift": 3.0,
+            "use_dynamic_shifting": True,
+            "base_shift": 0.5,
+            "max_shift": 1.15,
+        },
+        full_size.FLUX_DEV,
+        full_size.KL16,
+        {"text_encoder": full_size.VIT_L, "text_encoder_2": full_size.T5_XXL},
+        ("transformer", "FluxTransformer2DModel"),
+    ),
+    "klein": Architecture(
+        "Flux2KleinPipeline",
+        1024,
+        {
+            "_class_name": "FlowMatchEulerDiscreteScheduler",
+            "shift": 3.0,
+            "use_dynamic_shifting": True,
+        },
+        full_size.KLEIN_4B,
+        {},
+        {"text_encoder": full_size.QWEN3_4B},
+        ("transformer", "Flux2Transformer2DModel"),
+        "Qwen3ForCausalLM",
+        "AutoencoderKLFlux2",
     ),
 }
 
@@ -163,6 +194,56 @@ TINY = {
             }
         },
     ),
+    "flux": MODELS["flux"]._replace(
+        size=16,
+        unet={
+            **full_size.FLUX_DEV,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 32,
+            "pooled_projection_dim": 32,
+            "axes_dims_rope": (4, 6, 6),
+        },
+        vae=full_size.KL16 | _TINY_VAE,
+        encoders={
+            "text_encoder": full_size.VIT_L | _TINY_TEXT,
+            "text_encoder_2": {
+                **full_size.T5_XXL,
+                "d_model": 32,
+                "d_kv": 8,
+                "d_ff": 64,
+                "num_layers": 2,
+                "num_heads": 2,
+            },
+        },
+    ),
+    "klein": MODELS["klein"]._replace(
+        size=32,
+        unet={
+            **full_size.KLEIN_4B,
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "axes_dims_rope": (4, 4, 4, 4),
+            "in_channels": 16,
+            "joint_attention_dim": 96,
+        },
+        vae={**_TINY_VAE, "latent_channels": 4},
+        encoders={
+            "text_encoder": {
+                **full_size.QWEN3_4B,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+            }
+        },
+    ),
 }
 """The same with shrunken networks, to try a script."""
 
@@ -172,23 +253,16 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     index: dict[str, Any] = {"_class_name": model.pipeline}
     configs = {
         model.denoiser[0]: {"_class_name": model.denoiser[1], **model.unet},
-        "vae": {"_class_name": "AutoencoderKL", **model.vae, "sample_size": model.size},
+        "vae": {"_class_name": model.vae_class, **model.vae, "sample_size": model.size},
     }
     index |= {name: ["diffusers", config["_class_name"]] for name, config in configs.items()}
     for encoder, config in model.encoders.items():
         clip = "CLIPTextModel" if encoder == "text_encoder" else "CLIPTextModelWithProjection"
-        kind = model.encoder_class or clip
+        kind = "T5EncoderModel" if "d_ff" in config else model.encoder_class or clip
         configs[encoder] = {"architectures": [kind], **config}
         index[encoder] = ["transformers", kind]
         tokenizer = encoder.replace("text_encoder", "tokenizer")
-        if model.encoder_class is None:
-            write_clip_vocabulary(folder / tokenizer)
-            index[tokenizer] = ["transformers", "CLIPTokenizer"]
-        else:
-            from torch_families.tokenizers import qwen_tokenizer
-
-            qwen_tokenizer().save_pretrained(folder / tokenizer)
-            index[tokenizer] = ["transformers", "Qwen2Tokenizer"]
+        index[tokenizer] = ["transformers", _write_tokenizer(folder / tokenizer, kind)]
     for component, config in configs.items():
         (folder / component).mkdir()
         write_json(folder / component / "config.json", config)
@@ -196,6 +270,20 @@ def write_checkpoint(folder: Path, model: Architecture) -> None:
     write_json(folder / "scheduler" / "scheduler_config.json", model.scheduler)
     index["scheduler"] = ["diffusers", model.scheduler["_class_name"]]
     write_json(folder / "model_index.json", index)
+
+
+def _write_tokenizer(folder: Path, encoder: str) -> str:
+    """Writes a tokenizer for a class of text encoders, and returns the tokenizer's class."""
+    if encoder.startswith("CLIP"):
+        write_clip_vocabulary(folder)
+        return "CLIPTokenizer"
+    from torch_families.tokenizers import qwen_tokenizer, t5_tokenizer
+
+    if encoder == "T5EncoderModel":
+        t5_tokenizer().save_pretrained(folder)
+        return "T5Tokenizer"
+    qwen_tokenizer().save_pretrained(folder)
+    return "Qwen2Tokenizer"
 
 
 def random_params(shapes: Any, *, seed: int = 0) -> Any:
@@ -210,8 +298,9 @@ def random_params(shapes: Any, *, seed: int = 0) -> Any:
 
 def _draw(seed: int, i: int, path: tuple[Any, ...], leaf: Any) -> jax.Array:
     kind = path[-1].key
-    if kind in ("scale", "bias"):
-        return jax.device_put(np.full(leaf.shape, kind == "scale", leaf.dtype))
+    if kind in ("scale", "bias", "running_mean", "running_var"):
+        one = kind in ("scale", "running_var")
+        return jax.device_put(np.full(leaf.shape, one, leaf.dtype))
     deviation = 0.02 if kind == "embedding" else math.prod(leaf.shape[:-1]) ** -0.5
     return _normal(seed, i, deviation, leaf.shape, leaf.dtype)
 

@@ -22,6 +22,7 @@ from continuous_cpu import requests
 from machine import describe
 from server_async import ServerAsync
 
+from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Drawing
@@ -81,7 +82,8 @@ def main() -> None:
             time.sleep(0.1)
         print(f"{name}: warm after {time.perf_counter() - began:.1f} s", flush=True)
     if args.server_async is not None:
-        checkpoint = catalogue.entry().path
+        path = catalogue.entry().path
+        checkpoint = EMBEDDED.get(str(path), path)
         engines["server-async"] = ServerAsync(args.server_async, checkpoint)
         closed_loop(engines["server-async"], drawings[:3])
     for engine in engines.values():

@@ -31,7 +31,7 @@ class ServerAsync:
         from diffusers import DiffusionPipeline
         from utils import RequestScopedPipeline  # type: ignore[attr-defined]
 
-        pipe = DiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)
+        pipe = DiffusionPipeline.from_pretrained(str(checkpoint), safety_checker=None)
         pipe.set_progress_bar_config(disable=True)
         self._pipe = RequestScopedPipeline(pipe)
         self._threads = ThreadPoolExecutor(THREADS)

@@ -17,7 +17,11 @@ import pytest
 import yaml
 from effort import few
 from evaluation.rows import build_clip
+from fluxes import FILL
+from fluxes import controlnet as flux_controlnet
+from fluxes import pipeline as build_flux
 from ip_adapters import write_hub_files
+from kleins import pipeline as build_klein
 from pairs import mask, picture
 from tiny import build_asymmetric, randomize
 from tiny_language import build_language_model
@@ -70,6 +74,12 @@ TAESD = "madebyollin/taesd"
 LANGUAGE_MODELS = {"Qwen/Qwen3-4B": "Qwen3ForCausalLM", "google/t5-v1_1-xxl": "T5EncoderModel"}
 DDPM = "google/ddpm-cat-256"
 Z_IMAGE = "Tongyi-MAI/Z-Image-Turbo"
+FLUX = {
+    "black-forest-labs/FLUX.1-dev": {},
+    "black-forest-labs/FLUX.1-Fill-dev": FILL,
+}
+FLUX_CONTROLNET = "InstantX/FLUX.1-dev-Controlnet-Canny"
+KLEIN = "black-forest-labs/FLUX.2-klein-4B"
 ASYMMETRIC = "cross-attention/asymmetric-autoencoder-kl-x-1-5"
 SMALLER = (
     (r"\b(height|width)=\d+", r"\1=64"),
@@ -138,6 +148,13 @@ def stand_in(tiny_checkpoints, tmp_path_factory):
             build_asymmetric(folder)
         elif repo == Z_IMAGE:
             build_z_image(folder)
+        elif repo in FLUX:
+            kind = "FluxFillPipeline" if FLUX[repo] else "FluxPipeline"
+            build_flux(folder, kind, **FLUX[repo])
+        elif repo == FLUX_CONTROLNET:
+            flux_controlnet().save_pretrained(folder)
+        elif repo == KLEIN:
+            build_klein(folder, layers=28, is_distilled=True)
         elif repo in LANGUAGE_MODELS:
             build_language_model(folder, LANGUAGE_MODELS[repo])
         elif repo == DDPM:
@@ -167,7 +184,17 @@ def repositories(stand_in, monkeypatch):
 
     def put(text):
         steering = (*CONTROLNETS, *T2I_ADAPTERS, IP_ADAPTERS)
-        others = (*LANGUAGE_MODELS, WHOLE_CLIP, TAESD, ASYMMETRIC, DDPM, Z_IMAGE)
+        others = (
+            *FLUX,
+            FLUX_CONTROLNET,
+            *LANGUAGE_MODELS,
+            WHOLE_CLIP,
+            TAESD,
+            ASYMMETRIC,
+            DDPM,
+            Z_IMAGE,
+            KLEIN,
+        )
         for repo in (*PIPELINES, *PARTS, *steering, *others):
             if repo in text:
                 monkeypatch.setitem(hub.EMBEDDED, repo, stand_in(repo))

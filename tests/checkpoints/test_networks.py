@@ -304,8 +304,8 @@ def test_pipeline_folder_that_is_not_ours_is_one_clear_sentence(tmp_path):
     build_stable_diffusion(tmp_path / "m")
     index = tmp_path / "m" / "model_index.json"
     data = json.loads(index.read_text())
-    index.write_text(json.dumps({**data, "_class_name": "FluxPipeline"}))
-    with pytest.raises(ValueError, match="asks for FluxPipeline"):
+    index.write_text(json.dumps({**data, "_class_name": "SanaPipeline"}))
+    with pytest.raises(ValueError, match="asks for SanaPipeline"):
         diffusax.DiffusionPipeline.from_pretrained(tmp_path / "m")
     index.write_text(json.dumps({k: v for k, v in data.items() if k != "vae"}))
     with pytest.raises(ValueError, match="has no vae"):

@@ -98,6 +98,16 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
             assert "__cudnn$fmha" in compiled.as_text()
 
 
+def test_memory_says_whether_a_call_fits_a_card():
+    folder = resolve("emoji", weights=False)
+    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype="bfloat16")
+    report = pipe.memory("l4:1", size=(64, 64), guidance_scale=3.0)
+    assert report["pipeline"]["fits"]
+    (denoise,) = (value for name, value in report.items() if name.startswith("denoise"))
+    assert denoise["kernels"] > 100
+    assert denoise["seconds"] >= denoise["moved"] / 300
+
+
 @pytest.mark.parametrize(("topology", "mesh"), MESHES[1:])
 def test_attention_asks_no_other_device(topology, mesh):
     def loss(*qkv):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from diffusers.models.transformers import transformer_z_image
 from tiny import randomize
+from torch_params import assert_close, params_of
 from z_images import inputs, transformer, upstream
 
 from diffusax.checkpoints import load_network, save_network
-from diffusax.checkpoints.tree import fit_params, torch_shapes
+from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import ZImageTransformer2DConfig, ZImageTransformer2DModel
 from diffusax.models.network import Model, Network, cast_params
 from diffusax.models.transformers import blocks
@@ -50,10 +51,6 @@ def predict(model, given):
     x = given.latents.transpose(0, 2, 3, 1)
     y = jax.jit(model.apply)(model.params, x, given.times, *given.padded)
     return np.asarray(y.astype("float32")).transpose(0, 3, 1, 2)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
 
 
 # 15 tokens of an image and 5, 32 and 40 of captions: each is filled up, or full.
@@ -173,31 +170,10 @@ def test_one_block_at_full_width_is_as_diffusers_block():
             super().__init__(config, modulated=True, rngs=rngs)
 
     network = Network(Block, CONFIG)
-    params = fit_params(
-        Block,
-        network.shapes,
-        [{name: _Held(name, p.numpy()) for name, p in theirs.state_dict().items()}],
-        lambda held: held,
-        where="the block",
-    )
     positions = [ids[None, :, i] for i in range(3)]
     rotation = rotary_positions(positions, (512, 512, 512), (32, 48, 48), 256.0)
-    actual = jax.jit(network.apply)(params, x, rotation, None, temb)
+    actual = jax.jit(network.apply)(params_of(network, theirs), x, rotation, None, temb)
     assert_close(np.asarray(actual), expected)
-
-
-class _Held:
-    """A tensor in memory as `fit_params` opens it."""
-
-    def __init__(self, path, array):
-        self.path, self.array = path, array
-        self.dtype, self.shape = array.dtype, array.shape
-
-    def __enter__(self):
-        return self.array
-
-    def __exit__(self, *_):
-        return None
 
 
 def test_the_whole_has_the_tensors_of_diffusers():

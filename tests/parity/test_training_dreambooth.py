@@ -1,20 +1,25 @@
 """Losses of DreamBooth against those of diffusers' examples/dreambooth/train_dreambooth.py.
 
-The reference is that script's inner loop with prior preservation, on the same pictures, prompts,
-noise and timesteps: what the recipe draws from its keys is handed to both.
+The reference is that script's inner loop with prior preservation, and that of its kin with LoRA
+(train_dreambooth_lora.py, train_dreambooth_lora_sdxl.py), on the same pictures, prompts, noise and
+timesteps: what the recipe draws from its keys is handed to both.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import peft
 import pytest
 import torch
 from diffusers.training_utils import compute_snr
+from diffusers.utils import convert_state_dict_to_diffusers
 from effort import few
+from lora import ATTENTION, TEXT_ATTENTION
+from peft.utils import get_peft_model_state_dict
 from tiny import (
     LEVELS,
     SMALLEST_UNET,
@@ -24,7 +29,13 @@ from tiny import (
 )
 from training.pictures import picture
 
-from diffusax.training import DreamBoothConfig, DreamBoothDataConfig, OptimizerConfig, dreambooth
+from diffusax.training import (
+    DreamBoothConfig,
+    DreamBoothDataConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    dreambooth,
+)
 from diffusax.training.data.batches import Batches
 from diffusax.training.optimizers import make_optimizer
 from diffusax.training.recipes.dreambooth import one_by_one
@@ -34,11 +45,23 @@ STEPS, BATCH, SEED = 20, 2, 3
 WEIGHT_DECAY, PRIOR_WEIGHT = 1e-2, 0.7
 # AdamW divides by the size of gradients, so that rounding errors grow with the rate.
 RATES = {"xl": 2e-4}
+
+
+class Run(NamedTuple):
+    style: str
+    prediction: str = "epsilon"
+    gamma: float | None = None
+    train_text_encoder: bool = False
+    lora: bool = False
+
+
 RUNS = {
-    "smallest": ("smallest", "epsilon", None, False),
-    "sd1": ("sd1", "epsilon", None, False),
-    "sd2-min-snr-text-encoder": ("sd2", "v_prediction", 5.0, True),
-    "xl": ("xl", "epsilon", None, False),
+    "smallest": Run("smallest"),
+    "sd1": Run("sd1"),
+    "sd2-min-snr-text-encoder": Run("sd2", "v_prediction", 5.0, True),
+    "xl": Run("xl"),
+    "sd1-lora": Run("sd1", lora=True),
+    "xl-lora-text-encoders": Run("xl", train_text_encoder=True, lora=True),
 }
 
 
@@ -52,7 +75,29 @@ def build(folder, style: str, prediction: str) -> Any:
     return build_stable_diffusion(folder, style=style, scheduler=scheduler)
 
 
-def make_recipe(folder, gamma: float | None, train_text_encoder: bool, size: int) -> Any:
+def networks_of(pipe, run: Run) -> dict[str, Any]:
+    """What is trained, or gets adapters."""
+    names = ["unet", *(("text_encoder", "text_encoder_2") if run.train_text_encoder else ())]
+    return {name: getattr(pipe, name) for name in names if hasattr(pipe, name)}
+
+
+def add_adapters(folder, pipe, run: Run) -> None:
+    """Adapters as those scripts begin with, which are saved for ours to go on from."""
+    for network in (pipe.unet, pipe.text_encoder, getattr(pipe, "text_encoder_2", None)):
+        if network is not None:
+            network.requires_grad_(False)
+    layers = {}
+    for name, network in networks_of(pipe, run).items():
+        targets = ATTENTION if name == "unet" else TEXT_ATTENTION
+        options = {"init_lora_weights": "gaussian", "target_modules": targets}
+        network.add_adapter(peft.LoraConfig(r=4, lora_alpha=4, **options))
+        layers[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(
+            get_peft_model_state_dict(network)
+        )
+    pipe.save_lora_weights(folder, **layers)
+
+
+def make_recipe(folder, run: Run, size: int) -> Any:
     """A recipe with three pictures of the subject and five of the class."""
     for kind, count in (("subject", 3), ("class", 5)):
         (folder / kind).mkdir()
@@ -66,8 +111,9 @@ def make_recipe(folder, gamma: float | None, train_text_encoder: bool, size: int
         class_data=str(folder / "class"),
         class_images=5,
         prior_loss_weight=PRIOR_WEIGHT,
-        snr_gamma=gamma,
-        train_text_encoder=train_text_encoder,
+        snr_gamma=run.gamma,
+        train_text_encoder=run.train_text_encoder,
+        lora=LoRAConfig(path=str(folder / "lora") if run.lora else None),
         compute_dtype="float32",
         data=DreamBoothDataConfig(resolution=size),
     )
@@ -113,17 +159,15 @@ def encoded(pipe, batch) -> tuple[torch.Tensor, torch.Tensor | None]:
     return torch.cat([o.hidden_states[-2] for o in outputs], dim=-1), outputs[1][0]
 
 
-def torch_losses(
-    pipe, run: list[dict], gamma: float | None, train_text_encoder: bool, lr: float
-) -> list[float]:
-    scheduler = diffusers.DDPMScheduler.from_config(pipe.scheduler.config)
-    parameters = list(pipe.unet.parameters())
-    parameters += list(pipe.text_encoder.parameters()) if train_text_encoder else []
+def torch_losses(pipe, steps: list[dict], run: Run, lr: float) -> list[float]:
+    scheduler, gamma = diffusers.DDPMScheduler.from_config(pipe.scheduler.config), run.gamma
+    networks = networks_of(pipe, run).values()
+    parameters = [p for network in networks for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=WEIGHT_DECAY)
     nchw = lambda x: torch.tensor(np.moveaxis(x, -1, 1).copy())  # noqa: E731
     mse = torch.nn.functional.mse_loss
     losses = []
-    for batch in run:
+    for batch in steps:
         with torch.no_grad():
             pixels = nchw(batch["pixel_values"].astype(np.float32) / 127.5 - 1)
             latent_dist = pipe.vae.encode(pixels).latent_dist
@@ -174,15 +218,15 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", few(RUNS, "smallest"))
 def test_losses_with_prior_preservation_match_diffusers_over_twenty_steps(tmp_path, name):
-    style, prediction, gamma, train_text_encoder = RUNS[name]
-    pipe = build(tmp_path / "model", style, prediction)
-    size = 8 if style == "smallest" else 32
-    recipe = make_recipe(tmp_path, gamma, train_text_encoder, size)
+    run = RUNS[name]
+    pipe = build(tmp_path / "model", run.style, run.prediction)
+    if run.lora:
+        add_adapters(tmp_path / "lora", pipe, run)
+    recipe = make_recipe(tmp_path, run, 8 if run.style == "smallest" else 32)
     batches = Batches(recipe.source, recipe.example, batch_size=BATCH, seed=0)
-    run = [next(batches) for _ in range(STEPS)]
+    drawn = [next(batches) for _ in range(STEPS)]
     lr = RATES.get(name, 1e-3)
-    ours = our_losses(recipe, run, lr)
-    steps = list(as_upstream(recipe, run))
-    theirs = torch_losses(pipe, steps, gamma, train_text_encoder, lr)
+    ours = our_losses(recipe, drawn, lr)
+    theirs = torch_losses(pipe, list(as_upstream(recipe, drawn)), run, lr)
     assert np.ptp(theirs) > 0.05
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)

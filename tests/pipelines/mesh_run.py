@@ -14,11 +14,14 @@ from unittest import mock
 import jax
 import numpy as np
 from adapted import random_adapter
+from flax import nnx
 from hooks import defined
 from PIL import Image
 
 import diffusax
 from diffusax.models import attention
+from diffusax.models.rngs import ShapeRngs
+from diffusax.models.transformer import TENSOR_RULES, BasicTransformerBlock
 from diffusax.pipelines import programs
 from diffusax.runtime import mesh as meshes
 from diffusax.runtime.mesh import in_mesh, make_mesh
@@ -27,6 +30,7 @@ from diffusax.runtime.program import PROGRAMS, lower
 MESHES = ("data=8", "fsdp=8", "data=2,fsdp=2,tensor=2", "data=4,tensor=2")
 CALL = {"num_inference_steps": 2, "output_type": "np", "seed": 3, "guidance_scale": 3.0}
 PROMPTS = ["a frog", "a boat", "two dogs"]
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 ADAPTERS = [{"style": 0.8}, {"face": -0.5, "style": 0.2}, {}]
 
 
@@ -175,11 +179,33 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
     return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
 
 
+def messages(rules: meshes.Rules) -> int:
+    """How many collectives four devices need for a block whose three heads they do not divide."""
+    block = BasicTransformerBlock(
+        24, heads=3, head_dim=8, context_dim=24, only_cross_attention=False, rngs=ShapeRngs()
+    )
+    graph, state = nnx.split(block)
+    params = nnx.to_pure_dict(state)
+    mesh = make_mesh("tensor=4", devices=jax.devices()[:4])
+    with mock.patch.object(meshes, "MIN_SHARDED_SIZE", 0), in_mesh(mesh):
+        places = meshes.tree_sharding(mesh, params, rules)
+        arguments = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), params, places
+        )
+        x = jax.ShapeDtypeStruct((1, 16, 24), np.float32, sharding=meshes.replicated(mesh))
+        run = jax.jit(lambda params, x: nnx.merge(graph, params)(x, x))
+        text = run.lower(arguments, x).compile().as_text()
+    return sum(text.count(f" {name}(") for name in COLLECTIVES)
+
+
 def main(root: Path, out: Path, *cases: str) -> None:
     """Writes the greatest difference from one device, for each case: a task and a mesh."""
     one = jax.devices()[0]
     found = {"split": {mesh: check_split(root, mesh) for mesh in MESHES}, "differences": {}}
     found["encoding"] = encoding_share(root)
+    counts = {"heads": {"attn1": 3, "attn2": 3}}
+    kinds = {"cut": TENSOR_RULES, "whole": meshes.counted_rules(TENSOR_RULES, counts)}
+    found["messages"] = {kind: messages(rules) for kind, rules in kinds.items()}
     found["kernel"] = {heads: kernel_shares(heads) for heads in (4, 5)}
     if any("adapters" in case for case in cases):
         check_ahead(root, MESHES[2])

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from unittest import mock
 
 import jax
 import numpy as np
@@ -139,6 +140,57 @@ def test_memory(pipe):
     assert report["parameters"] == pytest.approx({k: v / 1e9 for k, v in sizes.items()})
     (denoise,) = (value for name, value in report.items() if name.startswith("denoise"))
     assert denoise["temporaries"] > 0
+
+
+def test_memory_of_a_call_needs_a_topology(pipe):
+    with pytest.raises(ValueError, match="need a topology, such as h200:1"):
+        pipe.memory(batch_size=4)
+    with pytest.raises(ValueError, match="need a topology"):
+        pipe.memory(guidance_scale=2.0)
+
+
+def test_figures_of_a_cost():
+    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.cost import Cost
+
+    chip = CARDS["l4"].chip
+    cost = Cost(2.42, 3.0, arguments=4.0, temporaries=2.0, code=0.5, peak=7.0, kernels=9)
+    figures = cost.figures(chip)
+    assert figures["results"] == 0.5
+    # 121 TFLOP/s take longer than 300 GB/s.
+    assert figures["seconds"] == 0.02
+    assert figures["fits"]
+    assert figures["kernels"] == 9
+    assert not cost._replace(peak=24.2).figures(chip)["fits"]
+    assert "fits" not in cost.figures(None)
+
+
+@pytest.mark.slow
+def test_memory_on_devices_that_are_elsewhere(pipe):
+    pytest.importorskip("libtpu")
+    sizes = {name: sum(x.nbytes for x in jax.tree.leaves(p)) for name, p in pipe.params.items()}
+    for mesh, parts in (("data=2", 1), ("data=1,fsdp=2", 2)):
+        with mock.patch("diffusax.runtime.mesh.MIN_SHARDED_SIZE", 0):
+            report = pipe.memory("v5e:2x2", mesh=mesh, batch_size=2, guidance_scale=3.0)
+        whole = report["pipeline"]
+        assert whole["fits"]
+        assert whole["memory"] == 16
+        assert set(report["parameters"]) == set(sizes)
+        assert whole["parameters"] == sum(report["parameters"].values())
+        # Small arrays, and those that two devices do not divide, are whole.
+        share = report["parameters"]["unet"] / (sizes["unet"] / 1e9)
+        assert 1 / parts <= share < 1 / parts + 0.1
+        names = [name.split(" ")[0] for name in report if " " in name]
+        assert names == ["encode_texts", "denoise", "decode"]
+        for name, program in report.items():
+            if " " in name:
+                assert program["fits"]
+                assert program["seconds"] > 0
+                parts_of_peak = ("arguments", "results", "temporaries", "code")
+                assert program["peak"] == pytest.approx(sum(program[k] for k in parts_of_peak))
+                assert program["peak"] < whole["peak"]
+    # Nothing is kept for calls.
+    assert not any(" " in name for name in pipe.memory())
 
 
 @pytest.mark.slow

@@ -46,6 +46,24 @@ def test_costs_of_other_sizes_are_estimated_from_the_nearest(monkeypatch):
     assert seconds.estimate(kind, 16, 1) == pytest.approx(0.03 * 2**0.4)
 
 
+def test_costs_of_a_size_that_has_not_run_for_long_are_estimated_anew(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
+    seconds, kind = RowSeconds(), Kind()
+    now = 100.0
+    monkeypatch.setattr(measures.time, "monotonic", lambda: now)
+    noted(seconds, kind, 1, 0.09)
+    noted(seconds, kind, 2, 0.1)
+    now = 109.0
+    seconds.note(kind, 2, 0.1)
+    assert seconds.estimate(kind, 1, 1) == 0.09
+    now = 111.0
+    seconds.note(kind, 2, 0.1)
+    assert seconds.estimate(kind, 1, 1) == pytest.approx(0.1 * 0.5**0.85)
+    assert seconds.measured(kind, 1) == 0.09
+    seconds.note(kind, 1, 0.09)
+    assert seconds.estimate(kind, 1, 1) == 0.09
+
+
 def test_costs_outlive_the_images_of_their_kind_but_not_for_ever():
     seconds, kinds = RowSeconds(), [Kind() for _ in range(40)]
     for kind in kinds:

@@ -8,12 +8,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
-from diffusax.runtime.mesh import AXES, check_processes, make_mesh, param_sharding, parse_mesh
+from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
+from diffusax.runtime.mesh import (
+    AXES,
+    check_processes,
+    make_mesh,
+    param_sharding,
+    parse_mesh,
+    tree_name,
+    tree_sharding,
+)
+from diffusax.training.program import tensor_rules
 
 HERE = Path(__file__).parent
 MIXED = "data=2,fsdp=2,tensor=2"
@@ -70,6 +82,8 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
     shapes = {heads: shape for heads, (shape, _) in found["kernel"].items()}
     assert shapes == {"4": [1, 16, 1, 8], "5": [1, 4, 5, 8]}
     assert max(error for _, error in found["kernel"].values()) < 1e-5
+    # Those that remain are the feed-forward's, whose channels are split.
+    assert found["messages"]["whole"] < found["messages"]["cut"] / 2
     assert found["split"]["fsdp=8"]["fsdp"] > 10
     assert found["split"][MIXED]["tensor"] > 10
     assert found["split"]["data=8"] == {"fsdp": 0, "tensor": 0}
@@ -205,3 +219,35 @@ RULES = ((r"to_q\.kernel", -1), (r"to_out\.0\.kernel", -2))
 def test_where_parameters_lie(name, shape, spec):
     mesh = AbstractMesh((1, 2, 2), AXES)
     assert tuple(param_sharding(mesh, name, shape, RULES).spec) == spec
+
+
+@pytest.mark.parametrize("kind", ["a network", "training", "adapters"])
+def test_heads_that_the_devices_do_not_divide_stay_whole(kind):
+    config = UNet2DConditionConfig(
+        block_out_channels=(192, 256),
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        attention_head_dim=(3, 4),
+        cross_attention_dim=128,
+    )
+    network = Network(UNet2DConditionModel, config)
+    mesh = AbstractMesh((1, 1, 2), AXES)
+    tree, rules, start = network.shapes, network.tensor_rules, ""
+    if kind == "training":
+        tree, start = {"params": {"unet": tree}, "step": np.zeros(())}, "params.unet."
+        rules = tensor_rules(SimpleNamespace(networks={"unet": network}))
+    places = {
+        tree_name(path): place.spec
+        for path, place in jax.tree_util.tree_leaves_with_path(tree_sharding(mesh, tree, rules))
+    }
+    for level, heads in (("down_blocks.0", 3), ("down_blocks.1", 4), ("up_blocks.1", 3)):
+        block = f"{start}{level}.attentions.0.transformer_blocks.0"
+        for layer in ("attn1.to_q", "attn1.to_v", "attn2.to_k"):
+            name, shape = f"{block}.{layer}.kernel", (None, "tensor")
+            if kind == "adapters":
+                name = f"{block}.{layer}.up"
+                places[name] = param_sharding(mesh, name, (128, 64 * heads), rules).spec
+            assert tuple(places[name]) == (shape if heads == 4 else ()), name
+        whole = () if heads == 3 else ("tensor", None)
+        assert tuple(places[f"{block}.attn1.to_out.0.kernel"]) == whole
+        assert tuple(places[f"{block}.ff.net.2.kernel"]) == ("tensor", None)

@@ -35,6 +35,7 @@ NO_COMPONENTS = {
     "force_zeros_for_empty_prompt",
     "requires_aesthetics_score",
     "is_cosxl_edit",
+    "is_distilled",
 }
 # What diffusax does not have at all, LoRA and FreeU among it.
 ABSENT_SWITCHES = {"enable_freeu", "disable_freeu"}
@@ -55,7 +56,7 @@ def test_calls_have_the_arguments_of_diffusers_in_its_order_with_its_defaults(na
     own = {k: p.default for k, p in ours.items() if p.kind is p.KEYWORD_ONLY}
     if name in WITHOUT_TEXT:
         assert own == OWN_WITHOUT_TEXT
-    elif name.startswith("ZImage"):
+    elif name.startswith(("ZImage", "Flux")):
         assert own == {k: v for k, v in OWN.items() if k not in OF_CLIP}
     else:
         assert own == OWN
@@ -73,6 +74,8 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
         if hasattr(diffusers, f"{family}{xl}{task}Pipeline")
     }
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
+    wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
+    wanted |= {"Flux2KleinPipeline"}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -17,11 +17,17 @@ from diffusax.checkpoints.tree import params_to_tensors
 from diffusax.cli.console import main
 from diffusax.pipelines.control import control_text_to_image
 from diffusax.training import (
+    CacheConfig,
+    CacheDataConfig,
+    CaptionedDataConfig,
     ControlDataConfig,
     ControlNetConfig,
     ControlNetValidationConfig,
     LoRAConfig,
+    TextToImageConfig,
+    cache_latents,
     controlnet,
+    text_to_image,
 )
 
 # The tiny checkpoint has four pixels per latent, where diffusers' ControlNets have eight.
@@ -212,11 +218,42 @@ def test_a_closed_copy_changes_nothing_at_first(checkpoint, start, steered):
     assert np.abs(difference).min() > 1e-5
 
 
-def make(checkpoint, data, **options):
+@pytest.mark.slow
+def test_a_cache_gives_the_same_losses_without_the_autoencoder(
+    checkpoint, start, steered, tmp_path
+):
+    size = {"resolution": 32, "center_crop": True}
+    cache_latents(
+        CacheConfig(
+            recipe="controlnet",
+            model=str(checkpoint),
+            data=CacheDataConfig(str(steered), **size),
+            output=str(tmp_path),
+            text_embeddings=True,
+        )
+    )
+    options = {"controlnet": str(start), "caption_dropout": 0.0}
+    plain = make(checkpoint, steered, ControlDataConfig(str(steered), **size), **options)
+    cached = make(checkpoint, tmp_path, ControlDataConfig(str(tmp_path)), **options)
+    assert set(cached.frozen()) == {"unet", "empty"}
+    results, keys = [], jax.random.split(jax.random.key(0), 4)
+    for recipe in (plain, cached):
+        rows = [recipe.example(recipe.source[i], np.random.default_rng(i)) for i in range(4)]
+        batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        assert ("pixel_values" in batch) is (recipe is plain)
+        results.append(jax.jit(recipe.loss)(recipe.trained(), recipe.frozen(), batch, keys))
+    np.testing.assert_allclose(*results, rtol=1e-5)
+    with pytest.raises(ValueError, match="was not written for text-to-image; write it again"):
+        text_to_image(
+            TextToImageConfig(model=str(checkpoint), data=CaptionedDataConfig(str(tmp_path)))
+        )
+
+
+def make(checkpoint, path, data=None, **options):
     return controlnet(
         ControlNetConfig(
             model=str(checkpoint),
-            data=ControlDataConfig(str(data), resolution=32),
+            data=data or ControlDataConfig(str(path), resolution=32),
             compute_dtype="float32",
             **options,
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -21,17 +22,23 @@ from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
 
 import diffusax
+from diffusax.checkpoints.lora.files import WEIGHT_NAME
+from diffusax.cli.console import main
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     DreamBoothConfig,
     DreamBoothDataConfig,
+    EMAConfig,
+    LoRAConfig,
     cache_latents,
     dreambooth,
     read_config,
+    train,
 )
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.class_pictures import ClassPictures
+from diffusax.training.data.pairs import Repeated
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 
@@ -128,6 +135,19 @@ def test_a_few_pictures_are_decoded_once(checkpoint, tmp_path):
         )
 
 
+def test_fewer_pictures_than_processes_are_repeated_also_in_workers(checkpoint, subject):
+    source = Repeated(dreambooth(options(checkpoint, subject)).source, processes=8)
+    assert len(source) == 9
+    # A worker is a process of its own, which knows of no others.
+    assert len(pickle.loads(pickle.dumps(source))) == 9
+    take = {"batch_size": 1, "seed": 0, "process_count": 8}
+    found = [
+        next(Batches(source, lambda row, rng: {"x": np.zeros(1)}, process_index=i, **take))
+        for i in range(8)
+    ]
+    assert all(batch["x"].shape == (1, 1) for batch in found)
+
+
 def test_missing_class_pictures_are_drawn_and_those_there_stay(checkpoint, tmp_path):
     plan = ClassPictures(str(checkpoint), CLASS, 32, steps=2, batch_size=2)
     whole, part = tmp_path / "whole", tmp_path / "part"
@@ -169,6 +189,17 @@ def test_class_pictures_of_another_prompt_are_refused(checkpoint, subject, tmp_p
     (tmp_path / "class.json").write_text('{"prompt": "a cat"}')
     with pytest.raises(ValueError, match=r"were drawn with .*prompt='a cat'"):
         ClassPictures(str(checkpoint), CLASS, 32, steps=1).ensure(tmp_path, 1)
+
+
+@pytest.mark.parametrize("parts", [("", "class"), ("class", ""), ("", "")])
+def test_a_folder_does_not_hold_the_other(checkpoint, tmp_path, parts):
+    for i in range(2):
+        (tmp_path / "class").mkdir(exist_ok=True)
+        picture(i).save(tmp_path / "class" / f"{i}.png")
+    folders = [str(tmp_path / part) for part in parts]
+    given = {"class_prompt": CLASS, "class_data": folders[1], "class_images": 2}
+    with pytest.raises(ValueError, match=r"hold each other, .* use two folders side by side"):
+        dreambooth(options(checkpoint, folders[0], **given))
 
 
 def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
@@ -292,6 +323,30 @@ def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tm
     ours.load_lora_weights(folder)
     images = ours(INSTANCE, latents=latents.numpy(), **call).images
     np.testing.assert_allclose(images, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_an_average_made_afterwards_needs_no_pictures_of_the_class(checkpoint, subject, tmp_path):
+    config = options(
+        checkpoint,
+        subject,
+        class_prompt=CLASS,
+        class_images=2,
+        class_steps=1,
+        output=str(tmp_path),
+        steps=4,
+        batch_size=1,
+        report_to=(),
+        lora=LoRAConfig(rank=2),
+        ema=EMAConfig(rule="power", snapshot_every=2),
+    )
+    train(dreambooth(config), config)
+    shutil.rmtree(tmp_path / "class")
+    main(["ema", str(tmp_path), "--length", "0.08"])
+    assert not (tmp_path / "class").exists()
+    made, last = (load_file(tmp_path / name / WEIGHT_NAME) for name in ("model_ema_0.08", "model"))
+    assert made.keys() == last.keys()
+    assert any((made[key] != last[key]).any() for key in made)
 
 
 @pytest.mark.slow

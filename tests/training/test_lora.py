@@ -1,5 +1,6 @@
 """LoRA in training: which layers, how they begin, what is kept, written, drawn and continued."""
 
+import dataclasses
 import json
 
 import jax
@@ -14,11 +15,15 @@ import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.models.adapters import kernel_shapes
 from diffusax.training import (
+    CacheConfig,
+    CacheDataConfig,
+    CaptionedDataConfig,
     DenoiserValidationConfig,
     EditDataConfig,
     InstructPix2PixConfig,
     LoRAConfig,
     TextToImageConfig,
+    cache_latents,
     instruct_pix2pix,
     read_config,
     text_to_image,
@@ -92,6 +97,25 @@ def test_adapters_at_the_start_change_nothing(checkpoint, pictures, dora):
     plain = recipe_of(checkpoint, pictures, LoRAConfig(), train_text_encoder=True)
     batch = next(Batches(recipe.source, recipe.example, batch_size=2, seed=0))
     results = [jax.jit(r.loss)(r.trained(), r.frozen(), batch, keys(2)) for r in (recipe, plain)]
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_with_cached_latents_and_embeddings_the_denoiser_is_alone(checkpoint, pictures, tmp_path):
+    data = CacheDataConfig(str(pictures), resolution=32, center_crop=True)
+    cache = {"output": str(tmp_path), "text_embeddings": True}
+    cache_latents(CacheConfig(model=str(checkpoint), data=data, **cache))
+    lora = LoRAConfig(rank=2, targets=("to_q", "conv1"))
+    plain = recipe_of(checkpoint, pictures, lora)
+    config = dataclasses.replace(plain.config, data=CaptionedDataConfig(str(tmp_path)))
+    cached = text_to_image(config)
+    assert set(cached.frozen()) == {"unet", "empty"}
+    trained, results = changed(plain.trained()), []
+    for recipe in (plain, cached):
+        rng = np.random.default_rng(0)
+        elements = [recipe.example(recipe.source[i], rng) for i in (3, 0)]
+        batch = {name: np.stack([e[name] for e in elements]) for name in elements[0]}
+        results.append(jax.jit(recipe.loss)(trained, recipe.frozen(), batch, keys(2)))
     np.testing.assert_allclose(*results, rtol=1e-5)
 
 

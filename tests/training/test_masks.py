@@ -173,6 +173,7 @@ def test_tags_are_shuffled_but_for_those_that_stay():
     assert write(tags, 3, shuffle_tags=True) == write(tags, 3, shuffle_tags=True)
     barred = write("a|b|c", 1, shuffle_tags=True, tag_separator="|", keep_tags=9)
     assert barred == "a| b| c"
+    assert write("a,, b, ", 1, shuffle_tags=True, keep_tags=9) == "a, b"
 
 
 def test_a_trigger_stands_before_each_caption_and_never_moves():

@@ -236,6 +236,12 @@ class AutoencoderKL(FromSingleFile):
     component = "vae"
 
 
+class AutoencoderKLFlux2(AutoModel):
+    """The autoencoder of FLUX.2."""
+
+    class_names = ("AutoencoderKLFlux2",)
+
+
 class AsymmetricAutoencoderKL(AutoModel):
     """An autoencoder for inpainting, whose decoder sees what the mask keeps."""
 
@@ -295,6 +301,24 @@ class CLIPVisionModelWithProjection(AutoModel):
 
     class_names = ("CLIPVisionModelWithProjection",)
     tower = True
+
+
+class FluxControlNetModel(AutoModel):
+    """A ControlNet for FLUX.1."""
+
+    class_names = ("FluxControlNetModel",)
+
+
+class Flux2Transformer2DModel(AutoModel):
+    """The transformer of FLUX.2."""
+
+    class_names = ("Flux2Transformer2DModel",)
+
+
+class FluxTransformer2DModel(AutoModel):
+    """The transformer of FLUX.1."""
+
+    class_names = ("FluxTransformer2DModel",)
 
 
 class Qwen3Model(AutoModel):
@@ -383,6 +407,7 @@ __all__ = [
     "AsymmetricAutoencoderKL",
     "AutoModel",
     "AutoencoderKL",
+    "AutoencoderKLFlux2",
     "AutoencoderTiny",
     "CLIPImageProcessor",
     "CLIPModel",
@@ -392,6 +417,9 @@ __all__ = [
     "CLIPVisionModel",
     "CLIPVisionModelWithProjection",
     "ControlNetModel",
+    "Flux2Transformer2DModel",
+    "FluxControlNetModel",
+    "FluxTransformer2DModel",
     "Qwen2Tokenizer",
     "Qwen3ForCausalLM",
     "Qwen3Model",

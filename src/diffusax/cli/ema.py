@@ -55,8 +55,10 @@ class Ema(Options):
         _, config_class = RECIPES[name]
         config: TrainConfig = read_config(config_class, self.folder / "config.yaml")
         config = dataclasses.replace(config, output=str(self.folder))
-        # The function that makes a recipe has the recipe's name.
-        recipe = getattr(diffusax.training, name.replace("-", "_"))(config)
+        # The function that makes a recipe has the recipe's name. Nothing is trained, so that
+        # DreamBooth needs no pictures of its class.
+        options = {"generate": False} if name == "dreambooth" else {}
+        recipe = getattr(diffusax.training, name.replace("-", "_"))(config, **options)
         folder = self.output or self.folder / self._name()
         error = make_average(
             recipe,

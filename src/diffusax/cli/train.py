@@ -56,9 +56,8 @@ class Command(FromFiles):
 
     topology: Annotated[str | None, OWN] = None
     """Do not train: compile the step for TPUs or GPUs that are elsewhere, such as v5e:4x4 or
-    h100:8, and print what
-    it takes on each and whether it fits. Only the model's configs and one row of the data are read.
-    """
+    h100:8, and print what it takes on each and whether it fits. Only the model's configs and one
+    row of the data are read."""
 
 
 @dataclasses.dataclass(frozen=True)

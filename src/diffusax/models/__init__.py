@@ -8,6 +8,7 @@ from diffusax.models.autoencoder_asymmetric import (
     AsymmetricAutoencoderKL,
     AsymmetricAutoencoderKLConfig,
 )
+from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.autoencoder_tiny import AutoencoderTiny, AutoencoderTinyConfig
 from diffusax.models.clip import CLIPTextModel, CLIPTextModelWithProjection
 from diffusax.models.clip_configs import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
@@ -22,7 +23,15 @@ from diffusax.models.language.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from diffusax.models.language.t5 import T5EncoderModel
 from diffusax.models.network import Model, Network, Params, initialize
 from diffusax.models.t2i_adapter import T2IAdapter, T2IAdapterConfig
-from diffusax.models.transformers.configs import ZImageTransformer2DConfig
+from diffusax.models.transformers.configs import (
+    Flux2Transformer2DConfig,
+    FluxControlNetConfig,
+    FluxTransformer2DConfig,
+    ZImageTransformer2DConfig,
+)
+from diffusax.models.transformers.flux import FluxTransformer2DModel
+from diffusax.models.transformers.flux2 import Flux2Transformer2DModel
+from diffusax.models.transformers.flux_controlnet import FluxControlNetModel
 from diffusax.models.transformers.z_image import ZImageTransformer2DModel
 from diffusax.models.unet import UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.models.unet_2d import UNet2DConfig, UNet2DModel
@@ -34,6 +43,7 @@ MODELS: dict[str, type[nnx.Module]] = {
     for cls in (
         AsymmetricAutoencoderKL,
         AutoencoderKL,
+        AutoencoderKLFlux2,
         AutoencoderTiny,
         CLIPModel,
         CLIPTextModel,
@@ -41,6 +51,9 @@ MODELS: dict[str, type[nnx.Module]] = {
         CLIPVisionModel,
         CLIPVisionModelWithProjection,
         ControlNetModel,
+        FluxControlNetModel,
+        Flux2Transformer2DModel,
+        FluxTransformer2DModel,
         Qwen3ForCausalLM,
         Qwen3Model,
         T2IAdapter,
@@ -64,6 +77,8 @@ __all__ = [
     "AsymmetricAutoencoderKLConfig",
     "AutoencoderKL",
     "AutoencoderKLConfig",
+    "AutoencoderKLFlux2",
+    "AutoencoderKLFlux2Config",
     "AutoencoderTiny",
     "AutoencoderTinyConfig",
     "CLIPConfig",
@@ -76,6 +91,12 @@ __all__ = [
     "CLIPVisionModelWithProjection",
     "ControlNetConfig",
     "ControlNetModel",
+    "Flux2Transformer2DConfig",
+    "Flux2Transformer2DModel",
+    "FluxControlNetConfig",
+    "FluxControlNetModel",
+    "FluxTransformer2DConfig",
+    "FluxTransformer2DModel",
     "Model",
     "Network",
     "Params",

@@ -103,7 +103,10 @@ def choose_lowering(
     # the kernel's lanes are padded to twice that width.
     if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048) and not biased:
         return "flash"
-    return "xla" if scores <= _MAX_ACCELERATOR_SCORES else "large_chunks"
+    # A head that fills the device by itself loses nothing in chunks.
+    wide = t * s >= _MAX_LARGE_CHUNK_SCORES
+    limit = _MAX_ACCELERATOR_SCORES // 2 if wide else _MAX_ACCELERATOR_SCORES
+    return "xla" if scores <= limit else "large_chunks"
 
 
 # The number of scores to hold at once, in all and per chunk, that a desktop's cache can hold.

@@ -11,13 +11,13 @@ from diffusax.models.attention import attention
 from diffusax.models.clip_configs import CLIPTextConfig, CLIPVisionConfig
 from diffusax.models.inputs import check_ids, check_token_ids
 from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rule, Rules
 
 TowerConfig = CLIPTextConfig | CLIPVisionConfig
 
 TENSOR_RULES: Rules = (
-    (r"[qkv]_proj\.(kernel|bias)", -1),
-    (r"out_proj\.kernel", -2),
+    Rule(r"[qkv]_proj\.(kernel|bias)", -1, "heads"),
+    Rule(r"out_proj\.kernel", -2, "heads"),
     (r"fc1\.(kernel|bias)", -1),
     (r"fc2\.kernel", -2),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.matmul import apart
 from diffusax.models.network import Network, Params
 from diffusax.models.paths import layer_at
 
@@ -27,4 +28,10 @@ def project_context(network: Any, params: Params, context: jax.Array) -> Context
     module = network.module(params)
     layers = {path: layer_at(module, path) for path in paths}
     context = context.astype(jax.tree.leaves(params)[0].dtype)
-    return {path: (layer.to_k(context), layer.to_v(context)) for path, layer in layers.items()}
+    # Side by side, the matrices of all layers would be copied into one first.
+    contexts = apart(context, 2 * len(layers), min_rows=0)
+    pairs = zip(contexts[::2], contexts[1::2], strict=True)
+    return {
+        path: (layer.to_k(k), layer.to_v(v))
+        for (path, layer), (k, v) in zip(layers.items(), pairs, strict=True)
+    }

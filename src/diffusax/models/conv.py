@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from diffusax.models.matmul import matmul
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
+from diffusax.runtime.mesh import batch_size
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
-Lowering = Literal["direct", "pointwise", "patches", "winograd"]
+Lowering = Literal["direct", "pointwise", "columns", "patches", "winograd"]
 
 
 def conv2d(x: jax.Array, kernel: jax.Array, *, stride: int = 1, padding: Padding) -> jax.Array:
@@ -47,14 +48,21 @@ def choose_lowering(
     """Chooses the lowering of a convolution: the fastest one in benchmarks/lowerings_cpu.py.
 
     GPU and TPU have convolution units, or libraries that try these forms themselves. XLA's own
-    convolution on CPU reaches a half to an eighth of the machine's matrix product rate.
+    convolution on CPU reaches a half to an eighth of the machine's matrix product rate. Of a few
+    small maps, XLA's TPU compiler cuts the columns into pieces that it takes for images, and
+    computes those at the edges twice: a fifth more operations for 32x32, two fifths for 16x16.
     """
     kh, kw, c, d = kernel_shape
     if (kh, kw, stride, padding) == (1, 1, 1, ((0, 0), (0, 0))):
         return "pointwise"
+    height, width = _output_size(x_shape, kernel_shape, stride, padding)
+    if platform == "tpu" and (kh, kw, stride) == (3, 3, 1) and min(c, d) >= _MIN_CHANNELS:
+        images = x_shape[0] / batch_size(jax.sharding.get_abstract_mesh())
+        most = next(most for most, channels in _MAX_COLUMNS if d >= channels)
+        few = images < _MIN_IMAGES and _MIN_COLUMNS <= width <= most
+        return "columns" if few else "direct"
     if platform != "cpu" or min(c, d) < _MIN_CHANNELS:
         return "direct"
-    height, width = _output_size(x_shape, kernel_shape, stride, padding)
     tiles = x_shape[0] * math.ceil(height / 2) * math.ceil(width / 2)
     if (kh, kw, stride) == (3, 3, 1) and tiles >= _MIN_TILES:
         return "winograd"
@@ -64,6 +72,12 @@ def choose_lowering(
 
 # With fewer channels the products are too thin for the matrix unit to gain from them.
 _MIN_CHANNELS = 128
+# A TPU's vectors hold the same channel of eight images; as many images are not cut into pieces.
+_MIN_IMAGES = 8
+# Narrower maps are not cut. Writing wider ones three times takes as long as the operations that it
+# saves, of which there are the more the more channels the result has.
+_MIN_COLUMNS = 16
+_MAX_COLUMNS = ((64, 640), (32, 0))
 # With fewer tiles, transforming the kernel costs more than the products that it saves.
 _MIN_TILES = 128
 # Every patch repeats its pixels kh kw times, so large maps must not be cut into patches at once.
@@ -82,6 +96,21 @@ def _direct(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> j
 def _pointwise(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """Computes a 1x1 convolution as one product over the channels."""
     return matmul(x, kernel[0, 0])
+
+
+def _columns(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """Convolves maps whose neighbouring columns lie side by side as channels, by rows alone."""
+    (kh, kw, c, d), (_, width) = kernel.shape, _output_size(x.shape, kernel.shape, stride, padding)
+    x = jnp.pad(x, ((0, 0), (0, 0), padding[1], (0, 0)))
+    last = stride * (width - 1) + 1
+    beside = jnp.concatenate([x[:, :, j : j + last : stride] for j in range(kw)], axis=-1)
+    return jax.lax.conv_general_dilated(
+        beside,
+        kernel.reshape(kh, 1, kw * c, d),
+        (stride, 1),
+        (padding[0], (0, 0)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
 
 
 def _patches(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
@@ -211,6 +240,7 @@ def _output_size(
 LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "direct": _direct,
     "pointwise": _pointwise,
+    "columns": _columns,
     "patches": _patches,
     "winograd": _winograd,
 }

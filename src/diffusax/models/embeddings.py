@@ -27,10 +27,12 @@ def timestep_embedding(
 class TimestepEmbedding(nnx.Module):
     """Linear, SiLU, linear. x: b c -> b d; `condition` (b k) is projected and added to x first."""
 
-    def __init__(self, c: int, d: int, *, cond_dim: int | None = None, rngs: nnx.Rngs):
-        self.linear_1 = Linear(c, d, rngs=rngs)
+    def __init__(
+        self, c: int, d: int, *, cond_dim: int | None = None, bias: bool = True, rngs: nnx.Rngs
+    ):
+        self.linear_1 = Linear(c, d, bias=bias, rngs=rngs)
         self.cond_proj = Linear(cond_dim, c, bias=False, rngs=rngs) if cond_dim else None
-        self.linear_2 = Linear(d, d, rngs=rngs)
+        self.linear_2 = Linear(d, d, bias=bias, rngs=rngs)
 
     def __call__(self, x: jax.Array, condition: jax.Array | None = None) -> jax.Array:
         if self.cond_proj is not None and condition is not None:

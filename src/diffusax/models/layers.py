@@ -5,6 +5,7 @@ parameter tree. Images are channels last, `b h w c`.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from diffusax.models.conv import conv2d
 from diffusax.models.matmul import matmul
 from diffusax.models.rngs import shaped
 from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.mesh import split_columns, tensor_parts
 
 _DENSE: dict[str, Any] = {"kernel_init": shaped(lecun_normal()), "bias_init": shaped(zeros)}
 _NORM: dict[str, Any] = {"scale_init": shaped(ones), "bias_init": shaped(zeros)}
@@ -49,6 +51,35 @@ class Linear(nnx.Linear):
         if self.adapters is None:
             return y
         return y + self.adapters.linear(x, Base(y, kernel, bias))
+
+
+class SplitLinear(Linear):
+    """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d.
+
+    A split of the kernel's columns would give each device of a mesh's tensor axis other layers
+    instead of a part of all, so that they are split one by one, see `split_columns`.
+    """
+
+    def __init__(self, c: int, widths: Sequence[int], *, bias: bool = True, rngs: nnx.Rngs):
+        super().__init__(c, sum(widths), bias=bias, rngs=rngs)
+        self.widths = tuple(widths)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:  # type: ignore[override]
+        if tensor_parts() == 1:
+            y = super().__call__(x)
+            # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
+            return tuple(jax.lax.split(y, self.widths, axis=y.ndim - 1))
+        kernels = self._parts(self.kernel[...])
+        biases = [None] * len(kernels) if self.bias is None else self._parts(self.bias[...])
+        x = x.astype(kernels[0].dtype)
+        ys = [matmul(x, split_columns(k), bias) for k, bias in zip(kernels, biases)]
+        if (adapters := self.adapters) is not None:
+            ups = map(split_columns, self._parts(adapters.up))
+            ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
+        return tuple(ys)
+
+    def _parts(self, y: jax.Array) -> list[jax.Array]:
+        return list(jax.lax.split(y, self.widths, axis=y.ndim - 1))
 
 
 class Conv2d(nnx.Conv):
@@ -91,13 +122,17 @@ class Conv2d(nnx.Conv):
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Group normalisation with float32 statistics (Wu and He 2018). x: b ... c -> b ... c."""
+    """Group normalisation with float32 statistics (Wu and He 2018). x: b ... c -> b ... c.
+
+    shift: b c, which is added to all pixels of x before.
+    """
 
     def __init__(self, c: int, groups: int, *, eps: float = 1e-5, rngs: nnx.Rngs):
         super().__init__(c, num_groups=groups, epsilon=eps, rngs=rngs, **_NORM)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return _group_norm(x, *_gain_and_bias(self), groups=self.num_groups, eps=self.epsilon)
+    def __call__(self, x: jax.Array, shift: jax.Array | None = None) -> jax.Array:
+        arguments = (x, *_gain_and_bias(self), *(() if shift is None else (shift,)))
+        return _group_norm(*arguments, groups=self.num_groups, eps=self.epsilon)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -137,13 +172,11 @@ def _gain_and_bias(norm: Any) -> tuple[jax.Array, jax.Array]:
 
 # Inlined, because layers of one shape are traced once.
 @partial(jax.jit, static_argnames=("groups", "eps"), inline=True)
-def _group_norm(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, *, groups: int, eps: float
-) -> jax.Array:
+def _group_norm(*arguments: jax.Array, groups: int, eps: float) -> jax.Array:
     if is_plain():
-        return _centred(x, scale, bias, groups=groups, eps=eps)
+        return _centred(*arguments, groups=groups, eps=eps)
     forms = {name: partial(f, groups=groups, eps=eps) for name, f in _GROUP_NORMS.items()}
-    return by_platform(_choose_group_norm, forms, x, scale, bias)
+    return by_platform(_choose_group_norm, forms, *arguments)
 
 
 def _choose_group_norm(platform: str) -> str:
@@ -151,27 +184,70 @@ def _choose_group_norm(platform: str) -> str:
 
 
 def _centred(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, *, groups: int, eps: float
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
 ) -> jax.Array:
     """Takes the variance of centred maps, which XLA's CPU backend does in place."""
+    if shift is not None:
+        x = x + _at_pixels(shift, x)
     x32 = x.astype(jnp.float32)
     centred = x32 - _spread(_group_means(x32, groups), x)
     variance = _group_means(jnp.square(centred), groups)
     return _affine(centred * _spread(jax.lax.rsqrt(variance + eps), x), scale, bias)
 
 
-def _sums(x: jax.Array, scale: jax.Array, bias: jax.Array, *, groups: int, eps: float) -> jax.Array:
-    """Takes sums and sums of squares, as Flax's own, for a kernel less and maps read once less."""
+def _sums(
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    shift: jax.Array | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> jax.Array:
+    """Takes sums and sums of squares, as Flax's own, for maps that are read once less.
+
+    Pixels are added up in parts, which keep a GPU busy where maps are few, and then parts and the
+    channels of a group together. XLA's GPU compiler adds the shift wherever a map is read: a map
+    with it is never written.
+    """
+    b, c, pixels = x.shape[0], x.shape[-1], math.prod(x.shape[1:-1])
     x32 = x.astype(jnp.float32)
-    pixels = tuple(range(1, x.ndim - 1))
-    by_channel = x32.sum(pixels), jnp.square(x32).sum(pixels)
-    split = [y.reshape(x.shape[0], groups, -1) for y in by_channel]
-    count = math.prod(x.shape[1:]) // groups
-    mean, squares = (y / count for y in _last_sums(*split))
-    variance = jnp.maximum(squares - jnp.square(mean), 0)
+    if shift is not None:
+        x32 = x32 + _at_pixels(shift.astype(jnp.float32), x)
+    parts = _parts(pixels)
+    rows = x32.reshape(b, parts, pixels // parts, c)
+    share = groups / (pixels * c)
+    sums = (_by_group(share * y.sum(2), groups) for y in (rows, jnp.square(rows)))
+    mean, mean_square = _last_sums(*sums)
+    variance = jnp.maximum(mean_square - jnp.square(mean), 0)
     gain = _spread(jax.lax.rsqrt(variance + eps), x) * scale.astype(jnp.float32)
-    shift = bias.astype(jnp.float32) - _spread(mean, x) * gain
-    return (x32 * gain + shift).astype(scale.dtype)
+    return ((x32 - _spread(mean, x)) * gain + bias.astype(jnp.float32)).astype(scale.dtype)
+
+
+def _parts(pixels: int) -> int:
+    """Returns the number of parts: with 32 pixels each, or so few that it is one kernel with them.
+
+    By the estimates of XLA's GPU compiler; see benchmarks/gpu_compile.py.
+    """
+    return math.gcd(pixels, 64 if pixels < 1024 else min(2 ** int(math.log2(pixels / 32)), 256))
+
+
+def _by_group(x: jax.Array, groups: int) -> jax.Array:
+    """Gathers what belongs to each group: b p c -> b groups d."""
+    b, parts, c = x.shape
+    split = x.reshape(b, parts, groups, c // groups).transpose(0, 2, 1, 3)
+    return split.reshape(b, groups, parts * c // groups)
+
+
+def _at_pixels(values: jax.Array, x: jax.Array) -> jax.Array:
+    """Gives all pixels of x: b ... c the values of their channels, b c."""
+    return values.reshape(values.shape[0], *(1,) * (x.ndim - 2), values.shape[-1])
 
 
 @jax.custom_jvp

@@ -1,9 +1,11 @@
 """Multiplies matrices with sums in float32, whatever the operands' dtype."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.lowering import by_platform, is_plain
+from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.mesh import context_parts
 
 
@@ -47,6 +49,23 @@ def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
 
 _PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _rounded}
 _FORMS = {"cpu": "materialized", "cuda": "rounded"}
+
+
+def apart(x: jax.Array, count: int, *, min_rows: int = 1024) -> tuple[jax.Array, ...]:
+    """Returns x several times, to be multiplied by as many matrices one after the other.
+
+    XLA's GPU compiler would multiply it by all of them side by side, and then copy each result out
+    of the whole, as cuDNN's attention takes no part of an array. Fewer rows than `min_rows` it
+    multiplies in parts of the depth, which are a kernel more for each matrix.
+    """
+    same = (x,) * count
+    if is_plain() or math.prod(known_sizes(x.shape[:-1])) < min_rows:
+        return same
+    forms = {"same": lambda *x: x, "apart": lambda *x: jax.lax.optimization_barrier(x)}
+    kept: tuple[jax.Array, ...] = by_platform(
+        lambda p: "apart" if p == "cuda" else "same", forms, *same
+    )
+    return kept
 
 
 def materialize(x: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from diffusax.models.freeu import FreeU, check_freeu
 from diffusax.models.image_prompts import ImagePrompts, attach_images
 from diffusax.models.paths import layer_at
 from diffusax.models.rngs import ShapeRngs
+from diffusax.models.tensor_rules import counted_tensor_rules
 from diffusax.runtime.mesh import Rules
 
 Params = Any
@@ -44,7 +45,7 @@ class Network:
     @property
     def tensor_rules(self) -> Rules:
         """The rules by which a mesh's tensor axis splits the parameters."""
-        return getattr(self.module_class, "tensor_rules", ())
+        return counted_tensor_rules(self.module_class, self.config)
 
     @property
     def adapter_groups(self) -> tuple[str, ...]:
@@ -382,7 +383,8 @@ def initialize_params(
     """Draws random parameters for a tree of arrays or shapes.
 
     Kernels are normal with variance 1 / fan-in (LeCun et al. 1998), embeddings with deviation 0.02,
-    norms one, biases zero. It runs on the host, because compiling initialisers would take longer.
+    norms and variances one, biases and means zero. It runs on the host, because compiling
+    initialisers would take longer.
 
     Args:
         shapes: a tree whose leaves have a shape.
@@ -396,8 +398,8 @@ def initialize_params(
         kind = path[-1].key
         if kind == "logit_scale":  # CLIP's, Radford et al. 2021, section 2.5.
             return jnp.full(leaf.shape, -math.log(0.07), dtype)
-        if kind in ("scale", "bias"):
-            return jnp.full(leaf.shape, kind == "scale", dtype)
+        if kind in ("scale", "bias", "running_mean", "running_var"):
+            return jnp.full(leaf.shape, kind in ("scale", "running_var"), dtype)
         deviation = 0.02 if kind.endswith("embedding") else math.prod(leaf.shape[:-1]) ** -0.5
         if len(path) > 1 and path[-2].key in zero:
             deviation = 0.0

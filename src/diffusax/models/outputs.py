@@ -40,6 +40,14 @@ class ControlNetOutput(Output):
 
 
 @flax.struct.dataclass
+class FluxControlNetOutput(Output):
+    """The result of FLUX.1's ControlNet: residuals b t c for blocks of either kind."""
+
+    controlnet_block_samples: Any
+    controlnet_single_block_samples: Any
+
+
+@flax.struct.dataclass
 class AutoencoderKLOutput(Output):
     """The result of `vae.encode`. latent_dist: the distribution of the latents."""
 

@@ -60,12 +60,12 @@ class ResnetBlock2D(nnx.Module):
         if self.time_emb_proj is None or temb is None:
             h = self.norm2(h)
         else:
-            shift = self.time_emb_proj(nnx.silu(temb))[:, None, None]
+            shift = self.time_emb_proj(nnx.silu(temb))
             if self.scale_shift:
-                scale, shift = jnp.split(shift, 2, axis=-1)
+                scale, shift = jnp.split(shift[:, None, None], 2, axis=-1)
                 h = self.norm2(h) * (1 + scale) + shift
             else:
-                h = self.norm2(h + shift)
+                h = self.norm2(h, shift)
 
         h = self.conv2(nnx.silu(h))
         if self.conv_shortcut is not None:

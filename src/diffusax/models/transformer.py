@@ -3,18 +3,17 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.image_prompts import LayerImagePrompts
-from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, gelu
-from diffusax.models.matmul import matmul
-from diffusax.runtime.mesh import Rules, split_columns, tensor_parts
+from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear, gelu
+from diffusax.models.matmul import apart
+from diffusax.runtime.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
-    (r"to_[qkv]\.(kernel|bias)", -1),
-    (r"to_out\.0\.kernel", -2),
+    Rule(r"to_[qkv]\.(kernel|bias)", -1, "heads"),
+    Rule(r"to_out\.0\.kernel", -2, "heads"),
     (r"net\.0\.proj\.kernel", -2),
     (r"net\.2\.kernel", -2),
 )
@@ -49,9 +48,9 @@ class Attention(nnx.Module):
         self.to_out = nnx.List([Linear(inner, c, rngs=rngs)])
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
-        context = x if context is None else context
-        keys_values = self.keys_values or (self.to_k(context), self.to_v(context))
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(x), *keys_values))
+        own, *others = apart(x, 3) if context is None else (x, context, context)
+        keys_values = self.keys_values or (self.to_k(others[0]), self.to_v(others[1]))
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), *keys_values))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)
@@ -62,28 +61,11 @@ class GEGLU(nnx.Module):
     """A gated linear unit with exact GELU (Shazeer 2020). x: ... c -> ... d."""
 
     def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
-        self.proj = Linear(c, 2 * d, rngs=rngs)
+        self.proj = SplitLinear(c, (d, d), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if tensor_parts() > 1:
-            h, gate = (self._half(x, i) for i in range(2))
-            return h * gelu(gate)
-        projected = self.proj(x)
-        d = projected.shape[-1] // 2
-        # The gradient of a split is one concatenation; that of two slices is a sum of padded maps.
-        h, gate = jax.lax.split(projected, (d, d), axis=projected.ndim - 1)
+        h, gate = self.proj(x)
         return h * gelu(gate)
-
-    def _half(self, x: jax.Array, i: int) -> jax.Array:
-        """Applies one of the two layers that are side by side in the kernel."""
-        layer: Any = self.proj
-        kernel, bias = (jnp.split(y[...], 2, axis=-1)[i] for y in (layer.kernel, layer.bias))
-        x = x.astype(kernel.dtype)
-        y = matmul(x, split_columns(kernel), bias)
-        if (adapters := layer.adapters) is None:
-            return y
-        up = split_columns(jnp.split(adapters.up, 2, axis=-1)[i])
-        return y + adapters._replace(up=up).linear(x)
 
 
 class FeedForward(nnx.Module):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import Mesh
 from PIL import Image
 
@@ -22,8 +23,9 @@ from diffusax.pipelines.families.family import Role
 from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.plan import Plan
 from diffusax.pipelines.sample import at_once, bind, decode, sample
-from diffusax.pipelines.tasks import Task
+from diffusax.pipelines.tasks import Task, text_to_image
 from diffusax.runtime.images import NO_IMAGES, pad_images
+from diffusax.runtime.layouts import place_of, tree_places
 from diffusax.runtime.mesh import Rules, batch_sharding, batch_size, tree_sharding
 from diffusax.runtime.program import Request, key, recorded_requests
 
@@ -49,7 +51,9 @@ def example_call(pipe: Any, b: int, size: tuple[int, int] | None, given: dict[st
         many = {"batch_size": b}
     arguments: dict[str, Any] = {**many, **given}
     for name in _PICTURES:
-        if name in signature.parameters:
+        # Text to image looks at an image only where one is given.
+        optional = name == "image" and type(pipe).task is text_to_image
+        if name in signature.parameters and not optional:
             arguments.setdefault(name, Image.new("RGB", (width, height)))
     if "height" in signature.parameters:
         arguments |= {"height": height, "width": width}
@@ -151,9 +155,9 @@ def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params
 def _placed(request: Request, mesh: Mesh | None, device: Any) -> tuple[Any, ...]:
     """Returns the arguments' shapes, with their places on a mesh or on a device not the first."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), request.dynamic)
-    if mesh is None:
-        return shapes if device is None else tuple(_at(x, device) for x in shapes)
     named = zip(request.program.dynamic, shapes)
+    if mesh is None:
+        return tuple(_on_device(x, device, name) for name, x in named)
     return tuple(_at(x, _place_of(request, name, x, mesh)) for name, x in named)
 
 
@@ -172,7 +176,7 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     role: Role = "denoiser" if "denoiser" in dict(request.static) else "autoencoder"
     mesh = placement.component_mesh(mesh, role)
     places: dict[str, Callable[[], Any]] = {
-        "params": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
+        "params": lambda: tree_places(x, tree_sharding(mesh, x, _tensor_rules(request))),
         "adapters": lambda: tree_sharding(mesh, x, _tensor_rules(request)),
         "plan": lambda: placement.plan_sharding(mesh, x),
         "state": lambda: batch_sharding(mesh, axis=1),
@@ -184,9 +188,23 @@ def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
     return places[name]() if name in places else None
 
 
+def _on_device(x: Any, device: Any, name: str) -> Any:
+    """Returns shapes with their places on one device; device: None for the first."""
+    x = _at(x, device)
+    if name != "params":
+        return x
+    there = device or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def one(shape: Any) -> Any:
+        place = place_of(shape.shape, there)
+        return shape if place is there else _at(shape, place)
+
+    return jax.tree.map(one, x)
+
+
 def _at(x: Any, place: Any) -> Any:
     if place is None:
         return x
-    single = isinstance(place, jax.sharding.Sharding)
+    single = isinstance(place, jax.sharding.Sharding | Format)
     places = jax.tree.map(lambda _: place, x) if single else place
     return jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), x, places)

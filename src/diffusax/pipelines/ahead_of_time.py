@@ -8,6 +8,7 @@ import jax
 
 from diffusax.pipelines.ahead import example_call, requests
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.fits import memory_there
 from diffusax.runtime.ahead import compile_all, memory_of
 from diffusax.runtime.program import Request
 from diffusax.runtime.saved import load_executables, save_executables
@@ -68,13 +69,46 @@ class AheadOfTime:
         _check_alone()
         return load_executables(folder)
 
-    def memory(self) -> dict[str, dict[str, float]]:
+    def memory(
+        self,
+        topology: str | None = None,
+        *,
+        mesh: str | None = None,
+        batch_size: int = 1,
+        size: tuple[int, int] | None = None,
+        **arguments: Any,
+    ) -> dict[str, dict[str, float]]:
         """Returns the memory of parameters by component and of compiled programs by shape, in GB.
 
         The figures are per device: its share of the parameters, and each program's temporary
         buffers and code. Components that `enable_model_cpu_offload` keeps in the host's memory are
         listed under "host".
+
+        With a topology, the programs of a call are compiled for its devices, which may be
+        elsewhere, and nothing is kept. Then "pipeline" has the GB of all parameters and the peak of
+        a call on each device, and whether it fits; each program has its GB (arguments, results,
+        temporaries, code, peak), the GB that it moves, its operations in TFLOP, the least seconds
+        that they take, and on GPUs its kernels. A loop counts once, so denoising is one step.
+
+        Args:
+            topology: TPUs or GPUs such as "v5e:2x2", "h200:1", "h100:8" or "2xh100:8".
+            mesh: how the call is spread over them, such as "data=4,tensor=2"; by default "data".
+            batch_size: the number of images, over all devices.
+            size: height and width in pixels; by default the pipeline's own.
+            **arguments: further arguments of the call, as for `compile`.
+
+        Raises:
+            ValueError: there is no such topology, an argument is not valid, or other arguments are
+                given without a topology.
+            ImportError: the compiler for the topology is not installed; names the extra.
         """
+        if topology is not None:
+            return memory_there(self, topology, mesh, batch_size, size, arguments)
+        if mesh is not None or batch_size != 1 or size is not None or arguments:
+            raise ValueError(
+                "mesh, batch_size, size and arguments of a call need a topology, such as h200:1; "
+                "without one, memory tells of the programs that are compiled already"
+            )
         return memory_of(self.parts.params)
 
 

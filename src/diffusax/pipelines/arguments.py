@@ -29,6 +29,7 @@ Size = tuple[Coordinate, Coordinate]
 Seed = int
 Time = Annotated[float, Meta(ge=0, le=1_000_000)]
 Times = list[Time] | None
+Mode = Annotated[int, Meta(ge=0, le=1000)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Call:
     batch_size: Count = 1
     clip_skip: Annotated[int, Meta(ge=0, le=100)] | None = None
     max_sequence_length: Annotated[int, Meta(ge=1, le=32_768)] = 512
+    text_encoder_out_layers: tuple[Annotated[int, Meta(ge=-1024, le=1024)], ...] | None = None
     long_prompt: bool = False
     prompt_weighting: bool = False
 
@@ -59,6 +61,8 @@ class Call:
     padding_mask_crop: Annotated[int, Meta(ge=0, le=32_768)] | None = None
     height: Pixels | None = None
     width: Pixels | None = None
+    max_area: Annotated[int, Meta(ge=1, le=2**30)] = 1024**2
+    auto_resize: bool = True
 
     num_inference_steps: Steps | None = 50
     original_inference_steps: Steps | None = None
@@ -74,8 +78,11 @@ class Call:
     ip_adapter_image: Any = None
     ip_adapter_image_embeds: Any = None
     ip_adapter_masks: Any = None
+    negative_ip_adapter_image: Any = None
+    negative_ip_adapter_image_embeds: Any = None
 
     guidance_scale: Scale | None = 7.5
+    true_cfg_scale: Scale = 1.0
     image_guidance_scale: Scale = 1.5
     guidance_rescale: Fraction = 0.0
     guidance_start: Fraction = 0.0
@@ -86,6 +93,7 @@ class Call:
     controlnet_conditioning_scale: Scale | list[Scale] = 1.0
     control_guidance_start: Fraction | list[Fraction] = 0.0
     control_guidance_end: Fraction | list[Fraction] = 1.0
+    control_mode: Mode | list[Mode | None] | None = None
     guess_mode: bool = False
     adapter_conditioning_scale: Scale | list[Scale] | None = 1.0
     adapter_conditioning_factor: Fraction | None = None
@@ -124,6 +132,7 @@ DESCRIPTIONS = {
     "control_image": "What the ControlNets see; a list with one entry for each of several.",
     "masked_image_latents": "b 4 h/8 w/8, in the place of what is encoded of the masked picture.",
     "height": "In pixels, as `width`: a multiple of the autoencoder's factor (8).",
+    "max_area": "In pixels, of the picture to draw, whose shape is that of `height` and `width`.",
     "padding_mask_crop": "Draw only the masked part and as many pixels around it, at full size.",
     "strength": "How much of the noise to add, from 0 to 1, and so how much may change.",
     "num_inference_steps": "Of the sampler; `strength` leaves some of them out.",
@@ -132,6 +141,8 @@ DESCRIPTIONS = {
     "denoising_start": "The fraction of the run that was done before, by another model.",
     "denoising_end": "The fraction of the run to stop at, for another model to go on.",
     "guidance_scale": "Classifier-free guidance; 1 and less turns it off, of Z-Image's 0.",
+    "true_cfg_scale": "Classifier-free guidance of FLUX.1, where a negative prompt is given; 1 and "
+    "less turns it off.",
     "image_guidance_scale": "How closely to keep to the picture that is edited.",
     "guidance_rescale": "phi of Lin et al. 2024, section 3.4.",
     "guidance_start": "The fraction of the run from which on to guide, until `guidance_end`.",
@@ -152,6 +163,8 @@ DESCRIPTIONS = {
     "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
     "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
     "controlnet_conditioning_scale": "What the ControlNets count for; a list for several.",
+    "control_mode": "The kind of the ControlNet's picture, a number, for one that knows several; a "
+    "list for several ControlNets.",
     "guess_mode": "Let the ControlNet's picture speak, with no or little of a prompt.",
     "control_guidance_start": "The fraction of the run from which on the ControlNets steer, until "
     "`control_guidance_end`.",
@@ -168,13 +181,18 @@ DESCRIPTIONS = {
     "adapters": "The names and weights of LoRAs that were loaded, `{'style': 0.8}`, or a list with "
     "one dictionary for each prompt; by default those of `set_adapters`.",
     "joint_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
+    "attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs.",
     "cross_attention_kwargs": "`{'scale': 0.5}` multiplies the weights of all LoRAs, and "
     "`ip_adapter_masks` says where IP-Adapters count.",
+    "negative_ip_adapter_image": "None, as `negative_ip_adapter_image_embeds`: there are no "
+    "IP-Adapters for FLUX.1.",
     "ip_adapter_image": "The picture that the IP-Adapter sees; a list with one entry for each of "
     "several, where an entry may be a list of pictures; or `ip_adapter_image_embeds`, a list of "
     "arrays as `prepare_ip_adapter_image_embeds` returns it.",
     "max_sequence_length": "The most tokens of a prompt, with those of the chat around it; what is "
     "longer is cut off.",
+    "text_encoder_out_layers": "Which hidden states of the language model are a prompt's "
+    "embeddings, side by side; 0 is what the first layer reads.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
     "prompt_weighting": "Read `(word:1.3)` as a weight.",
 }
@@ -213,9 +231,12 @@ def check_call(given: Mapping[str, Any]) -> Call:
         _check_attention_options("cross_attention_kwargs", options, known)
         values["lora_scale"] = options.get("scale", 1.0)
         values["ip_adapter_masks"] = options.get("ip_adapter_masks")
-    if (options := values.pop("joint_attention_kwargs", None)) is not None:
-        _check_attention_options("joint_attention_kwargs", options, ("scale",))
-        values["lora_scale"] = options.get("scale", 1.0)
+    for name in ("joint_attention_kwargs", "attention_kwargs"):
+        if (options := values.pop(name, None)) is not None:
+            _check_attention_options(name, options, ("scale",))
+            values["lora_scale"] = options.get("scale", 1.0)
+    if "_auto_resize" in values:
+        values["auto_resize"] = values.pop("_auto_resize")
     for name in ("cfg_normalization", "cfg_truncation"):
         if isinstance(values.get(name), bool):
             values[name] = float(values[name])

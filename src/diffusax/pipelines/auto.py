@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from diffusax.checkpoints import resolve
-from diffusax.pipelines import classes, control, tasks
+from diffusax.pipelines import classes, control, flux_tasks, tasks
 from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.pipeline import DiffusionPipeline
 
@@ -13,8 +13,10 @@ class _Auto:
     """The methods that the three classes share. Their results are instances of other classes."""
 
     task: ClassVar[Any]
-    controlled: ClassVar[Any]
+    controlled: ClassVar[tuple[Any, ...]]
     distilled: ClassVar[Any] = None
+    served_by: ClassVar[tuple[Any, ...]] = ()
+    """Other tasks whose classes do what this one is for, and are kept."""
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **options: Any) -> Any:
@@ -48,9 +50,15 @@ class _Auto:
         Raises:
             ValueError: diffusax has no such task for the family.
         """
-        wanted = (cls.controlled,) if steered else (cls.task, cls.distilled)
+        if origin.task in cls.served_by and not steered:
+            return origin
+        wanted = cls.controlled if steered else (cls.task, cls.distilled)
         every = [getattr(classes, name) for name in classes.__all__]
-        found = [c for c in every if c.family is origin.family and c.task in wanted]
+        found = [
+            c
+            for c in every
+            if c.family is origin.family and not {c.task, *c.more_tasks}.isdisjoint(wanted)
+        ]
         if not found:
             name = wanted[0].__name__.replace("_", " ")
             raise ValueError(f"diffusax has no {name} for {origin.family.name}")
@@ -66,19 +74,21 @@ class AutoPipelineForText2Image(_Auto):
     """Generates images from prompts, with ControlNets if they are given."""
 
     task = staticmethod(tasks.text_to_image)
-    controlled = staticmethod(control.control_text_to_image)
+    controlled = (control.control_text_to_image, flux_tasks.control)
+    served_by = (flux_tasks.kontext,)
 
 
 class AutoPipelineForImage2Image(_Auto):
     """Generates images from images, with ControlNets if they are given."""
 
     task = staticmethod(tasks.image_to_image)
-    controlled = staticmethod(control.control_image_to_image)
+    controlled = (control.control_image_to_image,)
     distilled = staticmethod(tasks.consistency_image_to_image)
+    served_by = (flux_tasks.kontext,)
 
 
 class AutoPipelineForInpainting(_Auto):
     """Inpaints images, with ControlNets if they are given."""
 
     task = staticmethod(tasks.inpaint)
-    controlled = staticmethod(control.control_inpaint)
+    controlled = (control.control_inpaint,)

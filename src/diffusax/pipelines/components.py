@@ -17,6 +17,7 @@ from diffusax.pipelines.families.family import NUMBERED_ROLES, Denoiser, Family,
 from diffusax.pipelines.ip_adapter_store import IPAdapterStore
 from diffusax.pipelines.placement import device_of, on_host, put_params, to_host
 from diffusax.pipelines.plan import Decoding
+from diffusax.runtime.layouts import in_order
 from diffusax.samplers.processes import Kind
 
 OFFLOADED = ("text_encoder", "autoencoder", "image_encoder")
@@ -93,6 +94,14 @@ class Components:
             {k: net for k, net in self.networks.items() if self.family.role(k) in roles}
         )
 
+    @property
+    def unguided(self) -> bool:
+        """Whether one branch is enough: the scale is an input, or was distilled into the weights.
+
+        `is_distilled` is an option of FLUX.2 klein (diffusers pipeline_flux2_klein.py).
+        """
+        return self.denoiser.embeds_guidance or bool(self.options.get("is_distilled"))
+
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
         """The part of the mesh that belongs to this process."""
@@ -107,7 +116,7 @@ class Components:
         """Returns a component's parameters where they stay between calls."""
         if self.offloaded and self.family.role(name) in OFFLOADED:
             return to_host(params)
-        return params if self.mesh is None else self._on_mesh(self.mesh, name, params)
+        return in_order(params) if self.mesh is None else self._on_mesh(self.mesh, name, params)
 
     def ready(self, name: str) -> Params:
         """Returns a component's parameters on its devices, for one turn where it is offloaded."""
@@ -116,7 +125,7 @@ class Components:
             return params
         if self.mesh is not None:
             return self._on_mesh(self.mesh, name, params)
-        return jax.device_put(params, device_of(self.denoiser_params))
+        return in_order(jax.device_put(params, device_of(self.denoiser_params)))
 
     def _on_mesh(self, mesh: Mesh, name: str, params: Params) -> Params:
         return put_params(mesh, self.family.role(name), self.models[name].network, params)

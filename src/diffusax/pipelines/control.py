@@ -84,23 +84,25 @@ def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndar
     """
     nets, k, n = denoiser.controlnets, len(run.weights) + 1, len(run.schedule)
     height = len(run.plan.step_inputs.rescale)
-    residuals = len(nets[0].shapes["controlnet_down_blocks"]) + 1
+    # The residuals of a transformer's ControlNet all have one scale.
+    residuals = len(nets[0].shapes.get("controlnet_down_blocks", ())) + 1
+    pools = [getattr(net.config, "global_pool_conditions", False) for net in nets]
     weights = np.zeros((height, len(nets), k, residuals), np.float32)
     names = ("controlnet_conditioning_scale", "control_guidance_start", "control_guidance_end")
     columns = [
         match_length(name, as_list(getattr(call, name)), len(nets), "ControlNets") for name in names
     ]
     rows = np.arange(n)
-    for m, (net, scale, start, end) in enumerate(zip(nets, *columns)):
+    for m, (scale, start, end) in enumerate(zip(*columns)):
         if start >= end:
             raise ValueError(
                 f"control_guidance_start must be below control_guidance_end (got {start} and {end})"
             )
         active = (rows / n >= start) & ((rows + 1) / n <= end)
         weights[:n, m] = scale * active[:, None, None]
-        if call.guess_mode and not net.config.global_pool_conditions:
+        if call.guess_mode and not pools[m]:
             weights[:, m] *= guess_scales(residuals)
-        if call.guess_mode or nets[0].config.global_pool_conditions:
+        if call.guess_mode or pools[0]:
             weights[:, m, 1:] = 0
     return weights
 

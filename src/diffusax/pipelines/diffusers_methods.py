@@ -33,8 +33,8 @@ class DiffusersMethods:
 
     @property
     def vae_scale_factor(self) -> int:
-        """The number of pixels per latent, in each direction."""
-        return self.parts.latents.factor
+        """The number of pixels per latent of the autoencoder, in each direction."""
+        return self.parts.latents.factor // self.parts.latents.fold
 
     @property
     def image_processor(self) -> VaeImageProcessor:
@@ -51,8 +51,10 @@ class DiffusersMethods:
 
     @property
     def do_classifier_free_guidance(self) -> bool:
-        """Whether the last call used guidance."""
-        return bool(self.parts.family.guidance(self._guidance_scale or 0.0))
+        """Whether the last call used guidance by guidance_scale."""
+        family, distilled = self.parts.family, self.parts.options.get("is_distilled")
+        guided = bool(family.guidance(self._guidance_scale or 0.0))
+        return guided and not family.true_guidance and not distilled
 
     @property
     def num_timesteps(self) -> int:

@@ -15,7 +15,15 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser, Family
-from diffusax.pipelines.plan import Conditions, DecoderCondition, Decoding, Plan, Prompt, Tokens
+from diffusax.pipelines.plan import (
+    Conditions,
+    DecoderCondition,
+    Decoding,
+    HiddenLayers,
+    Plan,
+    Prompt,
+    Tokens,
+)
 from diffusax.pipelines.prompts import (
     encode_adapted,
     given_embeds,
@@ -39,6 +47,7 @@ class Inputs(NamedTuple):
     embeds: the call's embeddings, if any, under the names of its arguments: prompt_embeds n s d,
     pooled_prompt_embeds n p, and their negative_ forms.
     lengths: g n, the number of tokens that are not padding, where the family has it.
+    layers: the hidden states of a language model that the call asks for.
     adapters: the layers of the call's adapters by component, text encoders among them; their
     weights are those in the first row of the plan's step inputs.
     ip_adapters: the layers of the IP-Adapters, whose images are in the plan's conditions.
@@ -52,6 +61,7 @@ class Inputs(NamedTuple):
     lengths: Any = None
     adapters: Mapping[str, Layers] | None = None
     ip_adapters: tuple[ImageLayers, ...] = ()
+    layers: HiddenLayers | None = None
 
 
 def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
@@ -79,8 +89,8 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     tokens = token_groups(c, call, guided=guided)
     shown, decoding = run.decoder_condition, run.decoding
     low_rank = None if run.adapters is None else dict(run.adapters)
-    adapters = low_rank, run.ip_adapters
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, tokens.lengths, *adapters)
+    rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
+    return Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -145,9 +155,8 @@ def _embed(
     if not inputs.ids:
         return found
     groups, n = inputs.ids[0].shape[:2]
-    tokens = jax.tree.map(
-        lambda x: x.reshape(groups * n, *x.shape[2:]), Tokens(inputs.ids, None, inputs.lengths)
-    )
+    given = Tokens(inputs.ids, lengths=inputs.lengths, layers=inputs.layers)
+    tokens = jax.tree.map(lambda x: x.reshape(groups * n, *x.shape[2:]), given)
     adapters: tuple[Layers | None, ...] = ()
     if inputs.adapters is not None:
         adapters = tuple(inputs.adapters.get(name) for name, _ in encoders)

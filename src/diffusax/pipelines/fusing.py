@@ -13,6 +13,7 @@ from diffusax.pipelines.adapter_store import adaptable_networks
 from diffusax.pipelines.adapter_weights import Weight, WeightGroups
 from diffusax.pipelines.arguments import as_list
 from diffusax.pipelines.merging import merged_params
+from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import tree_name
 
 
@@ -115,7 +116,7 @@ def _changed(before: Params, after: Params) -> dict[str, Any]:
 def _restored(leaf: Any, original: Any) -> Any:
     if original is None or isinstance(leaf, np.ndarray):
         return leaf if original is None else original
-    return jax.device_put(original, leaf.sharding)
+    return in_order(jax.device_put(original, leaf.sharding))
 
 
 def _check_finite(found: Mapping[str, Params]) -> None:

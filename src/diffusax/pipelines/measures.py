@@ -1,6 +1,7 @@
 """What a running batch measures: how long its rows take, and how often images come."""
 
 import collections
+import dataclasses
 import threading
 import time
 
@@ -13,6 +14,8 @@ _CHANGE = 0.3
 _FAR = 2.0
 """A measurement that is so many times the mean says more of something else, such as a program that
 is compiled once more: it counts as this much, and the next one well below the mean replaces it."""
+_STALE = 10.0
+"""Seconds after which a size that has not run says less than another size of its kind that has."""
 _KINDS = 32
 """The kinds of batch that are remembered."""
 _GROWTH = {"cpu": 0.85}
@@ -21,6 +24,14 @@ _OTHER_GROWTH = 0.4
 """The same on other devices: so little that larger batches are tried."""
 _ARRIVALS = 32
 """The arrivals over which their rate is measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mean:
+    """The mean seconds of a row, None where they were measured once, and when that was last."""
+
+    seconds: float | None
+    at: float
 
 
 class RowSeconds:
@@ -32,10 +43,8 @@ class RowSeconds:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._means: collections.OrderedDict[Kind, dict[int, float | None]] = (
-            collections.OrderedDict()
-        )
-        """None where a size was measured once. The kinds that were measured last are at the end."""
+        self._means: collections.OrderedDict[Kind, dict[int, _Mean]] = collections.OrderedDict()
+        """The kinds that were measured last are at the end."""
 
     def note(self, kind: Kind, size: int, seconds: float) -> None:
         """Notes how long a row has taken in a batch of a kind and size."""
@@ -44,11 +53,14 @@ class RowSeconds:
             self._means.move_to_end(kind)
             if len(self._means) > _KINDS:
                 self._means.popitem(last=False)
-            means[size] = _changed(means[size], seconds) if size in means else None
+            mean = _changed(means[size].seconds, seconds) if size in means else None
+            means[size] = _Mean(mean, time.monotonic())
 
     def measured(self, kind: Kind, size: int) -> float | None:
         """Returns the seconds of a row in a batch of a kind and size, if they were measured."""
-        return self._of(kind).get(size)
+        with self._lock:
+            mean = self._means.get(kind, {}).get(size)
+        return None if mean is None else mean.seconds
 
     def estimate(self, kind: Kind, lanes: int, smallest: int) -> float:
         """Returns the seconds of a row, measured or estimated from other sizes.
@@ -61,7 +73,7 @@ class RowSeconds:
         size = smallest
         while size < lanes:
             size *= 2
-        known = self._of(kind)
+        known = self._fresh(kind)
         if size in known:
             # More lanes never take less time, whatever else the machine did when they ran.
             return max(seconds for other, seconds in known.items() if other <= size)
@@ -71,11 +83,21 @@ class RowSeconds:
         nearest = min(known, key=lambda other: abs(other.bit_length() - size.bit_length()))
         return known[nearest] * (size / nearest) ** growth
 
-    def _of(self, kind: Kind) -> dict[int, float]:
-        """Returns the means of a kind by size."""
+    def _fresh(self, kind: Kind) -> dict[int, float]:
+        """Returns the means of a kind by size, without those that are much older than the latest.
+
+        What a size took while the machine did something else would be believed for ever if it
+        keeps the size from running again.
+        """
         with self._lock:
             means = self._means.get(kind, {})
-            return {size: mean for size, mean in means.items() if mean is not None}
+            known = {size: mean for size, mean in means.items() if mean.seconds is not None}
+        latest = max((mean.at for mean in known.values()), default=0.0)
+        return {
+            size: mean.seconds
+            for size, mean in known.items()
+            if mean.seconds is not None and mean.at >= latest - _STALE
+        }
 
 
 class Arrivals:

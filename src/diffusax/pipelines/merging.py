@@ -10,6 +10,7 @@ from diffusax.models.network import Params
 from diffusax.models.weight_changes import merge
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter, as_product
+from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import tree_name
 
 Weighted = tuple[Adapter, np.ndarray]
@@ -75,5 +76,7 @@ def _leaf(leaf: Any, name: str, changes: Mapping[str, list[tuple[Any, np.float32
         return leaf
     parts, scales = zip(*changes[name])
     new = merge(leaf, parts, scales, name.endswith(".kernel"))
-    # What is offloaded lies on the host.
-    return np.asarray(new) if isinstance(leaf, np.ndarray) else jax.device_put(new, leaf.sharding)
+    if isinstance(leaf, np.ndarray):
+        # What is offloaded lies on the host.
+        return np.asarray(new)
+    return in_order(jax.device_put(new, leaf.sharding))

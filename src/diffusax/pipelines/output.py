@@ -8,6 +8,7 @@ import numpy as np
 
 from diffusax.extras import require_extra
 from diffusax.images.pictures import to_pil
+from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import DecoderCondition, Decoding
 from diffusax.pipelines.sample import decode
@@ -35,7 +36,12 @@ def output(
     if output_type == "latent":
         if not np.isfinite(np.asarray(latents)).all():
             raise FloatingPointError(_not_finite(c, "latents"))
-        return jnp.transpose(latents, (0, 3, 1, 2))
+        if c.latents.fold > 1:
+            # diffusers' pipeline_flux2_klein.py returns what the autoencoder decodes.
+            own = c.autoencoder, c.autoencoder_params
+            latents = programs.own_latents(*own, latents, normalize=decoding.normalize)
+            return jnp.transpose(latents, (0, 3, 1, 2))
+        return c.latents.outward(latents)
     tiled = c.autoencoder_name is not None and c.autoencoder_model.switches.tiling
     images, finite = decode(c, latents, decoding, condition, tiled=tiled)
     if not np.asarray(finite).all():

@@ -66,6 +66,8 @@ class DiffusionPipeline(
     family: ClassVar[Family]
     task: ClassVar[Any]
     """The task of a call, a function of `diffusax.pipelines.tasks`."""
+    more_tasks: ClassVar[tuple[Any, ...]] = ()
+    """The tasks whose work a call does, too, where it is given images."""
     __call__: Any
     extra_components: ClassVar[tuple[Component, ...]] = ()
     """The components that this class has besides its family's."""

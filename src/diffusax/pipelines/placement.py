@@ -11,6 +11,7 @@ from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.pipelines.plan import Plan
 from diffusax.runtime.bounded import is_traced
 from diffusax.runtime.images import NO_IMAGES, images_sharding, put
+from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import tree_sharding
 
 
@@ -26,7 +27,7 @@ def component_mesh(mesh: Mesh, role: Role) -> Mesh:
 def put_params(mesh: Mesh, role: Role, network: Network, params: Params) -> Params:
     """Puts a component's parameters on the mesh; those that lie there already are not copied."""
     shardings = tree_sharding(component_mesh(mesh, role), params, network.tensor_rules)
-    return jax.device_put(params, shardings)
+    return in_order(jax.device_put(params, shardings))
 
 
 def on_host(params: Params) -> bool:

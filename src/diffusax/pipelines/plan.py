@@ -19,6 +19,14 @@ from diffusax.samplers import Schedule, Table
 Images = list[Any]
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class HiddenLayers:
+    """Which hidden states of a language model are a prompt's embeddings; compiled into programs."""
+
+    indices: tuple[int, ...]
+
+
 class Tokens(NamedTuple):
     """The tokens of n texts, as the text encoders of a family read them."""
 
@@ -32,6 +40,8 @@ class Tokens(NamedTuple):
     adapters: Any = None
     """The weights of m adapters of the text encoders for each text, n m; None without adapters.
     Families' functions have no need of them."""
+    layers: HiddenLayers | None = None
+    """The hidden states that the call asks for; None for the family's own."""
 
 
 class Prompt(NamedTuple):
@@ -62,10 +72,11 @@ class Conditions(NamedTuple):
     channels: Any = None
     """Further input channels beside the latents, b k h w c: masks, masked or edited images."""
     added: dict[str, Any] | None = None
-    """Further inputs of the family's network by name, b k d each."""
+    """Further inputs of the family's network by name, b k ... each."""
     control: tuple[Any, ...] = ()
     """One entry for each ControlNet or T2I-Adapter: its images, b 1 H W c in [0, 1], or what the
-    denoiser's `embed` makes of them: an array b 1 h w c, or an adapter's maps, a tuple of such.
+    denoiser's `embed` makes of them: an array b 1 h w c, or for a transformer b 1 t c; or an
+    adapter's maps, a tuple of such. FLUX.1's ControlNets are given latents or pixels in [-1, 1].
 
     The compiled programs take what `embed` returns.
     """

@@ -12,7 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.models.latents import sample_latents, scale_latents, to_unit, unscale_latents
+from diffusax.models.latents import (
+    latent_statistics,
+    sample_latents,
+    scale_latents,
+    to_unit,
+    unscale_latents,
+)
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.branches import Beside, Branches, lane_inputs
 from diffusax.pipelines.families import Denoiser
@@ -182,7 +188,10 @@ def encode_image(
         z = repeat_to(z, noise.shape[0])
         if logvar is not None:
             z = sample_latents(z, repeat_to(logvar.astype(jnp.float32), z.shape[0]), noise)
-    return scale_latents(vae.config, z, normalize=normalize) if scale else z
+    if not scale:
+        return z
+    statistics = latent_statistics(params)
+    return scale_latents(vae.config, z, normalize=normalize, statistics=statistics)
 
 
 @functools.partial(Program, static=("vae", "upcast", "normalize"), shape_of="latents")
@@ -216,9 +225,17 @@ def decode_pixels(
 ) -> jax.Array:
     """Decodes latents b h w z to images b H W 3, about [-1, 1] and not clipped, float32."""
     params = _upcast(params) if upcast else params
-    z = unscale_latents(vae.config, latents, normalize=normalize)
+    statistics = latent_statistics(params)
+    z = unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
     shown = {} if condition is None else condition._asdict()
     return vae.apply(params, z, method="decode", **shown).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("vae", "normalize"))
+def own_latents(vae: Network, params: Params, latents: jax.Array, *, normalize: bool) -> jax.Array:
+    """Returns the autoencoder's own latents for a diffusion model's, see `unscale_latents`."""
+    statistics = latent_statistics(params)
+    return unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))
@@ -254,9 +271,9 @@ def tile(x: jax.Array, b: int) -> jax.Array:
 
 
 @jax.jit
-def join_channels(mask: jax.Array, latents: jax.Array) -> jax.Array:
-    """Joins the mask and the masked latents, further input channels to inpaint: b 1 h w c+1."""
-    return jnp.concatenate([mask, latents], axis=-1)[:, None]
+def join_channels(*parts: jax.Array) -> jax.Array:
+    """Joins a mask and masked latents, further input channels, b h w c each -> b 1 h w c."""
+    return jnp.concatenate(parts, axis=-1)[:, None]
 
 
 def repeat_to(x: jax.Array, b: int) -> jax.Array:

@@ -179,13 +179,16 @@ def encodes_prompts(method: Any) -> Any:
 def _embeddings(c: Components, given: Mapping[str, Any]) -> tuple[Any, ...]:
     unused = ("options", "self", "device")
     arguments = {k: v for k, v in given.items() if k not in unused}
-    guided = bool(arguments.pop("do_classifier_free_guidance"))
+    guided = bool(arguments.pop("do_classifier_free_guidance", False))
     call = check_call({**arguments, **given.get("options", {})})
     c, call = resolve_adapters(c, call)
     prompt = embed_prompts(c, call, 1 + guided)
     if c.family.pad_embeds is not None:
         return _cut(prompt, 0), _cut(prompt, 1) if guided else []
     leaves = prompt[: len(c.family.embeds)]
+    if c.family.true_guidance:
+        # FLUX's method encodes no negative prompts, and returns the positions of the tokens.
+        return *(leaf[:, 0] for leaf in leaves), np.zeros((leaves[0].shape[2], 3), np.float32)
     return tuple(half for leaf in leaves for half in (leaf[:, 0], leaf[:, 1] if guided else None))
 
 

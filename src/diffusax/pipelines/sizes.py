@@ -1,9 +1,13 @@
 """Checks the number and size of a call's images, and whether the networks fit them."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
-from diffusax.pipelines.arguments import Call
+from diffusax.models.latents import LatentFormat
+from diffusax.models.transformers.blocks import unpatchify
+from diffusax.pipelines.arguments import Call, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.runtime.memory import host_memory
@@ -15,12 +19,13 @@ def count_images(call: Call) -> int:
 
 
 def image_size(c: Components, call: Call) -> tuple[int, int]:
-    """Returns height and width in pixels, by default those that the denoiser was trained at.
+    """Returns height and width in pixels, by default those of the family, see `default_size`.
 
     Raises:
         ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
-    (height, width), factor = c.default_size, c.latents.multiple
+    own, factor = c.family.default_size, c.latents.multiple
+    height, width = c.default_size if own is None else own(c, call)
     size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:
@@ -56,6 +61,29 @@ def pixel_size(c: Components, pixels: np.ndarray) -> tuple[int, int]:
 def are_latents(pixels: np.ndarray) -> bool:
     """Returns whether the result of `to_pixels` is latents instead of images."""
     return pixels.shape[-1] != 3
+
+
+def check_latents(
+    form: LatentFormat, latents: Any, b: int, h: int, w: int, *, name: str = "latents"
+) -> np.ndarray:
+    """Returns latents b c h w, or packed ones b t (c patch patch), as float32, b h w c.
+
+    Raises:
+        ValueError: they have another shape, or are not numbers.
+    """
+    shape, patch = (b, form.channels, h, w), form.patch
+    tokens = (b, (h // patch) * (w // patch), form.channels * patch**2)
+    given = tuple(getattr(latents, "shape", ()))
+    if given == tokens and form.packed:
+        numbers: Any = read_numbers(name, latents)
+        return np.asarray(unpatchify(numbers, patch, h, w, channels_first=True))
+    if given != shape:
+        packed = f", or (images, tokens, width) = {tokens}" if form.packed else ""
+        raise ValueError(
+            f"{name} must have shape (images, channels, height, width) = {shape}{packed} for this "
+            f"call (got {getattr(latents, 'shape', type(latents).__name__)})"
+        )
+    return read_numbers(name, latents).transpose(0, 2, 3, 1)
 
 
 def require_channels(c: Components, expected: int, task: str) -> None:

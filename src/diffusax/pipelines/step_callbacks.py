@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.models.freeu import freeu_rows
+from diffusax.models.latents import LatentFormat
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.families import Family
 from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sample import watch
-from diffusax.pipelines.tasks import check_latents
+from diffusax.pipelines.sizes import check_latents
 from diffusax.typed.convert import shortened
 
 _NEGATIVES = {
@@ -63,14 +65,14 @@ def _call_back(
         ValueError: it asks for or returns a tensor that is not there, or of another shape.
     """
     names = call.callback_on_step_end_tensor_inputs or ["latents"]
-    readable = pipe.family.callback_tensors
-    tensors = {name: _tensor(name, readable, run, state) for name in names}
+    readable, form = pipe.family.callback_tensors, pipe.parts.latents
+    tensors = {name: _tensor(name, pipe.family, run, state, form) for name in names}
     timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
     result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
     if isinstance(result, dict):
         for name, value in result.items():
             if value is not tensors.get(name):
-                state, run = _take(name, value, readable, run, state)
+                state, run = _take(name, value, readable, run, state, form)
     elif result is not None and not isinstance(result, bool | np.bool_):
         raise ValueError(
             "callback_on_step_end must return a dictionary, a boolean or None (got "
@@ -78,7 +80,7 @@ def _call_back(
         )
     scale = pipe.guidance_scale
     before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale
-    if run.weights and scale != before:
+    if run.weights and scale != before and not pipe.family.true_guidance:
         run = _reweigh(run, call, pipe.family.guidance, scale)
     if pipe.parts.freeu != freeu:
         rows = len(run.plan.step_inputs.rescale)
@@ -91,21 +93,25 @@ def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
     return dataclasses.replace(run, plan=run.plan._replace(step_inputs=inputs))
 
 
-def _tensor(name: str, readable: Mapping[str, str], run: PreparedRun, state: jax.Array) -> Any:
+def _tensor(
+    name: str, family: Family, run: PreparedRun, state: jax.Array, form: LatentFormat
+) -> Any:
     """Returns the tensor of diffusers' name for callbacks; None where the run has none."""
     conditions, inpainting = run.plan.conditions, run.plan.inpainting
+    readable = family.callback_tensors
     if field := {**readable, **_NEGATIVES}.get(name):
         leaf = _leaves(run).get(field)
         if leaf is None or name in readable:
-            return None if leaf is None else _embeddings(_negative_first(leaf))
+            whole = _negative_first if not family.true_guidance else lambda leaf: leaf[:, 0]
+            return None if leaf is None else _embeddings(whole(leaf))
         return _embeddings(leaf[:, 1]) if run.weights else None
     if name not in _PICTURES:
         names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
-    picture: Any = None
     if name == "latents":
-        picture = state[0]
-    elif name == "image":
+        return form.outward(state[0])
+    picture: Any = None
+    if name == "image":
         picture = conditions.control[0][:, 0] if conditions.control else None
     elif name == "mask" and inpainting is not None:
         picture = inpainting.mask
@@ -132,11 +138,16 @@ def _embeddings(leaf: Any) -> Embeddings:
 
 
 def _take(
-    name: str, value: Any, readable: Mapping[str, str], run: PreparedRun, state: jax.Array
+    name: str,
+    value: Any,
+    readable: Mapping[str, str],
+    run: PreparedRun,
+    state: jax.Array,
+    form: LatentFormat,
 ) -> tuple[jax.Array, PreparedRun]:
     """Returns the state and the run with a value that a callback changed."""
     if name == "latents":
-        return state.at[0].set(check_latents(value, *state.shape[1:])), run
+        return state.at[0].set(check_latents(form, value, *state.shape[1:4])), run
     if name not in readable:
         names = ", ".join(("latents", *readable))
         raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")

@@ -14,7 +14,7 @@ from diffusax.images.pictures import nearest, to_pixels
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
-from diffusax.pipelines.arguments import Call, read_numbers
+from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import (
@@ -26,9 +26,11 @@ from diffusax.pipelines.plan import (
     StepInputs,
 )
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
+from diffusax.pipelines.references import with_references
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
     are_latents,
+    check_latents,
     count_images,
     image_size,
     pixel_size,
@@ -44,14 +46,15 @@ Task = Callable[[Components, Call], PreparedRun]
 
 
 def text_to_image(c: Components, call: Call) -> PreparedRun:
-    """Prepares a run that generates images from prompts."""
+    """Prepares a run that generates images from prompts, and from images to look at, if any."""
     b, height, width = count_images(call), *image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
     noise = noise_source(call.noise, call.seed, b)
-    x = _pure_noise(call, noise, schedule, b, shape)
-    return prepare_run(c, call, schedule, noise, x, size=(height, width))
+    x = pure_noise(c, call, noise, schedule, b, shape)
+    run = prepare_run(c, call, schedule, noise, x, size=(height, width))
+    return with_references(c, call, run)
 
 
 def image_to_image(c: Components, call: Call) -> PreparedRun:
@@ -73,19 +76,20 @@ def consistency_image_to_image(c: Components, call: Call) -> PreparedRun:
 def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     """Prepares a run that starts from images. start: options of `make_schedule`."""
     b = count_images(call)
-    pixels = _pixels(c, call, call.height, call.width)
+    wanted = image_size(c, call) if c.family.resizes_images else (call.height, call.width)
+    pixels = read_pixels(c, call, *wanted)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size, **start)
     noise = noise_source(call.noise, call.seed, b)
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "image to image")
     if call.latents is not None:
-        x = check_latents(call.latents, b, *shape)
+        x = check_latents(c.latents, call.latents, b, *shape[:2])
     else:
         each = not c.family.samples_once
         x = encode(c, noise, pixels, b, normalize=c.latents.normalize, per_seed=each)
         if call.denoising_start is None:
-            x = _noised(schedule, x, noise.draw("start", shape))
+            x = noised(schedule, x, noise.draw("start", shape))
     return prepare_run(c, call, schedule, noise, x, size=size)
 
 
@@ -101,15 +105,15 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
     noise = noise_source(call.noise, call.seed, b)
     crop = crop_options(call, height, width)
-    pixels = _pixels(c, call, height, width, **crop)
+    pixels = read_pixels(c, call, height, width, **crop)
     crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
-    mask = to_mask(_required(call, "mask_image"), height, width, **crop_mask)
+    mask = to_mask(required(call, "mask_image"), height, width, **crop_mask)
     shape = c.latents.shape(height, width)
     own_channels = c.denoiser.in_channels == shape[-1]
     if not own_channels:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
-    start = None if call.latents is None else check_latents(call.latents, b, *shape)
+    start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
     whole = call.strength == 1 and call.denoising_start is None
     clean = None
     if own_channels or (start is None and not whole):
@@ -120,7 +124,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     elif whole or start is not None:
         x = programs.begin(eps, np.float32(schedule.init_noise_sigma), None, None)
     else:
-        x = _noised(schedule, clean, eps)
+        x = noised(schedule, clean, eps)
 
     _check_count(mask, b, "mask_image")
     small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
@@ -144,14 +148,14 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that edits images as the prompt says (Brooks et al. 2023, InstructPix2Pix)."""
     b = count_images(call)
     resized = image_size(c, call) if c.family.resizes_edits else (None, None)
-    pixels = _pixels(c, call, *resized)
+    pixels = read_pixels(c, call, *resized)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size)
     noise = noise_source(call.noise, call.seed, b)
     shape = c.latents.shape(*size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
     image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
-    x = _pure_noise(call, noise, schedule, b, shape)
+    x = pure_noise(c, call, noise, schedule, b, shape)
 
     weights: tuple[float, ...] = ()
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
@@ -241,16 +245,23 @@ def _adapter_rows(adapters: CallAdapters, call: Call, height: int) -> np.ndarray
 
 
 def guidance_weights(c: Components, call: Call) -> tuple[float, ...]:
-    """Returns the weights of classifier-free guidance; none where the denoiser embeds the scale."""
+    """Returns the weights of classifier-free guidance; none for a network that needs none.
+
+    See `Family.true_guidance` for families that take another scale.
+    """
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
-    return () if c.denoiser.embeds_guidance else c.family.guidance(scale)
+    if c.family.true_guidance:
+        pooled = call.negative_pooled_prompt_embeds is not None
+        embedded = call.negative_prompt_embeds is not None and pooled
+        scale = call.true_cfg_scale if call.negative_prompt is not None or embedded else 1.0
+    return () if c.unguided else c.family.guidance(scale)
 
 
 def most_branches(c: Components, task: Task) -> int:
     """Returns the most branches of guidance that an image of a task may have."""
     if task is instruct:
         return 3
-    return 1 if c.denoiser.embeds_guidance else 2
+    return 1 if c.unguided else 2
 
 
 def encode(
@@ -290,8 +301,10 @@ def _masked_latents(
     """Returns the latents of the image with the masked region blanked, b h w z."""
     if call.masked_image_latents is not None:
         given, name = call.masked_image_latents, "masked_image_latents"
-        shape = len(given) if getattr(given, "shape", ()) else b, *c.latents.shape(*mask.shape[1:3])
-        given = check_latents(given, *shape, name=name)
+        n = len(given) if getattr(given, "shape", ()) else b
+        given = check_latents(
+            c.latents, given, n, *c.latents.shape(*mask.shape[1:3])[:2], name=name
+        )
         _check_count(given, b, name)
         return programs.tile(given, b)
     if are_latents(pixels):
@@ -306,7 +319,7 @@ def _inpainted_size(c: Components, call: Call) -> tuple[int, int]:
     """Returns height and width of the images to inpaint, see `Family.keeps_size`."""
     if not c.family.keeps_size or (call.height and call.width):
         return image_size(c, call)
-    own = pixel_size(c, _pixels(c, call, call.height, call.width))
+    own = pixel_size(c, read_pixels(c, call, call.height, call.width))
     size = dataclasses.replace(call, height=call.height or own[0], width=call.width or own[1])
     return image_size(c, size)
 
@@ -348,46 +361,41 @@ def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
     return {"resize_mode": "fill", "crops_coords": coords}
 
 
-def _pure_noise(
-    call: Call, noise: Noise, schedule: Schedule, b: int, shape: tuple[int, int, int]
+def pure_noise(
+    c: Components,
+    call: Call,
+    noise: Noise,
+    schedule: Schedule,
+    b: int,
+    shape: tuple[int, int, int],
 ) -> Any:
     """Returns the latents at the start of a run from pure noise, given or drawn, b h w c."""
     given = call.latents
-    x = noise.draw("start", shape) if given is None else check_latents(given, b, *shape)
+    x = (
+        noise.draw("start", shape)
+        if given is None
+        else check_latents(c.latents, given, b, *shape[:2])
+    )
     return programs.begin(x, np.float32(schedule.init_noise_sigma), None, None)
 
 
-def _noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
+def noised(schedule: Schedule, clean: Any, noise: Any) -> Any:
     """Returns the latents at the start of a run that begins with noised latents of an image."""
     signal, level = schedule.levels[0].astype(np.float32)
     return programs.begin(noise, level, clean, signal)
 
 
-def check_latents(
-    latents: Any, b: int, h: int, w: int, c: int, *, name: str = "latents"
-) -> np.ndarray:
-    """Returns latents b c h w as float32, b h w c.
-
-    Raises:
-        ValueError: they have another shape, or are not numbers.
-    """
-    shape = (b, c, h, w)
-    if tuple(getattr(latents, "shape", ())) != shape:
-        raise ValueError(
-            f"{name} must have shape (images, channels, height, width) = {shape} for this call "
-            f"(got {getattr(latents, 'shape', type(latents).__name__)})"
-        )
-    return read_numbers(name, latents).transpose(0, 2, 3, 1)
-
-
-def _pixels(c: Components, call: Call, height: int | None, width: int | None, **crop: Any) -> Any:
+def read_pixels(
+    c: Components, call: Call, height: int | None, width: int | None, **crop: Any
+) -> Any:
     """Returns the call's images, or latents in their place, see `to_pixels`."""
     channels = c.latents.channels
     options: dict[str, Any] = {"factor": c.latents.multiple, "latent_channels": channels, **crop}
-    return to_pixels(_required(call, "image"), height, width, **options)
+    return to_pixels(required(call, "image"), height, width, **options)
 
 
-def _required(call: Call, name: str) -> Any:
+def required(call: Call, name: str) -> Any:
+    """Returns an argument of the call, which must not be None."""
     value = getattr(call, name)
     if value is None:
         raise ValueError(f"{name} must be given")

@@ -78,7 +78,7 @@ class TextCache:
         leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
         # What is identified is kept with the result, so that nothing else gets its identity.
         kept = *params, *adapters
-        key = encoders, tuple(map(id, kept)), leaves, clip_skip
+        key = encoders, tuple(map(id, kept)), leaves, jax.tree.structure(tokens), clip_skip
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)

@@ -26,6 +26,11 @@ class Cost(NamedTuple):
     kernels: int | None = None
     """On GPUs the number of kernels and calls of libraries."""
 
+    @property
+    def results(self) -> float:
+        """The GB of results that do not take the place of arguments."""
+        return self.peak - self.arguments - self.temporaries - self.code
+
     def fits(self, chip: Chip) -> bool:
         """Returns whether the chip's memory holds the peak."""
         return self.peak <= chip.memory
@@ -35,6 +40,16 @@ class Cost(NamedTuple):
         two.
         """
         return max(self.tflop / chip.tflops, self.moved / chip.bandwidth)
+
+    def figures(self, chip: Chip | None) -> dict[str, float]:
+        """Returns all by name, with whether it fits and the seconds where the chip is known."""
+        names = ("arguments", "results", "temporaries", "code", "peak", "moved", "tflop")
+        found: dict[str, float] = {name: getattr(self, name) for name in names}
+        if self.kernels is not None:
+            found["kernels"] = self.kernels
+        if chip is not None:
+            found |= {"seconds": self.seconds(chip), "fits": self.fits(chip)}
+        return found
 
 
 def cost_of(compiled: jax.stages.Compiled, *, needed: float = 0.0) -> Cost:

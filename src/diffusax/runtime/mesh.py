@@ -11,8 +11,8 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,20 @@ _KNOWN = (*AXES, CONTEXT_AXIS)
 # Splitting smaller arrays costs more in messages than it saves in memory.
 MIN_SHARDED_SIZE = 2**14
 
-Rules = Sequence[tuple[str, int]]
-"""Which axis of a parameter the tensor axis splits: a regular expression for the end of its name,
-and the axis."""
+
+class Rule(NamedTuple):
+    """Which axis of a parameter the tensor axis splits."""
+
+    end: str
+    """A regular expression for the end of the parameter's name."""
+    axis: int
+    pieces: int | str = 1
+    """The number of equal pieces along the axis, such as attention heads, that are never cut. In
+    the rules of a class of networks it may be the name of the layer's attribute that says it."""
+
+
+Rules = Sequence[Rule | tuple[str, int]]
+"""Rules for the parameters of a network; the first that matches a name holds."""
 
 
 def initialize(heartbeat_seconds: int = 30) -> None:
@@ -156,7 +167,8 @@ def param_sharding(
     """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
     "fsdp".
 
-    Small arrays are not split, and neither are axes that the devices do not divide.
+    Small arrays are not split, and neither are axes that the devices do not divide, or whose
+    pieces they do not divide.
 
     Args:
         mesh: the mesh of the devices.
@@ -167,9 +179,9 @@ def param_sharding(
     axes: list[str | None] = [None] * len(shape)
     if math.prod(shape) >= MIN_SHARDED_SIZE:
         parts = mesh.shape.get(TENSOR_AXIS, 1)
-        split = _tensor_axis(name, rules)
-        if split is not None and parts > 1 and shape[split] % parts == 0:
-            axes[split] = TENSOR_AXIS
+        split = _rule_for(name, rules)
+        if split is not None and parts > 1 and _divides(parts, split, shape):
+            axes[split.axis] = TENSOR_AXIS
         parts = mesh.shape.get("fsdp", 1)
         free = [i for i, n in enumerate(shape) if axes[i] is None and n % parts == 0]
         if free and parts > 1:
@@ -177,8 +189,13 @@ def param_sharding(
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
 
 
-def _tensor_axis(name: str, rules: Rules) -> int | None:
-    """Returns the axis that the tensor axis splits, by the first rule for a parameter's name.
+def _divides(parts: int, rule: Rule, shape: tuple[int, ...]) -> bool:
+    pieces = rule.pieces if isinstance(rule.pieces, int) else 1
+    return shape[rule.axis] % parts == 0 and (pieces == 1 or pieces % parts == 0)
+
+
+def _rule_for(name: str, rules: Rules) -> Rule | None:
+    """Returns the first rule for a parameter's name.
 
     An adapter has A (down: ... c R) and B (up: R d) beside a kernel ... c d: where the kernel's
     rows are split, A's are, and where its columns are split, B's are.
@@ -186,10 +203,52 @@ def _tensor_axis(name: str, rules: Rules) -> int | None:
     layer, _, kind = name.rpartition(".")
     adapted = {"down": -2, "up": -1}.get(kind)
     if adapted is None:
-        return next((axis for end, axis in rules if re.search(rf"(^|\.){end}$", name)), None)
-    split = _tensor_axis(f"{layer}.kernel", rules)
+        found = (rule for rule in rules if re.search(rf"(^|\.){rule[0]}$", name))
+        return next((Rule(*rule) for rule in found), None)
+    split = _rule_for(f"{layer}.kernel", rules)
     # A kernel has two or four axes, so that its rows have an even number.
-    return adapted if split is not None and split % 2 == adapted % 2 else None
+    return split._replace(axis=adapted) if split and split.axis % 2 == adapted % 2 else None
+
+
+def counted_rules(rules: Rules, counts: Mapping[str, Mapping[str, int]]) -> Rules:
+    """Returns rules with numbers of pieces in the place of attributes' names.
+
+    Layers below one another that have the same number share a rule, so that there are few.
+
+    Args:
+        rules: the rules of a class of networks.
+        counts: for each attribute, its values by the paths of the layers that have it.
+    """
+    counted: list[Rule | tuple[str, int]] = []
+    for rule in (Rule(*rule) for rule in rules):
+        if isinstance(rule.pieces, int):
+            counted.append(rule)
+            continue
+        found = {tuple(path.split(".")): n for path, n in counts.get(rule.pieces, {}).items()}
+        for prefix, pieces in _shared(found):
+            end = "".join(rf"{re.escape(part)}\." for part in prefix)
+            end += rf"(.*\.)?{rule.end}" if prefix else rule.end
+            counted.append(Rule(end, rule.axis, pieces))
+    return tuple(counted)
+
+
+def _shared(counts: Mapping[tuple[str, ...], int]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Lists the shortest beginnings of paths below which all layers have the same number."""
+    if len(set(counts.values())) == 1:
+        yield (), next(iter(counts.values()))
+        return
+    for first in dict.fromkeys(path[0] for path in counts if path):
+        below = {path[1:]: n for path, n in counts.items() if path[:1] == (first,)}
+        for prefix, pieces in _shared(below):
+            yield (first, *prefix), pieces
+
+
+def rules_below(name: str, rules: Rules) -> Rules:
+    """Returns a network's rules for a tree that holds its parameters under a name."""
+    return tuple(
+        Rule(rf"{re.escape(name)}\.(.*\.)?{rule.end}", rule.axis, rule.pieces)
+        for rule in (Rule(*rule) for rule in rules)
+    )
 
 
 def turned_sharding(sharding: NamedSharding, axes: Sequence[int]) -> NamedSharding:
@@ -226,6 +285,16 @@ def split_columns(kernel: jax.Array) -> jax.Array:
         return kernel
     spec = PartitionSpec(*[None] * (kernel.ndim - 1), TENSOR_AXIS)
     return jax.lax.with_sharding_constraint(kernel, spec)
+
+
+def split_rows(kernel: jax.Array) -> jax.Array:
+    """Splits the rows of a kernel c d over the devices of the tensor axis.
+
+    It is for a part of the rows of a kernel, which lies on some of the devices.
+    """
+    if kernel.shape[0] % tensor_parts():
+        return kernel
+    return jax.lax.with_sharding_constraint(kernel, PartitionSpec(TENSOR_AXIS, None))
 
 
 def context_parts() -> int:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
 from diffusax.runtime.flops import count_flops
+from diffusax.runtime.layouts import ORDERS, order_of
 from diffusax.runtime.mesh import in_mesh
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,17 @@ def key(request: Request) -> Any:
         tuple([(leaf.shape, dtypes[leaf.dtype]) for leaf in leaves]),
         tuple(sorted(device.id for device in single)),
         tuple([placements[id(sharding)] for sharding in shardings]),
+        *_orders(leaves),
     )
+
+
+def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the unusual orders of axes in memory, by the numbers of the arrays."""
+    sharding = next((s for x in leaves if (s := getattr(x, "sharding", None)) is not None), None)
+    if sharding is None or next(iter(sharding.device_set)).platform not in ORDERS:
+        return ()
+    found = ((i, order_of(x)) for i, x in enumerate(leaves) if x.ndim == 4)
+    return tuple([(i, order) for i, order in found if order is not None])
 
 
 def _placement(sharding: Sharding | None) -> Any:

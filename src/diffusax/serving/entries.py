@@ -173,7 +173,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         title=title,
         family=family.name,
         kind=kind,
-        tasks=TASKS[kind],
+        tasks=tuple(task for task in TASKS[kind] if _does(origin, task)),
         width=width,
         height=height,
         multiple=parts.latents.multiple,
@@ -241,6 +241,17 @@ def _kind(parts: Components, origin: Any, source: str | Path) -> Task:
             "is made for no task here"
         )
     return "image-to-image" if parts.options.get("requires_aesthetics_score") else "text-to-image"
+
+
+def _does(origin: Any, task: Task) -> bool:
+    """Returns whether diffusax has a class of pipelines for a task and a model's family."""
+    if task == "edit":
+        return True
+    try:
+        AUTOS[task].find_class(origin, False)
+    except ValueError:
+        return False
+    return True
 
 
 def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:

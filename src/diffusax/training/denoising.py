@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
-from diffusax.models.latents import from_bytes, sample_latents, scale_latents
+from diffusax.models.latents import (
+    from_bytes,
+    latent_statistics,
+    sample_latents,
+    scale_latents,
+)
 from diffusax.models.network import Network, Params, cast_params
 from diffusax.pipelines.families import Denoiser, Family
 from diffusax.pipelines.families.family import CONTROLNET
@@ -277,7 +282,8 @@ class DenoisingLoss:
             mean, logvar = encode_pixels(vae, weights[self._autoencoder], batch["pixel_values"])
         latents = sample_latents(mean, logvar, noise)
         normalize = self.family.latents(vae.config).normalize
-        return scale_latents(vae.config, latents, normalize=normalize)
+        statistics = latent_statistics(weights.get(self._autoencoder))
+        return scale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
 
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Returns the conditions without the axis of the branches, as training has one branch."""

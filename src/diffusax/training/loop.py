@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from diffusax.files import locked
-from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.flops import count_training_flops
@@ -43,6 +42,7 @@ from diffusax.training.program import (
     abstract_state,
     optimizer_of,
     step_program,
+    tensor_rules,
 )
 from diffusax.training.recipe import Recipe
 from diffusax.training.results.export import create_on_hub, export
@@ -80,7 +80,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
         create = _creation(config)
         checkpoints = _open_checkpoints(config)
         restored = checkpoints.restore(
-            functools.partial(abstract_state, create, recipe.shapes(), mesh, config.ema.averages)
+            functools.partial(abstract_state, create, recipe, mesh, config.ema.averages)
         )
         if restored is not None and restored[0] >= config.steps:
             checkpoints.finish()
@@ -149,7 +149,7 @@ class _Run:
             log.info("continuing from step %d", step)
         else:
             step = 0
-            state = abstract_state(create, recipe.shapes(), mesh, config.ema.averages, False)
+            state = abstract_state(create, recipe, mesh, config.ema.averages, False)
         try:
             shapes = abstract_batch(batches.example(), config, mesh)
             check_arguments(config, mesh, state, abstract_frozen(recipe, mesh), shapes)
@@ -169,7 +169,7 @@ class _Run:
             mesh,
             stop,
             state,
-            _spread(mesh, recipe.frozen(mesh)),
+            _spread(recipe, mesh, recipe.frozen(mesh)),
             batches,
             {batches.bucket: shapes},
             checkpoints,
@@ -184,7 +184,7 @@ class _Run:
         config = self.config
         start = config.ema.start_step(config.steps)
         if start is not None and self.step >= start and self.state.ema is None:
-            self.state = _with_average(self.state, config, self.mesh)
+            self.state = _with_average(self.state, self.recipe, config, self.mesh)
             self.compiled = {}
         if not self.compiled:
             # The largest images first, so that a run that does not fit ends at its beginning.
@@ -222,7 +222,8 @@ class _Run:
         if jax.process_count() > 1:
             # One process generates them, on its own devices.
             mesh = make_mesh("fsdp=-1", devices=jax.local_devices())
-            trained, frozen = (_spread(mesh, to_host(params)) for params in (trained, frozen))
+            local = functools.partial(_spread, self.recipe, mesh)
+            trained, frozen = local(to_host(trained)), local(to_host(frozen))
         if jax.process_index() == 0:
             with jax.set_mesh(mesh):
                 self.reports.images(self.step, self.recipe.validate(trained, frozen))
@@ -310,10 +311,12 @@ def _open_checkpoints(config: TrainConfig) -> Checkpoints:
     return checkpoints
 
 
-def _with_average(state: TrainState, config: TrainConfig, mesh: jax.sharding.Mesh) -> TrainState:
+def _with_average(
+    state: TrainState, recipe: Recipe, config: TrainConfig, mesh: jax.sharding.Mesh
+) -> TrainState:
     """Adds an average to the state, which begins as a copy of the parameters."""
     copy = functools.partial(copy_as_average, averages=config.ema.averages)
-    shardings = tree_sharding(mesh, jax.eval_shape(copy, state.params), TENSOR_RULES)
+    shardings = tree_sharding(mesh, jax.eval_shape(copy, state.params), tensor_rules(recipe))
     return state._replace(ema=jax.jit(copy, out_shardings=shardings)(state.params))
 
 
@@ -361,14 +364,14 @@ def _first_state(
 ) -> TrainState:
     """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
     shapes = recipe.shapes()
-    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), TENSOR_RULES)
+    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), tensor_rules(recipe))
     make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
-    return make(_spread(mesh, recipe.trained(mesh)))
+    return make(_spread(recipe, mesh, recipe.trained(mesh)))
 
 
-def _spread(mesh: jax.sharding.Mesh, params: Params) -> Params:
+def _spread(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params) -> Params:
     """Puts the parameters on the mesh, unless they are there."""
-    return jax.device_put(params, tree_sharding(mesh, params, TENSOR_RULES))
+    return jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe)))
 
 
 def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:

@@ -1,6 +1,7 @@
 """The training step as a program for a mesh of devices, which may be TPUs that are elsewhere."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
-from diffusax.runtime.mesh import batch_sharding, tree_sharding
+from diffusax.runtime.mesh import Rules, batch_sharding, rules_below, tree_sharding
 from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
 from diffusax.training.data.batches import Element
@@ -28,10 +29,18 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer, config.steps, config.component_rates)
 
 
+def tensor_rules(recipe: Recipe) -> Rules:
+    """Returns the rules by which the tensor axis splits the recipe's parameters, by component."""
+    networks = getattr(recipe, "networks", {})
+    own = (rules_below(name, network.tensor_rules) for name, network in networks.items())
+    return (*itertools.chain.from_iterable(own), *TENSOR_RULES)
+
+
 def step_program(
     recipe: Recipe, config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> jax.stages.Wrapped:
     """Jits the step of a run; it donates its state, which keeps its place on the mesh."""
+    rules = tensor_rules(recipe)
     step = make_train_step(
         recipe.loss,
         optimizer,
@@ -42,7 +51,7 @@ def step_program(
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
         state, metrics = step(state, frozen, batch)
-        shardings = tree_sharding(mesh, state, TENSOR_RULES)
+        shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
     return jax.jit(train_step, donate_argnums=0)
@@ -50,17 +59,17 @@ def step_program(
 
 def abstract_state(
     create: Callable[[Params], TrainState],
-    params: Params,
+    recipe: Recipe,
     mesh: Mesh,
     averages: int,
     averaged: bool,
 ) -> TrainState:
     """Returns the state as shapes with shardings; averages: their number, if it is averaged."""
-    shapes = jax.eval_shape(create, params)
+    shapes = jax.eval_shape(create, recipe.shapes())
     if averaged:
         copy = functools.partial(copy_as_average, averages=averages)
         shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
-    return _placed(shapes, tree_sharding(mesh, shapes, TENSOR_RULES))
+    return _placed(shapes, tree_sharding(mesh, shapes, tensor_rules(recipe)))
 
 
 def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
@@ -72,7 +81,7 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
     optimizer = optimizer_of(config)
     create = functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
     averages = config.ema.averages
-    state = abstract_state(create, recipe.shapes(), mesh, averages, bool(averages))
+    state = abstract_state(create, recipe, mesh, averages, bool(averages))
     example = recipe.example(recipe.source[largest_row(recipe.source)], np.random.default_rng(0))
     return state, abstract_frozen(recipe, mesh), abstract_batch(example, config, mesh)
 
@@ -80,7 +89,7 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
 def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
     """Returns the frozen parameters as shapes with shardings; none are read."""
     frozen = recipe.frozen_shapes()
-    return _placed(frozen, tree_sharding(mesh, frozen, TENSOR_RULES))
+    return _placed(frozen, tree_sharding(mesh, frozen, tensor_rules(recipe)))
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:

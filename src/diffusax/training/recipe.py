@@ -17,7 +17,8 @@ from diffusax.training.step import Batch
 class Recipe(Protocol):
     """A task. It holds no parameters: the loop has them and passes them in.
 
-    Worker processes get a copy, so it must be possible to pickle a recipe.
+    Worker processes get a copy, so it must be possible to pickle a recipe. A recipe that has
+    `networks`, by component, tells a mesh's tensor axis how many heads their attention has.
     """
 
     name: str

@@ -14,6 +14,8 @@ from diffusax.checkpoints.tensors import write_tensors
 FORMATS = ("diffusers", "kohya")
 """The formats that are written."""
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
+_KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
+"""What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
 _PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -30,7 +32,8 @@ def write_lora(
     Args:
         path: the file.
         layers: the tensors by component and layer; see `find_layers`.
-        kind: "diffusers" or "kohya".
+        kind: "diffusers" or "kohya". Where the layers tell the model, a file of kohya's has the
+            header by which A1111 and others know it, rank and alpha.
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
@@ -39,7 +42,8 @@ def write_lora(
         ValueError: the format has no such tensors.
     """
     if kind == "kohya":
-        write_tensors(path, _to_kohya(layers, encoders))
+        header = _kohya_header(layers, encoders)
+        write_tensors(path, _to_kohya(layers, encoders), metadata=header)
         return
     tensors, found = _to_diffusers(layers)
     header = {"format": "pt"}
@@ -63,6 +67,34 @@ def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
     return tensors
 
 
+def _kohya_header(layers: Layers, encoders: int) -> dict[str, str] | None:
+    """Returns the least header of sd-scripts (networks/extract_lora_from_models.py).
+
+    A1111 takes a file whose header does not name the model for one of Stable Diffusion 1. None
+    where the layers do not tell the model, or are no products.
+    """
+    model = _kohya_model(layers, encoders)
+    if model is None or not all("down" in parts for parts in layers.values()):
+        return None
+    ranks = {len(parts["down"]) for parts in layers.values()}
+    alphas = {_alpha(parts) for parts in layers.values()}
+    dora = any({"magnitude", "dora_scale"} & set(parts) for parts in layers.values())
+    return {
+        "ss_v2": str(model == _KOHYA_MODELS[1024]),
+        "ss_base_model_version": model,
+        "ss_network_module": "lycoris.kohya" if dora else "networks.lora",
+        "ss_network_dim": "Dynamic" if len(ranks) > 1 else str(*ranks),
+        "ss_network_alpha": "Dynamic" if len(alphas) > 1 else str(*alphas),
+    }
+
+
+def _kohya_model(layers: Layers, encoders: int) -> str | None:
+    for (_, path), parts in layers.items():
+        if path.endswith(("attn2.to_k", "attn2.to_v")) and "down" in parts:
+            return _KOHYA_MODELS.get(parts["down"].shape[1])
+    return _KOHYA_MODELS[2048] if encoders > 1 else None
+
+
 def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the tensors by PEFT's names, and PEFT's options where some alpha is not its rank."""
     tensors: dict[str, np.ndarray] = {}
@@ -74,6 +106,9 @@ def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]
                 f"{path}); write kohya's"
             )
         parts = {_PEFT[part]: x for part, x in parts.items() if part != "alpha"}
+        if component.startswith("text_encoder") and _PEFT["magnitude"] in parts:
+            # transformers leaves out what has PEFT's own name without this ending.
+            parts[f"{_PEFT['magnitude']}.weight"] = parts.pop(_PEFT["magnitude"])
         tensors |= {f"{component}.{path}.{name}": x for name, x in parts.items()}
     options: dict[str, Any] = {}
     if any("alpha" in parts for parts in layers.values()):
@@ -91,10 +126,7 @@ def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]
 def _options(layers: Mapping[str, Parts]) -> dict[str, Any]:
     """Returns PEFT's LoraConfig for the layers of a component."""
     ranks = {path: len(parts["down"]) for path, parts in layers.items()}
-    alphas = {
-        path: float(parts["alpha"].reshape(())) if "alpha" in parts else ranks[path]
-        for path, parts in layers.items()
-    }
+    alphas = {path: _alpha(parts) for path, parts in layers.items()}
     rank, alpha = next(iter(ranks.values())), next(iter(alphas.values()))
     return {
         "r": rank,
@@ -104,3 +136,8 @@ def _options(layers: Mapping[str, Parts]) -> dict[str, Any]:
         "target_modules": sorted(layers),
         "use_dora": any("magnitude" in parts for parts in layers.values()),
     }
+
+
+def _alpha(parts: Parts) -> float:
+    """Returns a layer's alpha, which is its rank where it has none."""
+    return float(parts["alpha"].reshape(())) if "alpha" in parts else float(len(parts["down"]))

@@ -43,7 +43,7 @@ _MARKERS = frozenset(
 _LORA = "a LoRA; give it to load_lora_weights of a pipeline"
 _EMBEDDING = "a textual inversion; give it to load_textual_inversion of a pipeline"
 _FOREIGN = {
-    "double_blocks.": "a model of the Flux family, which diffusax does not have",
+    "double_blocks.": "a model of the Flux family, whose single files diffusax does not read",
     "joint_blocks.": "Stable Diffusion 3, which diffusax does not have",
     "lora_controlnet": "a ControlNet as a LoRA, which diffusax does not read",
     "lora_unet_": _LORA,

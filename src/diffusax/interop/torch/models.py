@@ -40,6 +40,9 @@ _LIBRARIES = ("diffusers", "torch", "transformers")
 _PROCESSORS = (
     "AttnProcessor",
     "AttnProcessor2_0",
+    "Flux2AttnProcessor",
+    "Flux2ParallelSelfAttnProcessor",
+    "FluxAttnProcessor",
     "SlicedAttnProcessor",
     "XFormersAttnProcessor",
     "ZSingleStreamAttnProcessor",

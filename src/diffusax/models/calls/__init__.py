@@ -17,6 +17,8 @@ from diffusax.models.calls.encoders import (
     TextAndImageEncoder,
     TextEncoder,
 )
+from diffusax.models.calls.flux import FluxControlNet, FluxTransformer
+from diffusax.models.calls.flux2 import Flux2Transformer
 from diffusax.models.calls.unet import ControlNet, UNet
 from diffusax.models.calls.unet_2d import UNet2D
 from diffusax.models.calls.z_image import ZImageTransformer
@@ -26,6 +28,9 @@ __all__ = [
     "AsymmetricAutoencoder",
     "Autoencoder",
     "ControlNet",
+    "Flux2Transformer",
+    "FluxControlNet",
+    "FluxTransformer",
     "ImageEncoder",
     "LanguageModel",
     "TextAndImageEncoder",

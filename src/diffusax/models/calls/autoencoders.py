@@ -17,9 +17,9 @@ from diffusax.tensors import alike
 
 
 class Autoencoder(Model):
-    """An autoencoder, called as diffusers' AutoencoderKL."""
+    """An autoencoder, called as diffusers' AutoencoderKL or AutoencoderKLFlux2."""
 
-    class_names = ("AutoencoderKL",)
+    class_names = ("AutoencoderKL", "AutoencoderKLFlux2")
 
     def encode(self, x: Any, return_dict: bool = True) -> Any:
         """Encodes images: `.latent_dist`, with `sample(generator)`, `mode()`, `mean` and `std`.

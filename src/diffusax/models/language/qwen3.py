@@ -17,11 +17,12 @@ from diffusax.models.language.configs import Qwen3Config
 from diffusax.models.language.hidden_states import LanguageOutput, chosen_states
 from diffusax.models.layers import Embedding, Linear, RMSNorm
 from diffusax.models.matmul import matmul
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
-    (r"[qkv]_proj\.(kernel|bias)", -1),
-    (r"o_proj\.kernel", -2),
+    Rule(r"q_proj\.(kernel|bias)", -1, "heads"),
+    Rule(r"[kv]_proj\.(kernel|bias)", -1, "key_heads"),
+    Rule(r"o_proj\.kernel", -2, "heads"),
     (r"(gate|up)_proj\.kernel", -1),
     (r"down_proj\.kernel", -2),
 )
@@ -56,7 +57,8 @@ class Qwen3Attention(nnx.Module):
     def __init__(self, config: Qwen3Config, *, rngs: nnx.Rngs):
         c, d, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = d
-        queries, keys = config.num_attention_heads * d, config.num_key_value_heads * d
+        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+        queries, keys = self.heads * d, self.key_heads * d
         self.q_proj = Linear(c, queries, bias=bias, rngs=rngs)
         self.k_proj = Linear(c, keys, bias=bias, rngs=rngs)
         self.v_proj = Linear(c, keys, bias=bias, rngs=rngs)

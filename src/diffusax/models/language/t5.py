@@ -18,11 +18,11 @@ from diffusax.models.inputs import check_ids, check_token_ids
 from diffusax.models.language.configs import T5Config
 from diffusax.models.language.hidden_states import LanguageOutput, chosen_states
 from diffusax.models.layers import Embedding, Linear, RMSNorm
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rule, Rules
 
 TENSOR_RULES: Rules = (
-    (r"SelfAttention\.[qkv]\.kernel", -1),
-    (r"SelfAttention\.o\.kernel", -2),
+    Rule(r"SelfAttention\.[qkv]\.kernel", -1, "heads"),
+    Rule(r"SelfAttention\.o\.kernel", -2, "heads"),
     (r"DenseReluDense\.wi(_[01])?\.kernel", -1),
     (r"DenseReluDense\.wo\.kernel", -2),
 )
@@ -56,7 +56,7 @@ class T5Attention(nnx.Module):
 
     def __init__(self, config: T5Config, *, biased: bool, rngs: nnx.Rngs):
         c, inner = config.d_model, config.num_heads * config.d_kv
-        self.head_dim = config.d_kv
+        self.heads, self.head_dim = config.num_heads, config.d_kv
         self.buckets = config.relative_attention_num_buckets
         self.max_distance = config.relative_attention_max_distance
         self.q = Linear(c, inner, bias=False, rngs=rngs)

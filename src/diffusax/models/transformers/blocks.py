@@ -4,7 +4,7 @@ Shapes in the docstrings: b images, t tokens, h heads of width d, c the model's 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,18 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models.attention import attention
-from diffusax.models.layers import Linear, RMSNorm
+from diffusax.models.layers import Linear, RMSNorm, normalized
+from diffusax.models.matmul import matmul
 from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rule, Rules, split_rows, tensor_parts
 
 TENSOR_RULES: Rules = (
-    (r"to_[qkv]\.(kernel|bias)", -1),
-    (r"to_out\.0\.kernel", -2),
+    Rule(r"(to_[qkv]|add_[qkv]_proj)\.(kernel|bias)", -1, "heads"),
+    Rule(r"(to_out\.0|to_add_out)\.kernel", -2, "heads"),
     (r"feed_forward\.w[13]\.kernel", -1),
     (r"feed_forward\.w2\.kernel", -2),
+    (r"net\.0\.proj\.(kernel|bias)", -1),
+    (r"net\.2\.kernel", -2),
 )
 """The tensor axis splits the heads, and the feed-forward's inner channels."""
 
@@ -32,19 +35,26 @@ class Rotation(NamedTuple):
     sin: jax.Array
 
 
-def rotary_table(length: int, dim: int, theta: float) -> Rotation:
+def rotary_table(length: int, dim: int, theta: float, *, angle_dtype: Any = np.float32) -> Rotation:
     """Returns the rotations of positions 0 to length - 1 along one axis, length dim/2.
 
-    The angles are computed in float64 on the host and rounded once, as diffusers does
-    (Su et al. 2021, equation 15).
+    The angles are computed in float64 on the host (Su et al. 2021, equation 15).
+
+    angle_dtype: what they are rounded to before their cosines are taken: float32 as for Z-Image in
+    diffusers, or float64 as for FLUX.
     """
     frequencies = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
-    angles = np.outer(np.arange(length, dtype=np.float64), frequencies).astype(np.float32)
-    return Rotation(jnp.asarray(np.cos(angles)), jnp.asarray(np.sin(angles)))
+    angles = np.outer(np.arange(length, dtype=np.float64), frequencies).astype(angle_dtype)
+    return Rotation(*(jnp.asarray(f(angles).astype(np.float32)) for f in (np.cos, np.sin)))
 
 
 def rotary_positions(
-    positions: Sequence[jax.Array], lengths: Sequence[int], dims: Sequence[int], theta: float
+    positions: Sequence[Any],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    theta: float,
+    *,
+    angle_dtype: Any = np.float32,
 ) -> Rotation:
     """Returns the rotations of tokens that have a position on each of several axes.
 
@@ -53,13 +63,30 @@ def rotary_positions(
         lengths: the number of positions of each axis.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
+        angle_dtype: see `rotary_table`.
     """
-    tables = [rotary_table(n, dim, theta) for n, dim in zip(lengths, dims, strict=True)]
+    tables = [
+        rotary_table(n, dim, theta, angle_dtype=angle_dtype)
+        for n, dim in zip(lengths, dims, strict=True)
+    ]
     parts = [
         jax.tree.map(lambda x, i=index: x[i], table)
         for table, index in zip(tables, positions, strict=True)
     ]
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=-1), *parts)
+
+
+def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
+    """Returns the rotations of tokens at any positions, computed in float64 on the host: 1 t d/2.
+
+    Args:
+        ids: the position of each token on each of a axes, t a.
+        dims: the channels of each axis, which follow each other in a head.
+        theta: the base of the wavelengths.
+    """
+    frequencies = [theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim) for dim in dims]
+    angles = np.concatenate([np.outer(i, f) for i, f in zip(ids.T, frequencies, strict=True)], 1)
+    return Rotation(*(f(angles[None]).astype(np.float32) for f in (np.cos, np.sin)))  # type: ignore[arg-type]
 
 
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
@@ -113,27 +140,152 @@ _WRITTEN = {"barrier": jax.lax.optimization_barrier, "none": lambda x: x}
 class RotaryAttention(nnx.Module):
     """Multi-head self-attention with rotary positions. x: b t c -> b t c.
 
-    With `qk_norm` queries and keys are normalised in each head.
+    With `qk_norm` queries and keys are normalised in each head. Without `out` there is no layer
+    after the attention.
     """
 
-    def __init__(self, c: int, *, heads: int, qk_norm: bool, eps: float, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        c: int,
+        *,
+        heads: int,
+        qk_norm: bool,
+        eps: float,
+        bias: bool = False,
+        out: bool = True,
+        rngs: nnx.Rngs,
+    ):
         self.heads = heads
-        self.to_q = Linear(c, c, bias=False, rngs=rngs)
-        self.to_k = Linear(c, c, bias=False, rngs=rngs)
-        self.to_v = Linear(c, c, bias=False, rngs=rngs)
+        self.to_q = Linear(c, c, bias=bias, rngs=rngs)
+        self.to_k = Linear(c, c, bias=bias, rngs=rngs)
+        self.to_v = Linear(c, c, bias=bias, rngs=rngs)
         self.norm_q = RMSNorm(c // heads, eps=eps, rngs=rngs) if qk_norm else None
         self.norm_k = RMSNorm(c // heads, eps=eps, rngs=rngs) if qk_norm else None
-        self.to_out = nnx.List([Linear(c, c, bias=False, rngs=rngs)])
+        self.to_out = nnx.List([Linear(c, c, bias=bias, rngs=rngs)]) if out else None
 
-    def __call__(self, x: jax.Array, rotation: Rotation, lengths: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, rotation: Rotation, lengths: jax.Array | None = None
+    ) -> jax.Array:
         """Attends to the first `lengths` tokens, b; None for all of them."""
-        q, k, v = (
-            to(x).reshape(*x.shape[:2], self.heads, -1) for to in (self.to_q, self.to_k, self.to_v)
-        )
+        q, k, v = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
         if self.norm_q is not None and self.norm_k is not None:
             q, k = self.norm_q(q), self.norm_k(k)
         y = attention(rotate(q, rotation), rotate(k, rotation), v, key_lengths=lengths)
-        return self.to_out[0](y.reshape(x.shape))
+        y = y.reshape(x.shape)
+        return y if self.to_out is None else self.to_out[0](y)
+
+
+class JointAttention(nnx.Module):
+    """Attention of a text's and an image's tokens to all of both (Esser et al. 2024).
+
+    x: b t c, context: b s c -> b t c, b s c. Each has layers of its own. Queries and keys are
+    normalised in each head.
+    """
+
+    def __init__(self, c: int, *, heads: int, bias: bool, eps: float, rngs: nnx.Rngs):
+        self.heads = heads
+        self.to_q = Linear(c, c, bias=bias, rngs=rngs)
+        self.to_k = Linear(c, c, bias=bias, rngs=rngs)
+        self.to_v = Linear(c, c, bias=bias, rngs=rngs)
+        self.norm_q = RMSNorm(c // heads, eps=eps, rngs=rngs)
+        self.norm_k = RMSNorm(c // heads, eps=eps, rngs=rngs)
+        self.to_out = nnx.List([Linear(c, c, bias=bias, rngs=rngs)])
+        self.add_q_proj = Linear(c, c, bias=bias, rngs=rngs)
+        self.add_k_proj = Linear(c, c, bias=bias, rngs=rngs)
+        self.add_v_proj = Linear(c, c, bias=bias, rngs=rngs)
+        self.norm_added_q = RMSNorm(c // heads, eps=eps, rngs=rngs)
+        self.norm_added_k = RMSNorm(c // heads, eps=eps, rngs=rngs)
+        self.to_add_out = Linear(c, c, bias=bias, rngs=rngs)
+
+    def __call__(
+        self, x: jax.Array, context: jax.Array, rotation: Rotation
+    ) -> tuple[jax.Array, jax.Array]:
+        """rotation: the positions of the context's tokens, then those of x."""
+        own = split_heads(x, (self.to_q, self.to_k, self.to_v), self.heads)
+        added = split_heads(
+            context, (self.add_q_proj, self.add_k_proj, self.add_v_proj), self.heads
+        )
+        q = jnp.concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
+        k = jnp.concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
+        v = jnp.concatenate([added[2], own[2]], axis=1)
+        y = attention(rotate(q, rotation), rotate(k, rotation), v)
+        y = y.reshape(*y.shape[:2], -1)
+        s = context.shape[1]
+        return self.to_out[0](y[:, s:]), self.to_add_out(y[:, :s])
+
+
+def split_heads(x: jax.Array, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:
+    """Returns what layers make of x, in heads. x: b t c -> b t heads d each."""
+    return tuple(layer(x).reshape(*x.shape[:2], heads, -1) for layer in layers)
+
+
+class JoinedLinear(Linear):
+    """A linear layer of two arrays whose channels stand side by side. x: ... c, y: ... d -> ... e.
+
+    Its kernel has rows for both, so that a split of all rows would give each device other channels
+    than it has computed; the tensor axis splits the rows of each.
+    """
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
+        if tensor_parts() == 1:
+            return super().__call__(jnp.concatenate([x, y], axis=-1))
+        kernel, c = self.kernel[...], x.shape[-1]
+        parts = [
+            matmul(part.astype(kernel.dtype), split_rows(rows))
+            for part, rows in ((x, kernel[:c]), (y, kernel[c:]))
+        ]
+        z = parts[0] + parts[1]
+        if self.bias is not None:
+            z = z + self.bias[...]
+        if self.adapters is not None:
+            z = z + self.adapters.linear(jnp.concatenate([x, y], axis=-1).astype(kernel.dtype))
+        return z
+
+
+class Modulation(nnx.Module):
+    """Shifts, scales and gates that follow from the time (Peebles and Xie 2023, adaLN-Zero).
+
+    temb: b c -> n arrays b 1 c.
+    """
+
+    def __init__(self, c: int, n: int, *, bias: bool = True, rngs: nnx.Rngs):
+        self.count = n
+        self.linear = Linear(c, n * c, bias=bias, rngs=rngs)
+
+    def __call__(self, temb: jax.Array) -> list[jax.Array]:
+        return jnp.split(self.linear(nnx.silu(temb))[:, None], self.count, axis=-1)
+
+
+def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    """Normalises tokens, then scales and shifts them. x: b t c; shift, scale: b 1 c."""
+    return written(normalized(x, eps=1e-6) * (1 + scale) + shift)
+
+
+def within_range(x: jax.Array) -> jax.Array:
+    """Clips float16 to its range, as diffusers does with what FLUX's blocks return."""
+    return jnp.clip(x, -65504, 65504) if x.dtype == jnp.float16 else x
+
+
+class GELULayer(nnx.Module):
+    """A linear layer and the approximate GELU (Hendrycks and Gimpel 2016). x: ... c -> ... d."""
+
+    def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
+        self.proj = Linear(c, d, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.gelu(self.proj(x), approximate=True)
+
+
+class GELUFeedForward(nnx.Module):
+    """A layer with GELU to four times the width, and a layer back. x: ... c -> ... c."""
+
+    def __init__(self, c: int, *, rngs: nnx.Rngs):
+        # The checkpoint numbers the layers 0 and 2; 1 is a dropout without parameters.
+        layers = [GELULayer(c, 4 * c, rngs=rngs), None, Linear(4 * c, c, rngs=rngs)]
+        self.net: Any = nnx.List(layers)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.net[2](self.net[0](x))
 
 
 class SwiGLU(nnx.Module):
@@ -148,15 +300,24 @@ class SwiGLU(nnx.Module):
         return self.w2(nnx.silu(self.w1(x)) * self.w3(x))
 
 
-def patchify(x: jax.Array, size: int) -> jax.Array:
-    """Cuts maps into tokens of size x size pixels, row by row. x: b h w c -> b t (size size c)."""
+def patchify(x: jax.Array, size: int, *, channels_first: bool = False) -> jax.Array:
+    """Cuts maps into tokens of size x size pixels, row by row. x: b h w c -> b t (size size c).
+
+    channels_first: whether a token is (c size size), as FLUX has it.
+    """
     b, h, w, c = x.shape
     cut = x.reshape(b, h // size, size, w // size, size, c)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, (h // size) * (w // size), size * size * c)
+    order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
+    return cut.transpose(order).reshape(b, (h // size) * (w // size), size * size * c)
 
 
-def unpatchify(x: jax.Array, size: int, h: int, w: int) -> jax.Array:
+def unpatchify(
+    x: jax.Array, size: int, h: int, w: int, *, channels_first: bool = False
+) -> jax.Array:
     """Inverts `patchify` for maps of h rows and w columns: b t (size size c) -> b h w c."""
-    b, c = x.shape[0], x.shape[-1] // size**2
-    cut = x.reshape(b, h // size, w // size, size, size, c)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+    b, c, rows, columns = x.shape[0], x.shape[-1] // size**2, h // size, w // size
+    if channels_first:
+        cut = x.reshape(b, rows, columns, c, size, size).transpose(0, 1, 4, 2, 5, 3)
+    else:
+        cut = x.reshape(b, rows, columns, size, size, c).transpose(0, 1, 3, 2, 4, 5)
+    return cut.reshape(b, h, w, c)

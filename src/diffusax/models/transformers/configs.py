@@ -1,13 +1,14 @@
 """The configs of denoising transformers."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from diffusax.typed.config import Channels, Epsilon, Heads, Layers, Positive, check_types
 
 Axes = Annotated[tuple[Channels, ...], Meta(min_length=3, max_length=3)]
+Blocks = Annotated[int, Meta(ge=0, le=64)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,3 +50,118 @@ class ZImageTransformer2DConfig:
             )
         if any(dim % 2 for dim in self.axes_dims):
             raise ValueError(f"axes_dims={self.axes_dims} must be even")
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxConfig:
+    """The options that diffusers' FluxTransformer2DModel and FluxControlNetModel have in common."""
+
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
+    ignored: ClassVar[frozenset[str]]
+
+    in_channels: Channels = 64
+    """The channels of a token of the image, a patch of 2x2 latents."""
+    num_layers: Blocks = 19
+    """Blocks in which image and text have layers of their own."""
+    num_single_layers: Blocks = 38
+    """Blocks over both in one sequence."""
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 24
+    joint_attention_dim: Channels = 4096
+    """The width of the text's hidden states."""
+    pooled_projection_dim: Channels = 768
+    guidance_embeds: bool = False
+    """Whether the guidance scale is an input."""
+    axes_dims_rope: Axes = (16, 56, 56)
+    """The channels of a head for the image's number, the row and the column."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxTransformer2DConfig(FluxConfig):
+    """The options of diffusers' FluxTransformer2DModel."""
+
+    class_name: ClassVar[str] = "FluxTransformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxControlNetConfig(FluxConfig):
+    """The options of diffusers' FluxControlNetModel."""
+
+    class_name: ClassVar[str] = "FluxControlNetModel"
+    fixed: ClassVar[dict[str, Any]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    patch_size: Literal[1, 2] = 1
+    """Maps per token, in each direction, where the network reads pixels."""
+    num_mode: Channels | None = None
+    """The kinds of images that it knows; None for one kind."""
+    conditioning_embedding_channels: Channels | None = None
+    """The width of a map that convolutions make of pixels; None where it reads latents."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2Transformer2DConfig:
+    """The options of diffusers' Flux2Transformer2DModel, whose tokens are latents."""
+
+    class_name: ClassVar[str] = "Flux2Transformer2DModel"
+    fixed: ClassVar[dict[str, Any]] = {"patch_size": 1, "eps": 1e-6}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    in_channels: Channels = 128
+    out_channels: Channels | None = None
+    """None for as many as in_channels."""
+    num_layers: Blocks = 8
+    """Blocks in which image and text have layers of their own."""
+    num_single_layers: Blocks = 48
+    """Blocks over both in one sequence."""
+    attention_head_dim: Channels = 128
+    num_attention_heads: Heads = 48
+    joint_attention_dim: Channels = 15360
+    """The width of the text's hidden states."""
+    timestep_guidance_channels: Channels = 256
+    mlp_ratio: Positive = 3.0
+    axes_dims_rope: Annotated[tuple[Channels, ...], Meta(min_length=4, max_length=4)] = (32,) * 4
+    """The channels of a head for the image's number, the row, the column, and the position in the
+    text."""
+    rope_theta: Positive = 2000.0
+    guidance_embeds: bool = True
+    """Whether the guidance scale is an input."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        _check_axes(self.axes_dims_rope, self.attention_head_dim)
+
+    @property
+    def width(self) -> int:
+        """The channels of tokens between the blocks."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def mlp_dim(self) -> int:
+        """The inner width of feed-forward layers."""
+        return int(self.width * self.mlp_ratio)
+
+
+def _check_axes(dims: tuple[int, ...], head_dim: int) -> None:
+    """Raises ValueError unless the axes of positions fill a head, in pairs of channels."""
+    if sum(dims) != head_dim:
+        raise ValueError(
+            f"axes_dims_rope={dims} must add up to attention_head_dim (got {head_dim})"
+        )
+    if any(dim % 2 for dim in dims):
+        raise ValueError(f"axes_dims_rope={dims} must be even")

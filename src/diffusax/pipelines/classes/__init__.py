@@ -8,6 +8,15 @@ from diffusax.pipelines.classes.controlnet import (
     StableDiffusionXLControlNetInpaintPipeline,
     StableDiffusionXLControlNetPipeline,
 )
+from diffusax.pipelines.classes.flux import (
+    FluxControlNetPipeline,
+    FluxFillPipeline,
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    FluxKontextPipeline,
+    FluxPipeline,
+)
+from diffusax.pipelines.classes.flux2 import Flux2KleinPipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -36,6 +45,13 @@ from diffusax.pipelines.classes.z_image import (
 __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
+    "Flux2KleinPipeline",
+    "FluxControlNetPipeline",
+    "FluxFillPipeline",
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline",
+    "FluxKontextPipeline",
+    "FluxPipeline",
     "LatentConsistencyModelImg2ImgPipeline",
     "LatentConsistencyModelPipeline",
     "StableDiffusionAdapterPipeline",

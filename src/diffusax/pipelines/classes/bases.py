@@ -1,6 +1,11 @@
 """The methods that the pipelines of a family share, with diffusers' arguments and results."""
 
+import numpy as np
+
+from diffusax.models.transformers.flux2 import text_ids
 from diffusax.pipelines.families import (
+    FLUX,
+    FLUX2_KLEIN,
     IMAGE_PROMPTS,
     STABLE_DIFFUSION,
     STABLE_DIFFUSION_XL,
@@ -52,6 +57,33 @@ class StableDiffusionXL(DiffusionPipeline):
         """
 
 
+class Flux2Klein(DiffusionPipeline):
+    """Pipelines of FLUX.2 klein."""
+
+    family = FLUX2_KLEIN
+
+    @encodes_prompts
+    def _encode(
+        self, prompt, device, num_images_per_prompt, prompt_embeds, max_sequence_length,
+        text_encoder_out_layers, **options,
+    ):
+        """Returns the embeddings of prompts, and None."""
+
+    def encode_prompt(
+        self, prompt=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        max_sequence_length=512, text_encoder_out_layers=(9, 18, 27), **options,
+    ):
+        """Returns the embeddings of prompts, (prompts images) t d, and their tokens' positions.
+
+        device changes nothing. options: adapters.
+        """
+        embeds, _ = self._encode(
+            prompt, device, num_images_per_prompt, prompt_embeds, max_sequence_length,
+            text_encoder_out_layers, **options,
+        )
+        return embeds, np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
+
+
 class ZImage(DiffusionPipeline):
     """Pipelines of Z-Image."""
 
@@ -65,4 +97,22 @@ class ZImage(DiffusionPipeline):
         """Returns the embeddings of prompts and of negative prompts, lists of arrays t d.
 
         The second list is empty without guidance. device changes nothing. options: adapters.
+        """
+
+
+class Flux(DiffusionPipeline):
+    """Pipelines of FLUX.1."""
+
+    family = FLUX
+    extra_components = IMAGE_PROMPTS
+
+    @encodes_prompts
+    def encode_prompt(
+        self, prompt, prompt_2=None, device=None, num_images_per_prompt=1, prompt_embeds=None,
+        pooled_prompt_embeds=None, max_sequence_length=512, lora_scale=None, **options,
+    ):
+        """Returns T5's hidden states of prompts, CLIP's pooled outputs, and the tokens' positions.
+
+        Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
+        lora_scale multiplies the weights of LoRAs. options: adapters.
         """

@@ -7,12 +7,16 @@ from diffusax.pipelines.families.family import (
     Family,
     diffusers_components,
 )
+from diffusax.pipelines.families.flux import FLUX
+from diffusax.pipelines.families.flux2 import FLUX2_KLEIN
 from diffusax.pipelines.families.stable_diffusion import STABLE_DIFFUSION
 from diffusax.pipelines.families.stable_diffusion_xl import STABLE_DIFFUSION_XL
 from diffusax.pipelines.families.unconditional import UNCONDITIONAL
 from diffusax.pipelines.families.z_image import Z_IMAGE
 
 __all__ = [
+    "FLUX",
+    "FLUX2_KLEIN",
     "IMAGE_PROMPTS",
     "STABLE_DIFFUSION",
     "STABLE_DIFFUSION_XL",

@@ -170,6 +170,9 @@ class Family:
     """A function (components, call, size) -> options of `Scheduler.schedule`, such as mu."""
     guidance: Callable[[float], tuple[float, ...]] = above_one
     """A function (guidance_scale) -> the weights of guidance, empty for none."""
+    true_guidance: bool = False
+    """Whether classifier-free guidance is by true_cfg_scale instead of guidance_scale, and only
+    where a negative prompt is given."""
     pad_embeds: Callable[[Sequence[Any]], Prompt] | None = None
     """A function (n arrays t d of a call) -> Prompt of one length, where prompts have lengths of
     their own; None where all are of one length."""
@@ -179,10 +182,19 @@ class Family:
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     embedding_columns: tuple[str, ...] = ("encoder_hidden_states",)
     """The columns of the same embeddings in a training cache."""
+    references: Callable[..., dict[str, Any]] | None = None
+    """A function (components, latents of each image, count) -> what the denoiser is told, in
+    `Conditions.added`, of images that it looks at; None where it looks at none."""
+    default_size: Callable[..., tuple[int, int]] | None = None
+    """A function (components, call) -> the height and width in pixels of a call that gives none;
+    None for those that the denoiser was trained at."""
     callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
     resizes_edits: bool = False
     """Whether InstructPix2Pix resizes an image to the model's size instead of keeping its own."""
+    resizes_images: bool = False
+    """Whether image to image resizes images to the model's size instead of keeping their own, where
+    the call gives none."""
     keeps_size: bool = False
     """Whether inpainting keeps the size of the image instead of resizing it to the model's."""
     begins_early: bool = False
@@ -244,11 +256,12 @@ def diffusers_components(
     Args:
         denoiser: the name of the denoiser's network, unet or transformer.
         *text: the names of each tokenizer and of the text encoder that reads its tokens.
-        tokenizer: the class of the tokenizers.
+        tokenizer: the class of the tokenizers, or a tuple with one for each.
         optional: the names of those that a checkpoint may lack.
     """
     encoders = [Component(e, "text_encoder", tokenizer=t) for t, e in text]
-    tokenizers = [Component(t, "tokenizer", tokenizer) for t, _ in text]
+    kinds = tokenizer if isinstance(tokenizer, tuple) else (tokenizer,) * len(text)
+    tokenizers = [Component(t, "tokenizer", kind) for (t, _), kind in zip(text, kinds, strict=True)]
     found = (
         Component("vae", "autoencoder"),
         *encoders,

@@ -17,6 +17,7 @@ from diffusax.models.adapters import Adapters
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.flow import schedule_options
 from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.runtime.mesh import Rules
@@ -140,22 +141,6 @@ def conditions(
     return Conditions(prompt.context, lengths=prompt.lengths)
 
 
-def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns evenly spaced sigmas from 1 to 1/steps, and mu where the shift depends on the size.
-
-    Upstream: pipeline_z_image.py, get_default_z_image_sigmas.
-    """
-    scheduler, options = components.scheduler, dict[str, Any]()
-    if getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu:
-        rows, columns, _ = components.latents.shape(*size)
-        options["mu"] = scheduler.dynamic_mu((rows // 2) * (columns // 2))
-    steps = call.num_inference_steps
-    if "sigmas" in scheduler.custom and call.sigmas is None and call.timesteps is None and steps:
-        sigmas = np.linspace(1.0, 1 / steps, steps, dtype=np.float32)
-        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
-    return options
-
-
 def tokenize(
     tokenizers: Sequence[Any],
     texts: Sequence[Sequence[str]],
@@ -171,13 +156,15 @@ def tokenize(
         length: has no effect, as embeddings of any length are filled up.
     """
     rows = [chat_tokens(tokenizers[0], text, call.max_sequence_length) for text in texts[0]]
-    return _padded(tokenizers[0], rows, padded_length(_longest(rows), call.max_sequence_length))
+    return padded_tokens(
+        tokenizers[0], rows, padded_length(_longest(rows), call.max_sequence_length)
+    )
 
 
 def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
     """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
     ids = chat_tokens(tokenizers[0], caption, _LONGEST)
-    tokens = _padded(tokenizers[0], [ids], _LONGEST)
+    tokens = padded_tokens(tokenizers[0], [ids], _LONGEST)
     return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
 
 
@@ -209,13 +196,16 @@ def encode(
     return Prompt(hidden, lengths=tokens.lengths)
 
 
-def chat_tokens(tokenizer: Any, text: str, most: int) -> list[int]:
-    """Returns the ids of a prompt in the form of a chat, at most so many."""
+def chat_tokens(tokenizer: Any, text: str, most: int, *, thinking: bool = True) -> list[int]:
+    """Returns the ids of a prompt in the form of a chat, at most so many.
+
+    thinking: whether the answer may begin with thoughts; otherwise the chat has empty ones.
+    """
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}],
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=True,
+        enable_thinking=thinking,
     )
     return list(tokenizer(chat, truncation=True, max_length=most).input_ids)
 
@@ -224,7 +214,8 @@ def _longest(rows: Sequence[Sequence[int]]) -> int:
     return max(map(len, rows))
 
 
-def _padded(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
+def padded_tokens(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
+    """Returns ids filled up to a length, n length, and how many of each are no padding."""
     ids = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
     for filled, row in zip(ids, rows):
         filled[: len(row)] = row

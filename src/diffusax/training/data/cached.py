@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -22,9 +22,9 @@ from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import Element
 from diffusax.training.data.broken import Broken, Tally
 from diffusax.training.data.buckets import Buckets, buckets_of
-from diffusax.training.data.examples import CaptionedDataConfig, EditDataConfig, picture_size
+from diffusax.training.data.examples import ControlDataConfig, EditDataConfig, picture_size
 from diffusax.training.data.opening import open_images, own_share
-from diffusax.training.data.rows import caption_example, edit_example
+from diffusax.training.data.rows import caption_example, control_example, edit_example
 from diffusax.training.data.sources import ArrowSource, Source
 from diffusax.training.denoising import (
     embedding_entries,
@@ -37,11 +37,31 @@ from diffusax.typed.options import Count, Options, Seed
 
 _INDEX = "cache.json"
 _ORIGINAL = "original_latents"
+_STEERING = "conditioning_pixel_values"
+
+
+class _Kind(NamedTuple):
+    """What a recipe reads of a row."""
+
+    columns: tuple[str, ...]
+    """The options that name columns; first that of the images to learn, of edits the last."""
+    example: Any
+    """The function that makes an example of a row."""
+
+
+_CAPTIONED = ("image_column", "caption_column")
+_KINDS = {
+    "text-to-image": _Kind(_CAPTIONED, caption_example),
+    "instruct-pix2pix": _Kind(
+        ("original_image_column", "edit_prompt_column", "edited_image_column"), edit_example
+    ),
+    "controlnet": _Kind((*_CAPTIONED, "conditioning_image_column"), control_example),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
-    """Images with captions, or images before and after an edit."""
+class CacheDataConfig(ControlDataConfig, EditDataConfig):
+    """Images with captions, perhaps with images that steer, or images before and after an edit."""
 
     random_flip: bool = False
     """Mirror half of the images, or pairs."""
@@ -51,8 +71,9 @@ class CacheDataConfig(CaptionedDataConfig, EditDataConfig):
 class CacheConfig(Options):
     """Encode a data set once; `train RECIPE --data.path OUTPUT` then uses the result."""
 
-    recipe: Literal["text-to-image", "instruct-pix2pix"] = "text-to-image"
-    """What will be trained: images with captions, or images before and after an edit."""
+    recipe: Literal["text-to-image", "instruct-pix2pix", "controlnet"] = "text-to-image"
+    """What will be trained: images with captions, also for dreambooth and textual-inversion; images
+    before and after an edit; or images with captions and with images that steer."""
     model: str = ""
     """The checkpoint whose autoencoder and text encoders are used."""
     output: Annotated[str, Meta(min_length=1)] = "out/cache"
@@ -83,18 +104,17 @@ class CachedSource:
     """The shapes for each of the sizes."""
 
     @classmethod
-    def open(cls, folder: str, base: BaseModel, *, edits: bool) -> "CachedSource":
+    def open(cls, folder: str, base: BaseModel, *, recipe: str) -> "CachedSource":
         """Opens the cache in a folder to train a checkpoint with.
 
-        edits: whether the cache has to hold images before and after an edit.
+        recipe: the recipe of `CacheConfig` that the cache has to be written for.
 
         Raises:
             ValueError: the cache holds something else, is not whole, or was made with another
                 autoencoder or, if it holds text embeddings, with other text encoders.
         """
         index = load_json(Path(folder) / _INDEX)
-        if (_ORIGINAL in index["shapes"]) is not edits:
-            recipe = "instruct-pix2pix" if edits else "text-to-image"
+        if _recipe_of(index) != recipe:
             raise ValueError(
                 f"{folder} was not written for {recipe}; write it again with cache-latents "
                 f"--recipe {recipe}"
@@ -163,10 +183,11 @@ def cache_latents(config: CacheConfig) -> int:
     """
     require_options(config, ("model", "data.path"))
     require_extra("pyarrow", "train")
-    base = BaseModel.open(config.model, edits=_edits(config))
+    edits = config.recipe == "instruct-pix2pix"
+    base = BaseModel.open(config.model, edits=edits)
     size = picture_size(config.data, base.default_size, base.multiple)
     columns = _columns(config)
-    column = columns[-1] if _edits(config) else columns[0]
+    column = columns[-1] if edits else columns[0]
     source = open_images(config.data, columns, image_column=column, side=size, factor=base.multiple)
     folder = Path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -238,20 +259,22 @@ def _index(
     return index
 
 
-def _edits(config: CacheConfig) -> bool:
-    return config.recipe == "instruct-pix2pix"
+def _recipe_of(index: Mapping[str, Any]) -> str:
+    """Returns the recipe that a cache was written for."""
+    names = {_ORIGINAL: "instruct-pix2pix", _STEERING: "controlnet"}
+    return next((names[k] for k in names if k in index["shapes"]), "text-to-image")
 
 
 def _columns(config: CacheConfig) -> tuple[str, ...]:
     """Returns the columns that the recipe reads.
 
     Raises:
-        ValueError: a column of the other recipe is given.
+        ValueError: a column, or an option for captions, is given that it does not read.
     """
-    captions = ("image_column", "caption_column")
-    pairs = ("original_image_column", "edit_prompt_column", "edited_image_column")
-    tags = ("trigger", "shuffle_tags", "keep_tags", "tag_separator")
-    used, unused = (pairs, (*captions, *tags)) if _edits(config) else (captions, pairs)
+    used = _KINDS[config.recipe].columns
+    unused = [name for kind in _KINDS.values() for name in kind.columns if name not in used]
+    if "caption_column" not in used:
+        unused += ["trigger", "shuffle_tags", "keep_tags", "tag_separator"]
     for name in unused:
         if getattr(config.data, name) != getattr(CacheDataConfig, name):
             raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
@@ -284,7 +307,7 @@ def _batches(
     tally: Tally,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches of examples of this process's share of rows, in order."""
-    example: Any = edit_example if _edits(config) else caption_example
+    example = _KINDS[config.recipe].example
 
     def prepare(job: int) -> Element | Broken:
         copy, place = divmod(job, len(rows))

@@ -271,7 +271,7 @@ def write_caption(config: CaptionedDataConfig, cell: Any, rng: np.random.Generat
     """
     caption, separator = choose_caption(cell, rng), config.tag_separator
     if config.shuffle_tags:
-        tags = [tag.strip() for tag in caption.split(separator)]
+        tags = [tag for part in caption.split(separator) if (tag := part.strip())]
         kept, others = tags[: config.keep_tags], tags[config.keep_tags :]
         caption = f"{separator} ".join([*kept, *(others[i] for i in rng.permutation(len(others)))])
     return f"{separator} ".join(filter(None, (config.trigger, caption)))

@@ -88,10 +88,12 @@ class Repeated:
     """The rows of a source, again and again until each process has one."""
 
     source: Source
+    processes: int = dataclasses.field(default_factory=jax.process_count)
+    """The number of processes, which those that prepare examples could not find out."""
 
     def __len__(self) -> int:
         count = len(self.source)
-        return count * -(-jax.process_count() // count)
+        return count * -(-self.processes // count)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.source[index % len(self.source)]

@@ -16,7 +16,6 @@ from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
 from diffusax.pipelines.control import control_text_to_image
 from diffusax.training.data.batches import Element
-from diffusax.training.data.cached import is_cache
 from diffusax.training.data.examples import ControlDataConfig
 from diffusax.training.data.rows import control_example
 from diffusax.training.recipe import Recipe
@@ -83,8 +82,6 @@ class ControlNet(Denoiser):
                 f"lora.format={config.lora.format} cannot be written: kohya's files have no layers "
                 "of a ControlNet; use diffusers"
             )
-        if is_cache(config.data.path):
-            raise ValueError(f"{config.data.path} holds latents; a ControlNet learns from pictures")
         data = config.data
         columns = (data.image_column, data.caption_column, data.conditioning_image_column)
         super().__init__(
@@ -104,7 +101,12 @@ class ControlNet(Denoiser):
         return controlnet_params(network, params, seed=self.config.seed)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
-        """Returns a row's image, control image, tokens and, where the family has them, sizes."""
+        """Returns a row's image, control image, tokens and, where the family has them, sizes.
+
+        A row of a cache is returned as it is.
+        """
+        if self.cached:
+            return row
         return control_example(self.config.data, self.base, self.size, row, rng)
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:

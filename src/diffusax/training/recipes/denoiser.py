@@ -13,7 +13,14 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
-from diffusax.models.network import Model, Params, cast_params, cast_shapes, initialize_params
+from diffusax.models.network import (
+    Model,
+    Network,
+    Params,
+    cast_params,
+    cast_shapes,
+    initialize_params,
+)
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.tasks import Task
@@ -173,7 +180,9 @@ class Denoiser:
         self.cached, self.embedded = is_cache(data.path), False
         if self.cached:
             _check_without_pictures(data)
-            self.source = cache = CachedSource.open(data.path, base, edits=edits)
+            plain = "text-to-image" if controlnet is None else "controlnet"
+            recipe = "instruct-pix2pix" if edits else plain
+            self.source = cache = CachedSource.open(data.path, base, recipe=recipe)
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
@@ -193,6 +202,11 @@ class Denoiser:
         self.denoising = DenoisingLoss.of(
             config, base.family, base.networks, base.scheduler, lora=self.lora, **dropout
         )
+
+    @property
+    def networks(self) -> Mapping[str, Network]:
+        """The checkpoint's networks, by component."""
+        return self.base.networks
 
     def shapes(self) -> Params:
         """Returns the shapes of the trained parameters."""
@@ -280,7 +294,9 @@ class Denoiser:
         config, lora = self.config, self.lora
         params = {**frozen, **trained} if lora is None else dict(frozen)
         params.pop("empty")
-        components = self.base.components(params, **self.result_options())
+        # Adapters are drawn with the checkpoint as it is, its options too.
+        options = self.result_options() if lora is None else {}
+        components = self.base.components(params, **options)
         if lora is not None:
             networks = {name: self.base.networks[name] for name in self.components}
             components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)

@@ -194,6 +194,7 @@ class DreamBooth(Denoiser):
         folder = config.class_data or str(Path(config.output) / "class")
         if self.cached or is_cache(folder):
             return self._cached_classes(folder)
+        _check_apart(config.data.path, folder)
         drawn = ClassPictures(
             config.model,
             config.class_prompt,
@@ -216,7 +217,7 @@ class DreamBooth(Denoiser):
                 f"instance_data={self.config.data.path!r} and class_data={folder!r} must both hold "
                 "latents, or both pictures; write the other with cache-latents"
             )
-        source = CachedSource.open(folder, self.base, edits=False)
+        source = CachedSource.open(folder, self.base, recipe="text-to-image")
         if self.base.family.embedding_columns[0] in source.shapes:
             raise ValueError(
                 f"{folder} holds text embeddings of other captions; write it again with "
@@ -228,6 +229,16 @@ class DreamBooth(Denoiser):
                 "latents; leave the caches out, or write both without buckets"
             )
         return source
+
+
+def _check_apart(instances: str, classes: str) -> None:
+    """Raises ValueError where one of two folders of pictures holds the other."""
+    one, other = Path(instances).resolve(), Path(classes).resolve()
+    if one.is_dir() and (one.is_relative_to(other) or other.is_relative_to(one)):
+        raise ValueError(
+            f"class_data={classes!r} and instance_data={instances!r} hold each other, and pictures "
+            "of one would be taken for the other's; use two folders side by side"
+        )
 
 
 def one_by_one(batch: Batch, keys: jax.Array) -> tuple[Batch, jax.Array]:

@@ -24,6 +24,7 @@ from diffusax.pipelines import DiffusionPipeline, tasks
 from diffusax.runtime.mesh import to_host
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig, choose_caption
+from diffusax.training.data.pairs import Repeated
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.templates import TEMPLATES
 from diffusax.training.optimizers import OptimizerConfig
@@ -135,6 +136,8 @@ class TextualInversion(Denoiser):
                 f"{data.path} holds text embeddings, which cannot name the word; write it again "
                 "without --text-embeddings"
             )
+        if not data.streaming:
+            self.source = Repeated(self.source)
         word = config.placeholder_token
         self.base = with_word(self.base, word, config.num_vectors, config.initializer_token)
         self.denoising = dataclasses.replace(self.denoising, networks=self.base.networks)

@@ -1,0 +1,211 @@
+"""Which model fits which machine, by the compilers of GPUs and TPUs, without either.
+
+    python benchmarks/fits_table.py measure --out lines.jsonl --topologies h200:1
+    python benchmarks/fits_table.py measure --out lines.jsonl --topologies v5e:1x1 --rows sd2 xl
+    python benchmarks/fits_table.py table lines.jsonl
+
+`measure` compiles full-size models without weights, as users' programs are compiled, and adds a
+line to the file for each row and topology; those that are there already are left out. It needs
+jax[cuda12] or libtpu, gigabytes of memory, and half a minute to some minutes for each line. `table`
+prints the table of docs/which_machine.md. The GB are those of one device: all parameters, and what
+the program that takes most needs besides. A GPU's kind changes them little: they are those of the
+topology, and compared with the memory of all.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from random_models import MODELS, write_checkpoint
+from tpu_compile import compile_training
+
+import diffusax
+from diffusax.models.control_from_unet import controlnet_of
+from diffusax.models.network import Model, cast_shapes
+from diffusax.pipelines import ahead
+from diffusax.runtime.cost import cost_of
+from diffusax.runtime.topology import DoesNotFitError, topology_mesh
+
+CARDS = (8, 12, 16, 24, 40, 80, 141)
+"""The GB of NVIDIA's cards."""
+TPUS = {"v5e": 16, "v4": 32, "v6e": 32, "v5p": 95}
+RESERVED = 0.06
+"""The part of a GPU's memory that its driver, libraries and other programs take."""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    text: str
+    model: str
+    batch: int = 1
+    """Images, or examples of a training step, on a device."""
+    size: int | None = None
+    program: str = "call"
+    ema: str = "none"
+    rank: int = 0
+    mesh: str = "data=1"
+    devices: int = 1
+
+
+ROWS = {
+    "sd2": Row("SD 2, 512x512, one image", "sd2"),
+    "sd2-8": Row("eight images", "sd2", 8),
+    "sd2-control": Row("with a ControlNet, one image", "sd2", program="control"),
+    "xl": Row("SDXL, 1024x1024, one image", "xl"),
+    "xl-4": Row("four images", "xl", 4),
+    "xl-control": Row("with a ControlNet, one image", "xl", program="control"),
+    "sd2-train": Row("Training SD 2, 256x256, batch 8", "sd2", 8, 256, "train"),
+    "sd2-train-ema": Row("with an average (EMA)", "sd2", 8, 256, "train", ema="ramp"),
+    "sd2-train-512": Row("512x512, batch 4", "sd2", 4, 512, "train"),
+    "sd2-train-fsdp": Row(
+        "256x256, batch 8, on each of eight, fsdp=8",
+        "sd2",
+        8,
+        256,
+        "train",
+        mesh="fsdp=8",
+        devices=8,
+    ),
+    "sd2-edits": Row(
+        "Training InstructPix2Pix of SD 2, 256x256, batch 8", "sd2", 8, 256, "train-edits"
+    ),
+    "xl-lora": Row(
+        "LoRA of SDXL, 1024x1024, rank 16, batch 1", "xl", 1, 1024, "train-lora", rank=16
+    ),
+    "xl-train-fsdp": Row(
+        "Training SDXL, 1024x1024, batch 1, on each of eight, fsdp=8",
+        "xl",
+        1,
+        1024,
+        "train",
+        mesh="fsdp=8",
+        devices=8,
+    ),
+}
+
+
+def main() -> None:
+    """Measures, or prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(required=True)
+    measure = kinds.add_parser("measure")
+    measure.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    measure.add_argument("--topologies", nargs="+", default=["h200:1"], help="of one device")
+    measure.add_argument("--out", type=Path, required=True)
+    measure.set_defaults(run=lambda options: add_lines(options))
+    table = kinds.add_parser("table")
+    table.add_argument("lines", type=Path)
+    table.set_defaults(run=lambda options: print(markdown(read(options.lines))))
+    options = parser.parse_args()
+    options.run(options)
+
+
+def add_lines(options: argparse.Namespace) -> None:
+    """Measures what the file does not have."""
+    there = {(line["row"], line["kind"]) for line in read(options.out)}
+    for topology in options.topologies:
+        for name in options.rows:
+            kind = topology_mesh(topology).devices.flat[0].platform
+            if (name, kind) in there:
+                continue
+            began = time.perf_counter()
+            line = {"row": name, "kind": kind, "topology": of_row(topology, ROWS[name], kind)}
+            line["GB"] = peak_of(ROWS[name], line["topology"])
+            line["seconds"] = round(time.perf_counter() - began)
+            print(json.dumps(line), flush=True)
+            with options.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def of_row(topology: str, row: Row, kind: str) -> str:
+    """The topology with as many devices as the row asks for."""
+    name = topology.split(":")[0]
+    if row.devices == 1:
+        return topology
+    return f"{name}:{row.devices}" if kind == "gpu" else f"{name}:2x{row.devices // 2}"
+
+
+def peak_of(row: Row, topology: str) -> float | None:
+    """The GB that a device needs; None if its compiler says that there are too few."""
+    mesh = topology_mesh(topology, row.mesh)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_checkpoint(folder, MODELS[row.model])
+        if not row.program.startswith("train"):
+            return call_peak(row, folder, topology)
+        options = argparse.Namespace(
+            **row._asdict(), accumulate=1, checkpointing="blocks", effort=-1.0
+        )
+        kinds = {"edits": row.program == "train-edits", "lora": row.program == "train-lora"}
+        try:
+            compiled, needed = compile_training(folder, mesh, options, **kinds)
+        except DoesNotFitError:
+            return None
+        return round(cost_of(compiled, needed=needed).peak, 2)
+
+
+def call_peak(row: Row, folder: Path, topology: str) -> float | None:
+    """The GB of a call of a pipeline."""
+    components = {}
+    kind: Any = diffusax.DiffusionPipeline
+    if row.program == "control":
+        kind = {
+            "sd2": diffusax.StableDiffusionControlNetPipeline,
+            "xl": diffusax.StableDiffusionXLControlNetPipeline,
+        }[row.model]
+        unet = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16").unet
+        net = controlnet_of(unet.network)
+        components["controlnet"] = Model(net, cast_shapes(net.shapes, "bfloat16"))
+    pipe = ahead.shapes_only(kind, folder, dtype="bfloat16", **components)
+    figures = pipe.memory(topology, mesh=row.mesh, batch_size=row.batch, guidance_scale=7.5)
+    peak = figures["pipeline"].get("peak")
+    return None if peak is None else round(peak, 2)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The lines that were measured."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def markdown(lines: list[dict[str, Any]]) -> str:
+    """The table."""
+    found = {(line["row"], line["kind"]): line["GB"] for line in lines}
+    head = "| | GB on a GPU | smallest card | GB on a TPU | TPUs |\n|---|---|---|---|---|"
+    rows = []
+    for name, row in ROWS.items():
+        gpu, tpu = (found.get((name, kind), "not measured") for kind in ("gpu", "tpu"))
+        cells = [row.text, shown(gpu), card_for(gpu), shown(tpu), tpus_for(tpu)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([head, *rows])
+
+
+def shown(peak: Any) -> str:
+    return "-" if peak == "not measured" else "more than it has" if peak is None else f"{peak:.1f}"
+
+
+def card_for(peak: Any) -> str:
+    """The smallest card that holds so much."""
+    if not isinstance(peak, float):
+        return "-"
+    fitting = [gb for gb in CARDS if peak <= gb * (1 - RESERVED)]
+    return f"{fitting[0]} GB" if fitting else "none"
+
+
+def tpus_for(peak: Any) -> str:
+    """The TPUs that hold so much."""
+    if peak == "not measured":
+        return "-"
+    return ", ".join(name for name, gb in TPUS.items() if peak is not None and peak <= gb) or "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Images that a network looks at beside the one that it generates, in their own sizes."""
+
+import math
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from diffusax.images.pictures import load_image, to_pixels
+
+_MAX_AREA = 1024 * 1024
+_MIN_SIDE = 64
+_MAX_RATIO = 8
+
+
+def as_images(images: Any) -> list[Any]:
+    """Returns one image or several as a list.
+
+    Raises:
+        ValueError: the list is empty.
+    """
+    if not isinstance(images, list | tuple):
+        return [images]
+    if not images:
+        raise ValueError("image must have at least one image, or be left out (got an empty list)")
+    return list(images)
+
+
+def reference_image(image: Any, multiple: int) -> np.ndarray:
+    """Prepares an image to look at, 1 H W 3 float32 in [-1, 1].
+
+    An image of more than 1024x1024 pixels is made as small as that; then its borders are cut off
+    until height and width are multiples of a number. Upstream: Flux2ImageProcessor and
+    pipeline_flux2_klein.py in diffusers.
+
+    Args:
+        image: a PIL image or a path.
+        multiple: this number.
+
+    Raises:
+        ValueError: the image cannot be read, is too small or too narrow.
+    """
+    loaded = load_image(image)
+    within = _within_area(*_checked(loaded.size))
+    if within != loaded.size:
+        loaded = loaded.resize(within, Image.Resampling.LANCZOS)
+    width, height = (side // multiple * multiple for side in within)
+    left, top = (within[0] - width) // 2, (within[1] - height) // 2
+    loaded = loaded.crop((left, top, left + width, top + height))
+    return to_pixels(loaded, factor=multiple)
+
+
+def reference_size(image: Any, multiple: int) -> tuple[int, int]:
+    """Returns height and width in pixels of the result of `reference_image`.
+
+    Raises:
+        ValueError: the image cannot be read, is too small or too narrow.
+    """
+    width, height = _within_area(*_checked(load_image(image).size))
+    return height // multiple * multiple, width // multiple * multiple
+
+
+def _within_area(width: int, height: int) -> tuple[int, int]:
+    """Returns the size of an image without more pixels than 1024x1024 has."""
+    if width * height <= _MAX_AREA:
+        return width, height
+    scale = math.sqrt(_MAX_AREA / (width * height))
+    return int(width * scale), int(height * scale)
+
+
+def _checked(size: tuple[int, int]) -> tuple[int, int]:
+    """Returns width and height.
+
+    Raises:
+        ValueError: a side is short, or one is much longer than the other.
+    """
+    shorter, longer = sorted(size)
+    if shorter < _MIN_SIDE or longer > _MAX_RATIO * shorter:
+        raise ValueError(
+            f"image must have sides of at least {_MIN_SIDE} pixels, one at most {_MAX_RATIO} times "
+            f"as long as the other (got {size[0]}x{size[1]}); crop or enlarge it"
+        )
+    return size

@@ -1,0 +1,283 @@
+"""FLUX.2's transformer: text and image tokens, first apart, then in one stream (BFL 2025).
+
+Upstream: diffusers models/transformers/transformer_flux2.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from diffusax.models.attention import attention
+from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
+from diffusax.models.inputs import check_map, check_tokens
+from diffusax.models.layers import Linear, RMSNorm, SplitLinear
+from diffusax.models.transformers.blocks import (
+    TENSOR_RULES,
+    JoinedLinear,
+    JointAttention,
+    Modulation,
+    Rotation,
+    modulate,
+    rotate,
+    rotation_at,
+    within_range,
+    written,
+)
+from diffusax.models.transformers.configs import Flux2Transformer2DConfig
+from diffusax.models.unet_blocks import rematerialized
+from diffusax.runtime.mesh import Rules
+
+_EPS = 1e-6
+
+FLUX2_RULES: Rules = (
+    *TENSOR_RULES,
+    (r"(linear_in|to_qkv_mlp_proj)\.kernel", -2),
+    (r"(linear_out|attn\.to_out)\.kernel", -2),
+)
+"""The tensor axis splits the heads, and the feed-forwards' inner channels."""
+
+
+class TimeGuidanceEmbedding(nnx.Module):
+    """Embeds the time and, for models that are told it, the guidance scale; their sum is b c."""
+
+    def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
+        self.channels, c = config.timestep_guidance_channels, config.width
+        self.timestep_embedder = TimestepEmbedding(self.channels, c, bias=False, rngs=rngs)
+        self.guidance_embedder = (
+            TimestepEmbedding(self.channels, c, bias=False, rngs=rngs)
+            if config.guidance_embeds
+            else None
+        )
+
+    def __call__(self, timestep: jax.Array, guidance: jax.Array | None) -> jax.Array:
+        """timestep: b, from 1 for noise to 0. guidance: b, the scale."""
+        temb = self.timestep_embedder(timestep_embedding(1000 * timestep, self.channels))
+        if self.guidance_embedder is None:
+            return temb
+        if guidance is None:
+            raise ValueError("guidance must be given to a transformer with guidance_embeds")
+        return temb + self.guidance_embedder(timestep_embedding(1000 * guidance, self.channels))
+
+
+class Flux2FeedForward(nnx.Module):
+    """A feed-forward layer gated by SiLU (Shazeer 2020). x: ... c -> ... c."""
+
+    def __init__(self, c: int, inner: int, *, rngs: nnx.Rngs):
+        self.linear_in = SplitLinear(c, (inner, inner), bias=False, rngs=rngs)
+        self.linear_out = Linear(inner, c, bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate, h = self.linear_in(x)
+        return self.linear_out(nnx.silu(gate) * h)
+
+
+class Flux2TransformerBlock(nnx.Module):
+    """Joint attention, then a feed-forward layer for image and text each. x: b t c, context: b s c.
+
+    Shifts, scales and gates are those of all blocks.
+    """
+
+    def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
+        c, heads = config.width, config.num_attention_heads
+        self.attn = JointAttention(c, heads=heads, bias=False, eps=_EPS, rngs=rngs)
+        self.ff = Flux2FeedForward(c, config.mlp_dim, rngs=rngs)
+        self.ff_context = Flux2FeedForward(c, config.mlp_dim, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        context: jax.Array,
+        of_x: Sequence[jax.Array],
+        of_context: Sequence[jax.Array],
+        rotation: Rotation,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the next block's tokens of image and text.
+
+        Args:
+            x: b t c.
+            context: b s c.
+            of_x: the shift, scale and gate of the image's attention, and of its feed-forward layer,
+                b 1 c each.
+            of_context: those of the text's.
+            rotation: the positions of the text's tokens, then of the image's, b (s + t) d/2.
+        """
+        shift, scale, gate, *x_rest = of_x
+        c_shift, c_scale, c_gate, *context_rest = of_context
+        h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
+        x = _feed_forward(self.ff, written(x + gate * h), *x_rest)
+        context = _feed_forward(self.ff_context, written(context + c_gate * c_h), *context_rest)
+        return x, within_range(context)
+
+
+def _feed_forward(
+    layer: Flux2FeedForward, x: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array
+) -> jax.Array:
+    return written(x + gate * layer(modulate(x, shift, scale)))
+
+
+class Flux2ParallelSelfAttention(nnx.Module):
+    """Attention and feed-forward with common products (Dehghani et al. 2023). x: b t c -> b t c."""
+
+    def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
+        c, d, inner = config.width, config.attention_head_dim, config.mlp_dim
+        self.head_dim = d
+        widths = c, c, c, inner, inner
+        self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, rngs=rngs)
+        self.norm_q = RMSNorm(d, eps=_EPS, rngs=rngs)
+        self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
+        self.to_out = JoinedLinear(c + inner, c, bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array, rotation: Rotation) -> jax.Array:
+        *qkv, gate, h = self.to_qkv_mlp_proj(x)
+        q, k, v = (y.reshape(*y.shape[:2], -1, self.head_dim) for y in qkv)
+        q, k = rotate(self.norm_q(q), rotation), rotate(self.norm_k(k), rotation)
+        return self.to_out(attention(q, k, v).reshape(x.shape), nnx.silu(gate) * h)
+
+
+class Flux2SingleTransformerBlock(nnx.Module):
+    """Attention and feed-forward side by side, shifted, scaled and gated as in all such blocks."""
+
+    def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
+        self.attn = Flux2ParallelSelfAttention(config, rngs=rngs)
+
+    def __call__(
+        self, x: jax.Array, modulation: Sequence[jax.Array], rotation: Rotation
+    ) -> jax.Array:
+        """Returns the next block's tokens, b t c. modulation: shift, scale and gate, b 1 c each."""
+        shift, scale, gate = modulation
+        return within_range(written(x + gate * self.attn(modulate(x, shift, scale), rotation)))
+
+
+class Flux2Transformer2DModel(nnx.Module):
+    """Predicts the flow from images to noise in latents, for a text and images to look at."""
+
+    config_class = Flux2Transformer2DConfig
+    tensor_rules = FLUX2_RULES
+    adapter_groups = (
+        r".*\.attn\.(to_(q|k|v|out|out\.0|add_out|qkv_mlp_proj)|add_(q|k|v)_proj)",
+        r"(single_)?transformer_blocks\..*",
+    )
+
+    def __init__(self, config: Flux2Transformer2DConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        c, options = config.width, dict[str, Any](bias=False, rngs=rngs)
+        self.time_guidance_embed = TimeGuidanceEmbedding(config, rngs=rngs)
+        self.double_stream_modulation_img = Modulation(c, 6, **options)
+        self.double_stream_modulation_txt = Modulation(c, 6, **options)
+        self.single_stream_modulation = Modulation(c, 3, **options)
+        self.x_embedder = Linear(config.in_channels, c, **options)
+        self.context_embedder = Linear(config.joint_attention_dim, c, **options)
+        self.transformer_blocks = nnx.List(
+            [Flux2TransformerBlock(config, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        count = config.num_single_layers
+        self.single_transformer_blocks = nnx.List(
+            [Flux2SingleTransformerBlock(config, rngs=rngs) for _ in range(count)]
+        )
+        self.norm_out = Modulation(c, 2, **options)
+        self.proj_out = Linear(c, config.out_channels or config.in_channels, **options)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        context: jax.Array,
+        *,
+        guidance: jax.Array | None = None,
+        references: jax.Array | None = None,
+        reference_rotation: Rotation | None = None,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Returns the prediction, b h w c, in the dtype of the parameters.
+
+        Args:
+            x: the latents, b h w c, each of which is a token.
+            timestep: b, from 1 for noise to 0 for an image.
+            context: the text's hidden states, b s joint_attention_dim.
+            guidance: b, the guidance scale, for a transformer with guidance_embeds.
+            references: the latents of images to look at, b n c; None without any.
+            reference_rotation: their positions, b n d/2, see `token_rotation`.
+            gradient_checkpointing: the activations that the gradient computes again, not keeping
+                them: "none", or "blocks" or "full" for those within each block.
+
+        Raises:
+            ValueError: an input has another shape, or is missing.
+        """
+        check_map("x", x, self.config.in_channels)
+        b, h, w, c = x.shape
+        tokens = x.reshape(b, h * w, c)
+        ids = np.concatenate([text_ids(context.shape[1]), image_ids(h, w)])
+        rotation = token_rotation(self.config, ids)
+        if references is not None and reference_rotation is not None:
+            tokens = jnp.concatenate([tokens, references.astype(x.dtype)], axis=1)
+            own = jax.tree.map(lambda y: jnp.broadcast_to(y, (b, *y.shape[1:])), rotation)
+            rotation = jax.tree.map(
+                lambda *y: jnp.concatenate(y, axis=1), own, Rotation(*reference_rotation)
+            )
+        remat = gradient_checkpointing != "none"
+        y = self.predict_tokens(tokens, timestep, context, rotation, guidance, remat=remat)
+        return y[:, : h * w].reshape(b, h, w, -1)
+
+    def predict_tokens(
+        self,
+        x: jax.Array,
+        timestep: jax.Array,
+        context: jax.Array,
+        rotation: Rotation,
+        guidance: jax.Array | None = None,
+        *,
+        remat: bool = False,
+    ) -> jax.Array:
+        """Returns the prediction for latents at any positions, b t c.
+
+        Args:
+            x: b t c.
+            timestep: see a call.
+            context: see a call.
+            rotation: the positions of the text's tokens, then of x's, b (s + t) d/2, or
+                1 (s + t) d/2.
+            guidance: see a call.
+            remat: whether gradients compute the activations of blocks again.
+
+        Raises:
+            ValueError: an input has another shape, or is missing.
+        """
+        check_tokens("x", x, {self.config.in_channels})
+        check_tokens("context", context, {self.config.joint_attention_dim})
+        s = context.shape[1]
+        temb = self.time_guidance_embed(timestep, guidance)
+        of_x = self.double_stream_modulation_img(temb)
+        of_context = self.double_stream_modulation_txt(temb)
+        of_both = self.single_stream_modulation(temb)
+        x, context = self.x_embedder(x), self.context_embedder(context)
+        for block in self.transformer_blocks:
+            given = x, context, of_x, of_context, rotation
+            x, context = rematerialized(block, remat)(*given)
+        joined = jnp.concatenate([context, x], axis=1)
+        for single in self.single_transformer_blocks:
+            joined = rematerialized(single, remat)(joined, of_both, rotation)
+        scale, shift = self.norm_out(temb)
+        return self.proj_out(modulate(joined[:, s:], shift, scale))
+
+
+def image_ids(rows: int, columns: int, time: int = 0) -> np.ndarray:
+    """Returns the positions of an image's tokens on the four axes, (rows columns) 4.
+
+    time: zero for the image that is generated, and 10, 20 and so on for those that it looks at.
+    """
+    index = np.arange(rows * columns)
+    return np.stack([0 * index + time, index // columns, index % columns, 0 * index], axis=1)
+
+
+def text_ids(length: int) -> np.ndarray:
+    """Returns the positions of a text's tokens on the four axes, length 4."""
+    return np.arange(length)[:, None] * np.array([0, 0, 0, 1])
+
+
+def token_rotation(config: Flux2Transformer2DConfig, ids: np.ndarray) -> Rotation:
+    """Returns the rotations of tokens at given positions, t 4 -> 1 t d/2, on the host."""
+    return rotation_at(ids, config.axes_dims_rope, config.rope_theta)

@@ -1,0 +1,34 @@
+"""FLUX.2 klein.
+
+The call's arguments, their order and defaults are diffusers'; those after the star are added.
+"""
+
+from diffusax.pipelines.arguments import TENSORS, documented
+from diffusax.pipelines.classes.bases import Flux2Klein
+from diffusax.pipelines.tasks import image_to_image, text_to_image
+
+# Types and ranges of the arguments are declared in pipelines/arguments.py.
+# fmt: off
+
+
+class Flux2KleinPipeline(Flux2Klein):
+    """Generates images from prompts, and from images to look at (FLUX.2 klein, BFL 2026)."""
+
+    task = staticmethod(text_to_image)
+    more_tasks = (image_to_image,)
+
+    @documented
+    def __call__(
+        self, image=None, prompt=None, height=None, width=None, num_inference_steps=50,
+        sigmas=None, guidance_scale=4.0, num_images_per_prompt=1, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, output_type="pil", return_dict=True,
+        attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
+        text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
+        guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates images for the prompts, which may speak of the given images.
+
+        All images are looked at for each prompt; height and width are by default the first one's.
+        A distilled checkpoint ignores guidance_scale.
+        """

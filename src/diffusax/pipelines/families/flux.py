@@ -1,0 +1,320 @@
+"""FLUX.1 (Black Forest Labs 2024): a transformer over the tokens of a text and of an image.
+
+The text's tokens are T5's, with padding, which is attended to; CLIP's pooled output is added to the
+time. The guidance scale is an input of networks that were distilled from guided ones. Beside it,
+classifier-free guidance applies by `true_cfg_scale` where a negative prompt is given.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.checkpoints.files import numbered
+from diffusax.models.adapters import Adapters
+from diffusax.models.latents import LatentFormat
+from diffusax.models.network import Network, Params
+from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
+from diffusax.models.transformers.flux import PATCH, image_rotation
+from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.flow import schedule_options
+from diffusax.pipelines.guidance import apply_guidance
+from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
+from diffusax.runtime.mesh import Rules
+from diffusax.text.language_tokenizer import T5Tokenizer
+from diffusax.text.tokenizer import CLIPTokenizer
+
+_SIZE = 128
+"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
+_LONGEST = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class FluxDenoiser:
+    """FLUX.1's transformer with its ControlNets. It is hashable and holds no arrays."""
+
+    transformer: Network
+    controlnets: tuple[Network, ...] = ()
+    # A negative prompt takes a branch beside the embedded scale.
+    embeds_guidance = False
+    sample_size = (_SIZE, _SIZE)
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> "FluxDenoiser":
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        names = (n for n in numbered("controlnet", len(networks)) if n in networks)
+        return cls(networks["transformer"], tuple(networks[n] for n in names))
+
+    @functools.cached_property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components whose parameters it reads."""
+        return ("transformer", *self._control_names)
+
+    @functools.cached_property
+    def _control_names(self) -> tuple[str, ...]:
+        return numbered("controlnet", len(self.controlnets))
+
+    @property
+    def reads_guidance(self) -> bool:
+        """Whether the guidance scale is an input of any of the networks."""
+        return any(net.config.guidance_embeds for net in (self.transformer, *self.controlnets))
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of latents, with further ones such as masks, of which a patch is a token."""
+        return int(self.transformer.config.in_channels) // PATCH**2
+
+    @property
+    def context_dim(self) -> int:
+        """The width of T5's hidden states."""
+        return int(self.transformer.config.joint_attention_dim)
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """The axes of the parameters that a mesh's tensor axis splits."""
+        return self.transformer.tensor_rules
+
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[Any, ...]:
+        """Embeds the images of ControlNets, once per run: b 1 t c each.
+
+        Args:
+            params: the parameters by component.
+            images: for each ControlNet the latents of its image, b 1 h w c, or pixels in [-1, 1],
+                b 1 H W 3, where it reads these.
+            weights: the weights of a low-rank adapters, b a.
+        """
+        hints = []
+        for net, name, image in zip(self.controlnets, self._control_names, images, strict=True):
+            cond = image[:, 0]
+            if net.config.conditioning_embedding_channels is None:
+                cond = patchify(cond, PATCH, channels_first=True)
+            options = _adapters(params, name, weights)
+            hint = net.apply(params[name], cond, method="embed_condition", **options)
+            hints.append(hint[:, None])
+        return tuple(hints)
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions as they are."""
+        return conditions
+
+    def __call__(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None = None,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Predicts the velocity from images to noise for each branch, b h w c.
+
+        Args:
+            params: the parameters by component, and under "adapters" their low-rank adapters'.
+            x: b h w c, the latents.
+            timestep: b, from 1000 for noise to 0.
+            conditions: the texts, b s d, and their pooled outputs, b p; among the added ones
+                "guidance", b, and "reference", b h' w' c, the latents of an image to look at. See
+                `control_conditions` for ControlNets.
+            inputs: adapters: b a. control: b m 1.
+            gradient_checkpointing: see `FluxTransformer2DModel`.
+        """
+        inputs = inputs or StepInputs(None, None)
+        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
+        options |= _adapters(params, "transformer", inputs.adapters)
+        added = conditions.added or {}
+        h, w = x.shape[1:3]
+        if conditions.channels is not None:
+            x = jnp.concatenate([x, conditions.channels.astype(x.dtype)], axis=-1)
+        images = [x] if (image := added.get("reference")) is None else [x, image.astype(x.dtype)]
+        tokens = [patchify(image, PATCH, channels_first=True) for image in images]
+        sizes = [(image.shape[1] // PATCH, image.shape[2] // PATCH) for image in images]
+        dims = self.transformer.config.axes_dims_rope
+        x, time = jnp.concatenate(tokens, axis=1), timestep.astype(jnp.float32) / 1000
+        rotation = image_rotation(dims, conditions.context.shape[1], *sizes)
+        last = rotation, added.get("guidance")
+        if conditions.control:
+            options |= self._residuals(params, (x, time), last, conditions, inputs)
+        given = x, time, conditions.context, conditions.pooled, *last
+        y = self.transformer.apply(params["transformer"], *given, **options)
+        return unpatchify(y[:, : tokens[0].shape[1]], PATCH, h, w, channels_first=True)
+
+    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
+        """Applies classifier-free guidance; see `apply_guidance`."""
+        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+
+    def _residuals(
+        self,
+        params: Params,
+        first: tuple[jax.Array, jax.Array],
+        last: tuple[Rotation, jax.Array | None],
+        conditions: Conditions,
+        inputs: StepInputs,
+    ) -> dict[str, Any]:
+        """Returns the residuals of all ControlNets as arguments of the transformer.
+
+        first, last: the networks' arguments before and after the texts.
+        """
+        added, total = conditions.added or {}, None
+        given = *first, added["control_context"], added["control_pooled"], *last
+        assert inputs.control is not None
+        hints = zip(self.controlnets, self._control_names, conditions.control)
+        for m, (net, name, hint) in enumerate(hints):
+            options = {"cond_embedding": hint, **_adapters(params, name, inputs.adapters)}
+            if net.config.num_mode is not None:
+                options["mode"] = added["control_mode"][:, m]
+            found = net.apply(params[name], *given, **options)
+            scale = inputs.control[:, m, 0][:, None, None]
+            own = jax.tree.map(lambda r, s=scale: r * s.astype(r.dtype), found)
+            total = own if total is None else jax.tree.map(jnp.add, total, own)
+        assert total is not None
+        pixels = self.controlnets[0].config.conditioning_embedding_channels is not None
+        block, single = total
+        return {
+            "block_residuals": block,
+            "single_residuals": single,
+            "cycle_residuals": pixels,
+        }
+
+
+def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
+    """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
+    layers = params.get("adapters", {}).get(name)
+    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
+
+
+def control_conditions(
+    conditions: Conditions, pictures: tuple[Any, ...], modes: Sequence[int]
+) -> Conditions:
+    """Returns the conditions with those of ControlNets.
+
+    ControlNets read the prompt in all branches (pipeline_flux_controlnet.py, the denoising loop).
+
+    Args:
+        conditions: the conditions of a call, b k ....
+        pictures: see `FluxDenoiser.embed`.
+        modes: the kind of each ControlNet's image; zero for one that knows one kind.
+    """
+    b = conditions.context.shape[0]
+    own = {
+        "control_context": conditions.context[:, :1],
+        "control_pooled": conditions.pooled[:, :1],
+        "control_mode": np.tile(np.array(modes, np.int32), (b, 1, 1)),
+    }
+    return conditions._replace(control=pictures, added={**(conditions.added or {}), **own})
+
+
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """Returns the texts with, for a distilled network, the guidance scales, b 1.
+
+    Raises:
+        ValueError: an image is given for an IP-Adapter, which FLUX.1 has none of here.
+    """
+    for name in ("negative_ip_adapter_image", "negative_ip_adapter_image_embeds"):
+        if getattr(call, name) is not None:
+            raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
+    reads = components.denoiser.reads_guidance
+    added = {"guidance": np.asarray(scales, np.float32)[:, None]} if reads else None
+    return Conditions(prompt.context, prompt.pooled, added=added)
+
+
+def tokenize(
+    tokenizers: Sequence[Any],
+    texts: Sequence[Sequence[str]],
+    call: Any,
+    length: int | None = None,
+) -> Tokens:
+    """Returns the ids of texts for CLIP, n t, and for T5, n max_sequence_length.
+
+    Args:
+        tokenizers: CLIP's and T5's.
+        texts: n texts for each.
+        call: the call, of which max_sequence_length is read.
+        length: has no effect, as T5's texts are as long as the call says.
+
+    Raises:
+        ValueError: one of the text encoders is missing, or texts may be longer than 512 tokens.
+    """
+    if len(tokenizers) != 2:
+        raise ValueError(
+            "this pipeline has only one of text_encoder and text_encoder_2; give prompt_embeds and "
+            "pooled_prompt_embeds"
+        )
+    most = call.max_sequence_length
+    if most > _LONGEST:
+        raise ValueError(f"max_sequence_length must be at most {_LONGEST} (got {most})")
+    clip, t5 = tokenizers
+    return Tokens((clip.windows(list(texts[0])), _t5_ids(t5, list(texts[1]), most)))
+
+
+def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+    """Returns the ids of a caption for CLIP and for T5, t of a fixed length each."""
+    clip, t5 = tokenizers
+    return Tokens((clip.windows([caption])[0], _t5_ids(t5, [caption], _LONGEST)[0]))
+
+
+def _t5_ids(tokenizer: Any, texts: list[str], length: int) -> np.ndarray:
+    given = {"padding": "max_length", "truncation": True, "max_length": length}
+    return np.asarray(tokenizer(texts, return_tensors="np", **given).input_ids, np.int32)
+
+
+def encode(
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens to T5's hidden states, n s d, and CLIP's pooled output, n p.
+
+    Args:
+        encoders: CLIP's text encoder and T5's.
+        params: their parameters.
+        tokens: the ids for each. T5 reads the padding, too, as in diffusers.
+        clip_skip: has no effect, as in diffusers.
+    """
+    clip, t5 = encoders
+    pooled = clip.apply(params[0], tokens.ids[0]).pooler_output
+    (hidden,) = t5.apply(params[1], tokens.ids[1], method="hidden_states", layers=(-1,))
+    return Prompt(hidden, pooled)
+
+
+def text_length(components: Any, call: Any) -> int:
+    """Returns the length of a call's texts, which is that of all in a batch."""
+    return int(call.max_sequence_length)
+
+
+FLUX = Family(
+    name="FLUX.1",
+    components=diffusers_components(
+        "transformer",
+        ("tokenizer", "text_encoder"),
+        ("tokenizer_2", "text_encoder_2"),
+        tokenizer=(CLIPTokenizer, T5Tokenizer),
+        optional=("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2"),
+    ),
+    options=(),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
+    encode=encode,
+    conditions=conditions,
+    denoiser=FluxDenoiser.of,
+    latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
+    schedule_options=schedule_options,
+    true_guidance=True,
+    batch_key=text_length,
+    embeds=("prompt_embeds", "pooled_prompt_embeds"),
+    callback_tensors={"prompt_embeds": "context"},
+    embedding_columns=("encoder_hidden_states", "text_embeds"),
+    resizes_images=True,
+    begins_early=True,
+    samples_once=True,
+)
+"""FLUX.1-dev, -schnell, Fill and Kontext."""

@@ -1,0 +1,265 @@
+"""FLUX.2 klein (BFL 2026): a transformer over a text, an image, and images that it looks at.
+
+The text is the hidden states of three layers of a language model, side by side. Texts are filled
+up to one length, and what fills them up is read, too, as in diffusers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diffusax.images.references import as_images, reference_size
+from diffusax.models.adapters import Adapters
+from diffusax.models.latents import LatentFormat
+from diffusax.models.network import Network, Params
+from diffusax.models.transformers.flux2 import image_ids, token_rotation
+from diffusax.pipelines.families.family import Family, diffusers_components
+from diffusax.pipelines.families.z_image import chat_tokens, padded_tokens
+from diffusax.pipelines.guidance import apply_guidance
+from diffusax.pipelines.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
+from diffusax.runtime.mesh import Rules
+from diffusax.text.language_tokenizer import Qwen2Tokenizer
+
+_SIZE = 64
+"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
+_LONGEST = 512
+_LAYERS = (9, 18, 27)
+_TIME_BETWEEN = 10
+"""The distance on the first axis of positions between images that the transformer looks at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flux2KleinDenoiser:
+    """FLUX.2 klein's transformer. It is hashable and holds no arrays."""
+
+    transformer: Network
+    components = ("transformer",)
+    controlnets: tuple[Network, ...] = ()
+    embeds_guidance = False
+    sample_size = (_SIZE, _SIZE)
+
+    @classmethod
+    def of(cls, networks: Mapping[str, Network]) -> "Flux2KleinDenoiser":
+        """Returns the denoiser of a checkpoint's networks, which are given by name."""
+        return cls(networks["transformer"])
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of the latents."""
+        return int(self.transformer.config.in_channels)
+
+    @property
+    def context_dim(self) -> int:
+        """The width of the text's embeddings."""
+        return int(self.transformer.config.joint_attention_dim)
+
+    @property
+    def tensor_rules(self) -> Rules:
+        """The axes of the parameters that a mesh's tensor axis splits."""
+        return self.transformer.tensor_rules
+
+    def embed(
+        self, params: Params, images: tuple[Any, ...], weights: Any = None
+    ) -> tuple[Any, ...]:
+        """Returns nothing, as no images steer the network."""
+        return ()
+
+    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
+        """Returns the conditions as they are."""
+        return conditions
+
+    def __call__(
+        self,
+        params: Params,
+        x: jax.Array,
+        timestep: jax.Array,
+        conditions: Conditions,
+        inputs: StepInputs | None = None,
+        *,
+        gradient_checkpointing: str = "none",
+    ) -> jax.Array:
+        """Predicts the velocity from images to noise for each branch, b h w c.
+
+        Args:
+            params: the parameters by component, and under "adapters" their low-rank adapters'.
+            x: b h w c, the latents.
+            timestep: b, from 1000 for noise to 0.
+            conditions: the texts, b s d, and under `added` the images to look at, see `references`.
+            inputs: adapters: b a.
+            gradient_checkpointing: see `Flux2Transformer2DModel`.
+        """
+        options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
+        layers = params.get("adapters", {}).get("transformer")
+        if layers is not None and inputs is not None and inputs.adapters is not None:
+            options["adapters"] = Adapters(layers, inputs.adapters)
+        if (added := conditions.added) is not None:
+            options["references"] = added["references"]
+            options["reference_rotation"] = added["cos"], added["sin"]
+        given = x, timestep.astype(jnp.float32) / 1000, conditions.context
+        prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
+        return prediction
+
+    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
+        """Applies classifier-free guidance; see `apply_guidance`."""
+        return apply_guidance(predictions, inputs.weights, inputs.rescale)
+
+
+def conditions(
+    components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
+) -> Conditions:
+    """Returns the texts."""
+    return Conditions(prompt.context)
+
+
+def references(components: Any, maps: tuple[jax.Array, ...], count: int) -> dict[str, Any]:
+    """Returns what the transformer is told of images to look at.
+
+    Args:
+        components: those of the pipeline.
+        maps: the latents of each image, 1 h w c.
+        count: the number of images to generate, which all look at the same ones.
+
+    Returns:
+        references: the images' latents, count 1 n c; cos and sin: the rotations of their positions,
+        count 1 n d/2.
+    """
+    sizes = enumerate((x.shape[1:3] for x in maps), 1)
+    ids = np.concatenate([image_ids(h, w, _TIME_BETWEEN * i) for i, (h, w) in sizes])
+    rotation = token_rotation(components.denoiser.transformer.config, ids)
+    cos, sin = (np.repeat(x[:, None], count, axis=0) for x in rotation)
+    return {"references": _tokens(maps, count), "cos": cos, "sin": sin}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _tokens(maps: tuple[jax.Array, ...], count: int) -> jax.Array:
+    """Joins the latents of images for each of `count` images: count 1 n c."""
+    joined = jnp.concatenate([x.reshape(1, 1, -1, x.shape[-1]) for x in maps], axis=2)
+    return jnp.repeat(joined, count, axis=0)
+
+
+def default_size(components: Any, call: Any) -> tuple[int, int]:
+    """Returns height and width of the first image to look at, or those that are trained at."""
+    if call.image is None:
+        size: tuple[int, int] = components.default_size
+        return size
+    return reference_size(as_images(call.image)[0], components.latents.factor)
+
+
+def empirical_mu(tokens: int, steps: int) -> float:
+    """Returns the shift of noise levels for an image of so many tokens in so many steps.
+
+    Upstream: pipeline_flux2_klein.py, compute_empirical_mu.
+    """
+    many = 0.00016927 * tokens + 0.45666666
+    if tokens > 4300:
+        return many
+    few = 8.73809524e-05 * tokens + 1.89833333
+    # The line through the shift for 10 steps and that for 200.
+    slope = (many - few) / 190
+    return slope * steps + many - 200 * slope
+
+
+def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns evenly spaced sigmas from 1 to 1/steps, and mu for the size and the steps."""
+    scheduler, options = components.scheduler, dict[str, Any]()
+    steps = call.num_inference_steps or len(call.sigmas or ())
+    if getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu:
+        rows, columns, _ = components.latents.shape(*size)
+        options["mu"] = empirical_mu(rows * columns, steps)
+    own = getattr(scheduler, "use_flow_sigmas", False)
+    if "sigmas" in scheduler.custom and call.sigmas is None and not own:
+        sigmas = np.linspace(1.0, 1 / steps, steps)
+        options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
+    return options
+
+
+def tokenize(
+    tokenizers: Sequence[Any],
+    texts: Sequence[Sequence[str]],
+    call: Any,
+    length: int | None = None,
+) -> Tokens:
+    """Returns the ids of texts as chats, n t, with their lengths; t is max_sequence_length.
+
+    Args:
+        tokenizers: the only one.
+        texts: n texts.
+        call: the call, of which max_sequence_length and text_encoder_out_layers are read.
+        length: has no effect, as in diffusers.
+    """
+    tokens = _chats(tokenizers[0], texts[0], call.max_sequence_length)
+    return tokens._replace(layers=HiddenLayers(call.text_encoder_out_layers or _LAYERS))
+
+
+def tokenize_caption(tokenizers: Sequence[Any], caption: str) -> Tokens:
+    """Returns the ids of a caption as a chat, t of a fixed length, and how many are no padding."""
+    tokens = _chats(tokenizers[0], [caption], _LONGEST)
+    return Tokens((tokens.ids[0][0],), lengths=tokens.lengths[0])
+
+
+def _chats(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
+    rows = [chat_tokens(tokenizer, text, length, thinking=False) for text in texts]
+    return padded_tokens(tokenizer, rows, length)
+
+
+def text_length(components: Any, call: Any) -> int:
+    """Returns the length of a call's texts with padding, which is that of all in a batch."""
+    length: int = call.max_sequence_length
+    return length
+
+
+def encode(
+    encoders: tuple[Network, ...],
+    params: tuple[Params, ...],
+    tokens: Tokens,
+    clip_skip: int | None = None,
+) -> Prompt:
+    """Encodes tokens to hidden states of several layers side by side, n t (layers d).
+
+    Args:
+        encoders: the language model.
+        params: its parameters.
+        tokens: the ids, n t, and lengths: padding is read by no other token in the language model.
+        clip_skip: has no effect, as in diffusers.
+
+    Raises:
+        ValueError: the call asks for a layer that the language model does not have.
+    """
+    layers = _LAYERS if tokens.layers is None else tokens.layers.indices
+    count = encoders[0].config.num_hidden_layers
+    if not all(-count - 1 <= layer <= count for layer in layers):
+        raise ValueError(
+            f"text_encoder_out_layers must be hidden states of the text encoder, from 0 to {count} "
+            f"(got {layers})"
+        )
+    options: dict[str, Any] = {"method": "hidden_states", "layers": layers}
+    states = encoders[0].apply(params[0], tokens.ids[0], tokens.lengths, **options)
+    return Prompt(jnp.concatenate(states, axis=-1))
+
+
+FLUX2_KLEIN = Family(
+    name="FLUX.2 klein",
+    components=diffusers_components(
+        "transformer",
+        ("tokenizer", "text_encoder"),
+        tokenizer=Qwen2Tokenizer,
+        optional=("tokenizer", "text_encoder"),
+    ),
+    options=(("is_distilled", False),),
+    tokenize=tokenize,
+    tokenize_caption=tokenize_caption,
+    encode=encode,
+    conditions=conditions,
+    denoiser=Flux2KleinDenoiser.of,
+    latents=functools.partial(LatentFormat.of, packed=True),
+    schedule_options=schedule_options,
+    batch_key=text_length,
+    default_size=default_size,
+    references=references,
+)
+"""FLUX.2 klein, distilled to four steps and not."""

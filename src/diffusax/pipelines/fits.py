@@ -1,0 +1,105 @@
+"""What a pipeline takes on TPUs and GPUs that may be elsewhere, by their compilers."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from diffusax.pipelines import placement
+from diffusax.pipelines.ahead import example_call, requests
+from diffusax.pipelines.components import Components
+from diffusax.runtime.chips import chip_of
+from diffusax.runtime.cost import Cost, cost_of
+from diffusax.runtime.mesh import in_mesh, tree_sharding
+from diffusax.runtime.program import Request, describe, lower, operations_of
+from diffusax.runtime.topology import (
+    DoesNotFitError,
+    compile_there,
+    lowering_platforms,
+    topology_mesh,
+)
+
+Figures = dict[str, dict[str, float]]
+
+
+def memory_there(
+    pipe: Any,
+    topology: str,
+    mesh: str | None,
+    b: int,
+    size: tuple[int, int] | None,
+    arguments: dict[str, Any],
+) -> Figures:
+    """Compiles the programs of a call for a topology, and returns what they take on each device.
+
+    Args:
+        pipe: the pipeline, whose parameters may be shapes.
+        topology: see `topology_mesh`.
+        mesh: see `topology_mesh`.
+        b: the number of images, over all devices.
+        size: height and width in pixels; the pipeline's own by default.
+        arguments: further arguments of the call.
+
+    Raises:
+        ValueError: there is no such topology, or an argument is not valid.
+        ImportError: the compiler is not installed; names the extra.
+    """
+    devices = topology_mesh(topology, mesh)
+    chip = chip_of(devices.devices.flat[0])
+    call = example_call(pipe, b, size, arguments)
+    shares = parameter_shares(pipe.parts, devices)
+    figures: Figures = {"pipeline": {}, "parameters": shares}
+    needed: list[float] | None = []
+    for request in requests(pipe.parts, pipe.task, call, devices):
+        try:
+            cost = compiled_cost(request, devices)
+        except DoesNotFitError:
+            figures[describe(request)], needed = {"fits": False}, None
+            continue
+        figures[describe(request)] = cost.figures(chip)
+        if needed is not None:
+            needed.append(cost.peak - min(_own_parameters(request), cost.arguments))
+    whole = {"parameters": sum(shares.values())}
+    if needed is not None:
+        whole["peak"] = whole["parameters"] + max(needed)
+    if chip is not None:
+        whole |= {"memory": chip.memory, "fits": whole.get("peak", math.inf) <= chip.memory}
+    figures["pipeline"] = whole
+    return figures
+
+
+def compiled_cost(request: Request, mesh: Mesh) -> Cost:
+    """Compiles a program for devices that may be elsewhere, and returns what it takes on each.
+
+    Raises:
+        DoesNotFitError: their memory does not hold it.
+    """
+    with in_mesh(mesh):
+        compiled = compile_there(lower(request, lowering_platforms=lowering_platforms(mesh)))
+    return cost_of(compiled, needed=operations_of(request) / mesh.size)
+
+
+def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
+    """Returns the GB of each component's parameters that a device of the mesh holds.
+
+    Components that stay in the host's memory but for their turn are left out.
+    """
+    shares = {}
+    for name, params in c.params.items():
+        if not placement.on_host(params):
+            part = placement.component_mesh(mesh, c.family.role(name))
+            places = tree_sharding(part, params, c.models[name].network.tensor_rules)
+            shares[name] = sum(map(_share, jax.tree.leaves(params), jax.tree.leaves(places)))
+    return shares
+
+
+def _own_parameters(request: Request) -> float:
+    """Returns the GB of a program's parameters on each device."""
+    named = zip(request.program.dynamic, request.dynamic)
+    leaves = jax.tree.leaves([x for name, x in named if name == "params"])
+    return float(sum(_share(x, x.sharding) for x in leaves))
+
+
+def _share(x: Any, place: Any) -> float:
+    return float(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize / 1e9)

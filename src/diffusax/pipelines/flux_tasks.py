@@ -1,0 +1,178 @@
+"""Tasks of FLUX.1 with images as inputs of their own: Fill, Kontext and ControlNets."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from diffusax.images.masks import to_mask
+from diffusax.pipelines import programs
+from diffusax.pipelines.arguments import Call, as_list, match_length
+from diffusax.pipelines.components import Components
+from diffusax.pipelines.control import control_weights, repeat_for_prompts
+from diffusax.pipelines.families.flux import control_conditions
+from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.schedules import make_schedule
+from diffusax.pipelines.sizes import (
+    are_latents,
+    check_latents,
+    count_images,
+    image_size,
+    require_channels,
+)
+from diffusax.pipelines.tasks import (
+    encode,
+    noised,
+    prepare_run,
+    pure_noise,
+    read_pixels,
+    required,
+)
+from diffusax.runtime.noise import noise_source
+
+_KONTEXT_SIZES = (
+    (1568, 672),
+    (1504, 688),
+    (1456, 720),
+    (1392, 752),
+    (1328, 800),
+    (1248, 832),
+    (1184, 880),
+    (1104, 944),
+    (1024, 1024),
+    (944, 1104),
+    (880, 1184),
+    (832, 1248),
+    (800, 1328),
+    (752, 1392),
+    (720, 1456),
+    (688, 1504),
+    (672, 1568),
+)
+"""Height and width of the images that Kontext was trained on (pipeline_flux_kontext.py)."""
+_NETS = "ControlNets"
+
+
+def fill(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run that generates the white part of a mask, which the network sees.
+
+    Its input is latents, those of the image without that part, and the mask, of which the pixels of
+    a latent are channels (pipeline_flux_fill.py, prepare_mask_latents).
+    """
+    b, (height, width) = count_images(call), image_size(c, call)
+    shape, factor = c.latents.shape(height, width), c.latents.factor
+    require_channels(c, 2 * shape[-1] + factor**2, "filling")
+    if call.masked_image_latents is not None:
+        raise ValueError(
+            "masked_image_latents must be None: give image and mask_image, which are encoded"
+        )
+    schedule = make_schedule(c, call, (height, width), from_image=True)
+    noise = noise_source(call.noise, call.seed, b)
+    pixels = read_pixels(c, call, height, width)
+    mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
+    if are_latents(pixels):
+        raise ValueError("image must be a picture, not latents, as its white part is left out")
+    if call.latents is None:
+        clean = encode(c, noise, pixels, b)
+        x = noised(schedule, clean, noise.draw("start", shape))
+    else:
+        x = check_latents(c.latents, call.latents, b, *shape[:2])
+    masked = encode(c, noise, pixels * (1 - mask), b, purpose="masked")
+    cut = mask.reshape(len(mask), shape[0], factor, shape[1], factor)
+    folded = cut.transpose(0, 1, 3, 2, 4).reshape(len(mask), *shape[:2], factor**2)
+    folded = np.tile(folded, (b // len(mask), 1, 1, 1))
+    channels = programs.join_channels(masked, folded)
+    return prepare_run(c, call, schedule, noise, x, size=(height, width), channels=channels)
+
+
+def kontext(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run whose network looks at the tokens of an image, if one is given.
+
+    Height and width give the shape of the result, and max_area its pixels. Source: Labs et al.
+    2025, FLUX.1 Kontext.
+    """
+    call = _with_area(c, call)
+    b, size = count_images(call), image_size(c, call)
+    shape = c.latents.shape(*size)
+    require_channels(c, shape[-1], "Kontext")
+    schedule = make_schedule(c, call, size)
+    noise = noise_source(call.noise, call.seed, b)
+    reference = None if call.image is None else encode(c, None, _reference(c, call), b)
+    x = pure_noise(c, call, noise, schedule, b, shape)
+    run = prepare_run(c, call, schedule, noise, x, size=size)
+    if reference is None:
+        return run
+    conditions = run.plan.conditions
+    added = {**(conditions.added or {}), "reference": reference[:, None]}
+    plan = run.plan._replace(conditions=conditions._replace(added=added))
+    return dataclasses.replace(run, plan=plan)
+
+
+def control(c: Components, call: Call) -> PreparedRun:
+    """Prepares a run that ControlNets steer, which read latents of their images, or pixels."""
+    b, (height, width) = count_images(call), image_size(c, call)
+    shape = c.latents.shape(height, width)
+    require_channels(c, shape[-1], "text to image")
+    schedule = make_schedule(c, call, (height, width))
+    noise = noise_source(call.noise, call.seed, b)
+    nets, pictures = c.denoiser.controlnets, []
+    for i, given in enumerate(_for_each_net(call, len(nets))):
+        own = dataclasses.replace(call, image=given)
+        pixels = read_pixels(c, own, height, width)
+        pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
+        if nets[i].config.conditioning_embedding_channels is None:
+            pixels = encode(c, noise, pixels[:, 0], b, purpose="control")[:, None]
+        pictures.append(pixels)
+    x = pure_noise(c, call, noise, schedule, b, shape)
+    run = prepare_run(c, call, schedule, noise, x, size=(height, width))
+    plan = run.plan
+    conditions = control_conditions(plan.conditions, tuple(pictures), _modes(c, call))
+    inputs = plan.step_inputs._replace(control=control_weights(c.denoiser, call, run))
+    plan = plan._replace(conditions=conditions, step_inputs=inputs)
+    return dataclasses.replace(run, plan=plan)
+
+
+def _for_each_net(call: Call, nets: int) -> list[Any]:
+    """Returns the images of each ControlNet."""
+    given = required(call, "control_image")
+    return [given] if nets == 1 else match_length("control_image", as_list(given), nets, _NETS)
+
+
+def _modes(c: Components, call: Call) -> list[int]:
+    """Returns the kind of each ControlNet's image.
+
+    Raises:
+        ValueError: one is missing or unknown.
+    """
+    nets = c.denoiser.controlnets
+    modes = match_length("control_mode", as_list(call.control_mode), len(nets), _NETS)
+    for mode, net in zip(modes, nets):
+        kinds = net.config.num_mode
+        if kinds is not None and (mode is None or mode >= kinds):
+            raise ValueError(
+                f"control_mode must be from 0 to {kinds - 1} for this ControlNet (got {mode})"
+            )
+    return [mode or 0 for mode in modes]
+
+
+def _with_area(c: Components, call: Call) -> Call:
+    """Returns the call with height and width of max_area pixels, in the shape of the call's own."""
+    height, width = call.height or c.default_size[0], call.width or c.default_size[1]
+    sides = {"height": height / width, "width": width / height}
+    multiple = c.latents.multiple
+    found: dict[str, Any] = {
+        name: round((call.max_area * ratio) ** 0.5) // multiple * multiple
+        for name, ratio in sides.items()
+    }
+    return dataclasses.replace(call, **found)
+
+
+def _reference(c: Components, call: Call) -> np.ndarray:
+    """Returns the image to look at, in its own size or the most alike of those of the training."""
+    pixels = np.asarray(read_pixels(c, call, None, None))
+    if are_latents(pixels) or not call.auto_resize:
+        return pixels
+    height, width = pixels.shape[1:3]
+    ratio, multiple = width / height, c.latents.multiple
+    best = min(_KONTEXT_SIZES, key=lambda size: (abs(ratio - size[1] / size[0]), size[1]))
+    return np.asarray(read_pixels(c, call, *(side // multiple * multiple for side in best)))

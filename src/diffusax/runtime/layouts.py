@@ -1,0 +1,59 @@
+"""The order in memory in which a device's library reads the parameters of convolutions.
+
+cuDNN reads the kernel of a convolution of images b h w c as d h w c. XLA stores arrays row by row
+unless it is told otherwise, so that every call of a program would copy all kernels, h w c d, into
+that order first. Shapes and values stay what they are, and files know nothing of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Sharding
+
+ORDERS = {"gpu": (3, 0, 1, 2)}
+"""The axes of a kernel h w c d from the slowest to the quickest, by JAX's name of a platform."""
+
+
+def kernel_order(shape: Sequence[int], platform: str) -> tuple[int, ...] | None:
+    """Returns the order of a parameter's axes in memory; None where it is the usual one.
+
+    Kernels of one pixel are matrices, which are multiplied as they are.
+    """
+    return ORDERS.get(platform) if len(shape) == 4 and tuple(shape[:2]) != (1, 1) else None
+
+
+def place_of(shape: Sequence[int], sharding: Sharding) -> Any:
+    """Returns where and in which order a parameter lies on the devices of a sharding."""
+    order = kernel_order(shape, next(iter(sharding.device_set)).platform)
+    return sharding if order is None else Format(Layout(order), sharding)
+
+
+def tree_places(tree: Any, shardings: Any) -> Any:
+    """Returns `place_of` each parameter of a tree, which may hold shapes."""
+    return jax.tree.map(lambda x, sharding: place_of(x.shape, sharding), tree, shardings)
+
+
+def in_order(params: Any) -> Any:
+    """Returns parameters in the order of their devices; those that are so already stay.
+
+    Arrays of NumPy and shapes stay as they are.
+    """
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or x.ndim != 4:
+            return x
+        place = place_of(x.shape, x.sharding)
+        if place is x.sharding or order_of(x) == place.layout.major_to_minor:
+            return x
+        return jax.device_put(x, place)
+
+    return jax.tree.map(one, params)
+
+
+def order_of(x: Any) -> tuple[int, ...] | None:
+    """Returns the order of an array's, or a shape's, axes in memory; None for the usual one."""
+    found = getattr(getattr(x, "format", None), "layout", None)
+    order = None if found is None else tuple(found.major_to_minor)
+    return None if order == tuple(range(x.ndim)) else order

@@ -1,0 +1,211 @@
+"""FLUX.1's pipelines against PyTorch's: every pixel, on the same weights and noise."""
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from fluxes import FILL, SIZE, controlnet, pipeline
+from pairs import Pair, mask, picture
+
+import diffusax
+
+PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
+"""The second is longer than the 32 tokens of T5 in these calls."""
+SCHNELL = {"guidance_embeds": False, "schedule": {"shift": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def pairs_of(tmp_path_factory):
+    made = {}
+
+    def pair(task="", **changes):
+        key = repr(changes)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("flux")
+            name = "FluxFillPipeline" if "in_channels" in changes else "FluxPipeline"
+            made[key] = (
+                pipeline(folder, name, **changes),
+                diffusax.DiffusionPipeline.from_pretrained(folder),
+            )
+            made[key][1].set_progress_bar_config(disable=True)
+        theirs, ours = made[key]
+        if not task:
+            return Pair(theirs, ours)
+        name = f"Flux{task}Pipeline"
+        reference = getattr(diffusers, name)(**theirs.components)
+        reference.set_progress_bar_config(disable=True)
+        return Pair(reference, getattr(diffusax, name).from_pipe(ours))
+
+    return pair
+
+
+def test_text_to_image_with_embedded_and_with_true_guidance(pairs_of):
+    pair = pairs_of()
+    assert type(pair.ours) is diffusax.FluxPipeline
+    plain = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=2.0, **SIZE)
+    other = pair.check(prompt=PROMPTS, prompt_2=["a", "a house"], guidance_scale=3.5, **SIZE)
+    assert np.abs(plain - other).max() > 0.01
+    negative = {"negative_prompt": ["blurry", ""], "negative_prompt_2": ["grey", "a hat"]}
+    guided = pair.check(prompt=PROMPTS, **negative, true_cfg_scale=2.5, **SIZE)
+    unguided = pair.check(prompt=PROMPTS, true_cfg_scale=2.5, **SIZE)
+    assert np.abs(guided - unguided).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"sigmas": [1.0, 0.7, 0.2], "num_images_per_prompt": 2, "prompt": PROMPTS[1]},
+        pytest.param({"prompt": PROMPTS, "height": 40, "width": 24}, marks=pytest.mark.slow),
+    ],
+)
+def test_schnell(pairs_of, call):
+    pairs_of(**SCHNELL).check(**{**SIZE, **call})
+
+
+def test_embeddings_and_packed_latents(pairs_of):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    given = {
+        "prompt_embeds": normal(2, 9, 20),
+        "pooled_prompt_embeds": normal(2, 16),
+        "negative_prompt_embeds": normal(2, 9, 20),
+        "negative_pooled_prompt_embeds": normal(2, 16),
+        "latents": normal(2, 60, 64),
+    }
+    size = {"height": 24, "width": 40}
+    pairs_of().check(**given, true_cfg_scale=2.0, output_type="latent", **size)
+
+
+def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
+    def after(pipe, step, timestep, tensors):
+        assert tuple(tensors["latents"].shape) == (1, 60, 64)
+        return {"latents": tensors["latents"] * 0.9, "prompt_embeds": tensors["prompt_embeds"] + 1}
+
+    call = {"prompt": PROMPTS[0], "negative_prompt": "a hat", "true_cfg_scale": 2.0, **SIZE}
+    inputs = {"callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
+    changed = pairs_of().check(**call, **inputs, callback_on_step_end=after)
+    assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"strength": 0.6}, pytest.param({"strength": 0.9, "seed": [3, 4]}, marks=pytest.mark.slow)],
+)
+def test_image_to_image(pairs_of, more):
+    call = {"prompt": PROMPTS, "num_inference_steps": 4, **SIZE, **more}
+    pairs_of("Img2Img").check(image=picture(1, 42, 26), **call)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"strength": 0.6},
+        pytest.param(
+            {"strength": 1.0, "true_cfg_scale": 2.0, "negative_prompt": "a hat"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"padding_mask_crop": 4, "output_type": "pil"}, marks=pytest.mark.slow),
+    ],
+)
+def test_inpainting(pairs_of, more):
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
+    pair = pairs_of("Inpaint")
+    if more.get("output_type") != "pil":
+        pair.check(**call, **SIZE, **more)
+        return
+    expected, actual = pair.draw(**call, **SIZE, **more)
+    # Images of 8 bits: a number near a half is rounded to either side.
+    assert np.abs(expected - actual).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"strength": 0.7, "prompt": PROMPTS}, marks=pytest.mark.slow)]
+)
+def test_fill(pairs_of, more):
+    pair = pairs_of(**FILL)
+    assert type(pair.ours) is diffusax.FluxFillPipeline
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
+    pair.check(**{**call, **SIZE, **more})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"image": picture(1, 26, 50), "_auto_resize": False},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "image": [picture(1, 30, 24), picture(2, 30, 24)],
+                "_auto_resize": False,
+                "prompt": PROMPTS,
+                "negative_prompt": ["a hat", "grey"],
+                "true_cfg_scale": 2.0,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_kontext(pairs_of, more):
+    call = {"prompt": PROMPTS[1], "max_area": 30 * 40, **SIZE, **more}
+    found = pairs_of("Kontext").check(**call)
+    assert found.shape[1:3] == (24, 44)
+
+
+@pytest.mark.parametrize(
+    ("changes", "call"),
+    [
+        (
+            [{"num_mode": 3}],
+            {
+                "control_image": picture(1, 42, 26),
+                "control_mode": 1,
+                "controlnet_conditioning_scale": 0.7,
+                "control_guidance_end": 0.6,
+                "prompt": PROMPTS[1],
+                "negative_prompt": "a hat",
+                "true_cfg_scale": 2.0,
+            },
+        ),
+        pytest.param(
+            [{}, {"seed": 6}],
+            {
+                "control_image": [picture(1, 40, 24), picture(2, 40, 24)],
+                "controlnet_conditioning_scale": [0.5, 0.8],
+                "prompt": PROMPTS,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_controlnets(pairs_of, tmp_path, changes, call):
+    pair, theirs, ours = pairs_of(), [], []
+    for i, change in enumerate(changes):
+        theirs.append(controlnet(**change))
+        theirs[-1].save_pretrained(tmp_path / str(i))
+        ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
+    if len(changes) == 1:
+        (theirs,), (ours,) = theirs, ours
+    reference = diffusers.FluxControlNetPipeline(**pair.reference.components, controlnet=theirs)
+    reference.set_progress_bar_config(disable=True)
+    steered = diffusax.FluxControlNetPipeline.from_pipe(pair.ours, controlnet=ours)
+    Pair(reference, steered).check(**call, **SIZE)
+
+
+def test_kontext_resizes_the_image_to_a_size_of_its_training():
+    from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+    from diffusax.pipelines.flux_tasks import _KONTEXT_SIZES
+
+    assert sorted(_KONTEXT_SIZES) == sorted((h, w) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+
+
+def test_encode_prompt(pairs_of):
+    pair = pairs_of()
+    call = {"prompt": PROMPTS, "max_sequence_length": 20}
+    expected = pair.reference.encode_prompt(**call)
+    actual = pair.ours.encode_prompt(**call)
+    for theirs, ours in zip(expected, actual, strict=True):
+        assert np.abs(np.asarray(ours) - theirs.detach().numpy()).max() < 1e-5

@@ -1,0 +1,123 @@
+"""FLUX.2 klein's pipeline against PyTorch's: every pixel, on the same weights and noise."""
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.flux2 import pipeline_flux2_klein
+from kleins import CALL, pipeline
+from pairs import Pair, picture, slow
+
+import diffusax
+from diffusax.pipelines.families.flux2 import empirical_mu
+
+PROMPTS = ["a red apple", "an old house on a hill by the sea"]
+CUT = "two dogs that run before " * 4
+"""With the chat around it longer than the 64 tokens of a tiny call."""
+IMAGES = [picture(1, 66, 90), picture(2, 80, 64)]
+"""Both sides of one, and neither of the other, are no multiples of the 4 pixels of a token."""
+
+
+@pytest.fixture(scope="module")
+def pairs_of(tmp_path_factory):
+    made = {}
+
+    def pair(**options):
+        key = tuple(options.items())
+        if key not in made:
+            folder = tmp_path_factory.mktemp("klein")
+            reference = pipeline(folder, **options)
+            ours = diffusax.DiffusionPipeline.from_pretrained(folder)
+            ours.set_progress_bar_config(disable=True)
+            made[key] = Pair(reference, ours)
+        return made[key]
+
+    return pair
+
+
+def test_text_to_image_with_guidance_and_without(pairs_of):
+    pair = pairs_of()
+    assert type(pair.ours) is diffusax.Flux2KleinPipeline
+    guided = pair.check(prompt=PROMPTS, **CALL)
+    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **CALL)
+    assert np.abs(guided - plain).max() > 0.05
+
+
+@pytest.mark.parametrize("images", [IMAGES, slow(IMAGES[0])], ids=["several", "one"])
+def test_images_to_look_at(pairs_of, images):
+    call = {k: v for k, v in CALL.items() if k not in ("height", "width")}
+    seen = pairs_of().check(image=images, prompt=PROMPTS[1], num_inference_steps=2, **call)
+    # Of the size of the first, whose borders are cut off.
+    assert seen.shape == (1, 88, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"sigmas": [1.0, 0.7, 0.2], "num_images_per_prompt": 2, "prompt": CUT},
+        pytest.param({"text_encoder_out_layers": (4, 0, -2)}, marks=pytest.mark.slow),
+        pytest.param({"output_type": "latent", "seed": [3, 4]}, marks=pytest.mark.slow),
+    ],
+)
+def test_arguments(pairs_of, call):
+    pairs_of().check(**{"prompt": PROMPTS, **CALL, **call})
+
+
+def test_given_latents_and_embeddings(pairs_of):
+    generator = torch.Generator().manual_seed(1)
+    given = {
+        "latents": torch.randn(2, 16, 6, 10, generator=generator),
+        "prompt_embeds": torch.randn(2, 64, 48, generator=generator),
+        "negative_prompt_embeds": torch.randn(2, 64, 48, generator=generator),
+    }
+    pairs_of().check(**given, **CALL)
+
+
+def test_callbacks_see_latents_as_tokens(pairs_of):
+    seen = []
+
+    def after(pipe, step, timestep, tensors):
+        seen.append(tensors["latents"])
+        return {"latents": 0.9 * tensors["latents"]}
+
+    pairs_of().check(prompt=PROMPTS, callback_on_step_end=after, **CALL)
+    theirs, ours = seen[:4], seen[4:]
+    for x, y in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(y, x, atol=1e-4)
+
+
+def test_a_distilled_checkpoint_ignores_the_scale(pairs_of):
+    pair = pairs_of(is_distilled=True)
+    assert pair.ours.config["is_distilled"]
+    _, scaled = pair.draw(prompt=PROMPTS, guidance_scale=4.0, **CALL)
+    plain = pair.check(prompt=PROMPTS, guidance_scale=1.0, **CALL)
+    assert np.abs(scaled - plain).max() < 1e-4
+
+
+@pytest.mark.parametrize("tokens", [60, 4096, 4300, 4301, 9000])
+def test_the_shift_for_a_size_and_steps(tokens):
+    for steps in (1, 4, 50, 200):
+        expected = pipeline_flux2_klein.compute_empirical_mu(tokens, steps)
+        assert empirical_mu(tokens, steps) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"use_dynamic_shifting": False}, {"time_shift_type": "linear"}]
+)
+def test_other_shifts(pairs_of, options):
+    pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **CALL)
+
+
+@pytest.mark.slow
+def test_the_layers_and_the_length_that_diffusers_reads(pairs_of):
+    pairs_of(layers=28).check(prompt=PROMPTS[1], num_inference_steps=2, height=24, width=40)
+
+
+def test_encode_prompt_returns_embeddings_and_positions(pairs_of):
+    pair = pairs_of()
+    call = {"num_images_per_prompt": 2, "max_sequence_length": 64}
+    call["text_encoder_out_layers"] = (1, 2, 3)
+    expected = pair.reference.encode_prompt(PROMPTS, **call)
+    actual = pair.ours.encode_prompt(PROMPTS, **call)
+    assert np.abs(np.asarray(actual[0]) - expected[0].numpy()).max() < 1e-4
+    np.testing.assert_array_equal(actual[1], expected[1])
