@@ -88,6 +88,9 @@ class DenoisingConfig(TrainConfig):
     """Of logit_normal: the deviation."""
     mode_scale: Annotated[float, Meta(ge=-1, le=1.75)] = 1.29
     """Of mode: how much more often levels in the middle are drawn."""
+    guidance_scale: Annotated[float, Meta(ge=0, le=1000)] = 3.5
+    """The guidance scale that a network is told while it is trained, for those that read it, such
+    as FLUX.1-dev's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,6 +155,8 @@ class DenoisingLoss:
     conditioning_dropout: float = 0.0
     """The shares of examples without text, without both and without image, see
     `drop_conditions`."""
+    guidance_scale: float = 3.5
+    """What a denoiser is told that reads the guidance scale."""
     keep_pooled: bool = False
     """Whether the pooled embedding is kept where the text is dropped."""
     gradient_checkpointing: str = "none"
@@ -182,6 +187,7 @@ class DenoisingLoss:
             "gradient_checkpointing": config.gradient_checkpointing,
             "compute_dtype": jnp.dtype(config.compute_dtype),
             "timestep_probabilities": probabilities,
+            "guidance_scale": config.guidance_scale,
         }
         process = config.weighted(scheduler.forward_process)
         predicted = scheduler.prediction_type
@@ -291,6 +297,10 @@ class DenoisingLoss:
         added = None
         if self.family.micro_conditioned:
             added = {"time_ids": batch["time_ids"].astype(jnp.float32)}
+        if getattr(self._denoiser, "reads_guidance", False):
+            b = len(prompt.context)
+            scales = jnp.full(b, self.guidance_scale, jnp.float32)
+            added = {**(added or {}), "guidance": scales}
         control: tuple[Any, ...] = ()
         if self._denoiser.controlnets:
             pictures = batch["conditioning_pixel_values"].astype(self.compute_dtype) / 255

@@ -15,7 +15,7 @@ from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
 from diffusax.models.matmul import matmul
 from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import Rule, Rules, split_rows, tensor_parts
+from diffusax.runtime.mesh import Rule, Rules, split_rows, split_tokens, tensor_parts
 
 TENSOR_RULES: Rules = (
     Rule(r"(to_[qkv]|add_[qkv]_proj)\.(kernel|bias)", -1, "heads"),
@@ -211,7 +211,8 @@ class JointAttention(nnx.Module):
         y = attention(rotate(q, rotation), rotate(k, rotation), v)
         y = y.reshape(*y.shape[:2], -1)
         s = context.shape[1]
-        return self.to_out[0](y[:, s:]), self.to_add_out(y[:, :s])
+        x, context = split_tokens(y[:, s:]), split_tokens(y[:, :s])
+        return self.to_out[0](x), self.to_add_out(context)
 
 
 def split_heads(x: jax.Array, layers: Sequence[Any], heads: int) -> tuple[jax.Array, ...]:

@@ -29,7 +29,7 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import FluxTransformer2DConfig
 from diffusax.models.unet_blocks import rematerialized
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rules, split_tokens
 
 PATCH = 2
 """Latents per token, in each direction."""
@@ -208,12 +208,12 @@ class FluxTransformer2DModel(nnx.Module):
         check_tokens("context", context, {self.config.joint_attention_dim})
         remat, s = gradient_checkpointing != "none", context.shape[1]
         temb = self.time_text_embed(timestep, guidance, pooled)
-        x, context = self.x_embedder(x), self.context_embedder(context)
+        x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
         for i, block in enumerate(self.transformer_blocks):
             x, context = rematerialized(block, remat)(x, context, temb, rotation)
             count = 0 if cycle_residuals else len(self.transformer_blocks)
             x = _added(x, block_residuals, i, count)
-        joined = jnp.concatenate([context, x], axis=1)
+        joined = split_tokens(jnp.concatenate([context, x], axis=1))
         for i, single in enumerate(self.single_transformer_blocks):
             joined = rematerialized(single, remat)(joined, temb, rotation)
             if single_residuals:

@@ -29,7 +29,7 @@ from diffusax.models.transformers.blocks import (
 )
 from diffusax.models.transformers.configs import Flux2Transformer2DConfig
 from diffusax.models.unet_blocks import rematerialized
-from diffusax.runtime.mesh import Rules
+from diffusax.runtime.mesh import Rules, split_tokens
 
 _EPS = 1e-6
 
@@ -253,11 +253,11 @@ class Flux2Transformer2DModel(nnx.Module):
         of_x = self.double_stream_modulation_img(temb)
         of_context = self.double_stream_modulation_txt(temb)
         of_both = self.single_stream_modulation(temb)
-        x, context = self.x_embedder(x), self.context_embedder(context)
+        x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
         for block in self.transformer_blocks:
             given = x, context, of_x, of_context, rotation
             x, context = rematerialized(block, remat)(*given)
-        joined = jnp.concatenate([context, x], axis=1)
+        joined = split_tokens(jnp.concatenate([context, x], axis=1))
         for single in self.single_transformer_blocks:
             joined = rematerialized(single, remat)(joined, of_both, rotation)
         scale, shift = self.norm_out(temb)
