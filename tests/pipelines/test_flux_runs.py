@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from fluxes import SIZE, pipeline
+from fluxes import SIZE, controlnet, pipeline
 from lora import add_lora, lora_layers
 from offline.runs import pictures, pixels, run
 from pairs import mask, picture
@@ -17,6 +17,8 @@ from pairs import mask, picture
 import diffusax
 from diffusax import offline
 from diffusax.pipelines import ahead
+from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.tasks import image_to_image
 from diffusax.runtime.compilations import count_compilations
 
 PROMPT = "an old house on a hill"
@@ -101,6 +103,25 @@ def test_a_running_batch_of_images_to_look_at(pipe):
 
 
 @pytest.mark.slow
+def test_a_running_batch_with_a_controlnet(pipe, tmp_path):
+    controlnet().save_pretrained(tmp_path)
+    net = diffusax.FluxControlNetModel.from_pretrained(tmp_path)
+    steered = diffusax.AutoPipelineForText2Image.from_pipe(pipe, controlnet=net)
+    assert type(steered) is diffusax.FluxControlNetPipeline
+    steered.set_progress_bar_config(disable=True)
+    guided = {"negative_prompt": "a hat", "true_cfg_scale": 2.0}
+    calls = [
+        {"prompt": "a red apple", "control_image": picture(1), "num_inference_steps": 3, **guided},
+        {"prompt": PROMPT, "control_image": picture(2), "num_inference_steps": 2},
+    ]
+    with diffusax.RunningBatch(steered) as batch:
+        found = [batch.submit(seed=i, **call, **KEPT) for i, call in enumerate(calls)]
+        found = [future.result(120).images[0] for future in found]
+    for i, (image, call) in enumerate(zip(found, calls, strict=True)):
+        np.testing.assert_allclose(image, steered(seed=i, **call, **KEPT).images[0], atol=1e-4)
+
+
+@pytest.mark.slow
 def test_a_whole_offline_run(pipe, tmp_path):
     rows = [
         {"prompt": "a red apple", "seed": 1, **SIDES},
@@ -162,6 +183,12 @@ def test_the_task_classes_find_it(pipe):
     kontext = diffusax.FluxKontextPipeline.from_pipe(pipe)
     kept = diffusax.AutoPipelineForImage2Image.from_pipe(kontext)
     assert type(kept) is diffusax.FluxKontextPipeline
+
+
+def test_images_to_start_from_are_resized_to_the_models_size(pipe):
+    call = {"prompt": "a", "image": picture(), "strength": 0.5, "num_inference_steps": 2, "seed": 0}
+    run = image_to_image(pipe.parts, check_call({**call, "max_sequence_length": 8}))
+    assert run.plan.latents.shape == (1, 128, 128, 16)
 
 
 @pytest.mark.parametrize(

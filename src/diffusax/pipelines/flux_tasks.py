@@ -121,7 +121,7 @@ def control(c: Components, call: Call) -> PreparedRun:
         pixels = read_pixels(c, own, height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
-            pixels = encode(c, noise, pixels[:, 0], b, purpose=f"control_{i}")[:, None]
+            pixels = encode(c, noise, pixels[:, 0], b, purpose="control")[:, None]
         pictures.append(pixels)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=(height, width))

@@ -75,7 +75,7 @@ def check_latents(
     tokens = (b, (h // patch) * (w // patch), form.channels * patch**2)
     given = tuple(getattr(latents, "shape", ()))
     if given == tokens and form.packed:
-        numbers = read_numbers(name, latents)
+        numbers: Any = read_numbers(name, latents)
         return np.asarray(unpatchify(numbers, patch, h, w, channels_first=True))
     if given != shape:
         packed = f", or (images, tokens, width) = {tokens}" if form.packed else ""

@@ -14,9 +14,14 @@ from diffusax.runtime.torch_random import TorchGenerator
 from diffusax.tensors import as_numpy, is_tensor
 
 Shape = tuple[int, int, int]
-Purpose = Literal["start", "image", "masked"]
+Purpose = Literal["start", "image", "masked", "control"]
 # A row's noise has its number + 1, which is far below these.
-_INDEX = {"start": np.uint32(0), "image": np.uint32(2**32 - 1), "masked": np.uint32(2**32 - 2)}
+_INDEX = {
+    "start": np.uint32(0),
+    "image": np.uint32(2**32 - 1),
+    "masked": np.uint32(2**32 - 2),
+    "control": np.uint32(2**32 - 3),
+}
 _JAX_LIMIT = 2**32
 
 

@@ -60,7 +60,7 @@ class FluxTransformer(Model):
             ValueError: an argument has another shape or value, or is missing.
         """
         _check_options(joint_attention_kwargs)
-        residuals = {
+        residuals: dict[str, Any] = {
             "block_residuals": tuple(map(as_array, controlnet_block_samples or ())),
             "single_residuals": tuple(map(as_array, controlnet_single_block_samples or ())),
         }

@@ -56,6 +56,10 @@ class ZImageTransformer2DConfig:
 class FluxConfig:
     """The options that diffusers' FluxTransformer2DModel and FluxControlNetModel have in common."""
 
+    class_name: ClassVar[str]
+    fixed: ClassVar[dict[str, Any]]
+    ignored: ClassVar[frozenset[str]]
+
     in_channels: Channels = 64
     """The channels of a token of the image, a patch of 2x2 latents."""
     num_layers: Blocks = 19
