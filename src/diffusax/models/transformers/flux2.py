@@ -127,8 +127,8 @@ class Flux2ParallelSelfAttention(nnx.Module):
         self.head_dim = d
         widths = c, c, c, inner, inner
         # The feed-forward layer's halves are read together.
-        options = {"bias": False, "tpu_products": (1, 1, 1, 2)}
-        self.to_qkv_mlp_proj = SplitLinear(c, widths, **options, rngs=rngs)
+        products = 1, 1, 1, 2
+        self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, tpu_products=products, rngs=rngs)
         self.norm_q = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.to_out = JoinedLinear(c + inner, c, bias=False, rngs=rngs)
