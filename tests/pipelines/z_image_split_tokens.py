@@ -27,8 +27,8 @@ CALL = {
 
 def operations(network, params, mesh):
     """What each device computes of the transformer."""
-    text = jnp.ones((1, 64, network.config.cap_feat_dim)), jnp.full(1, 50)
-    given = jnp.ones((1, 12, 20, 16)), jnp.full(1, 0.5), *text
+    text = jnp.ones((2, 64, network.config.cap_feat_dim)), jnp.full(2, 50)
+    given = jnp.ones((2, 12, 20, 16)), jnp.full(2, 0.5), *text
     with in_mesh(mesh):
         compiled = jax.jit(network.apply).lower(params, *given).compile()
     return compiled.cost_analysis()["flops"]

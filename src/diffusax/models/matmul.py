@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
+from diffusax.runtime.mesh import context_parts
 
 
 def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -18,7 +19,8 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
     On NVIDIA's GPUs sums are float32 in any case, and a float32 result would be written and read
     at twice the bytes, because XLA leaves its rounding to what follows.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    # Images and tokens in one axis could not be split by tokens.
+    rows = x if context_parts() > 1 else x.reshape(-1, x.shape[-1])
     biases = () if bias is None else (bias,)
     if x.dtype.itemsize != 2 or is_plain():
         y = _in_float32(rows, kernel, *biases)
