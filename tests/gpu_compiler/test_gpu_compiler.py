@@ -18,6 +18,7 @@ from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import ahead
 from diffusax.runtime.chips import CARDS, chip_of
 from diffusax.runtime.cost import cost_of
+from diffusax.runtime.kernels import kernels_of
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, operations_of
 from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
@@ -96,6 +97,21 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
         assert cost.kernels
         if request.program.name == "denoise":
             assert "__cudnn$fmha" in compiled.as_text()
+
+
+def test_no_weights_are_copied_before_the_steps():
+    folder = resolve("emoji", weights=False)
+    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype="bfloat16")
+    devices = topology_mesh("h200:1")
+    call = ahead.example_call(pipe, 1, None, {"guidance_scale": 7.5})
+    found = ahead.requests(pipe.parts, pipe.task, call, devices)
+    (denoise,) = (request for request in found if request.program.name == "denoise")
+    with in_mesh(devices):
+        lowered = lower(denoise, lowering_platforms=lowering_platforms(devices))
+        kernels = kernels_of(compile_there(lowered).as_text())
+    arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))
+    copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
+    assert copied < arguments / 100
 
 
 def test_memory_says_whether_a_call_fits_a_card():

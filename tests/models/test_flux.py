@@ -16,6 +16,7 @@ from diffusax.models.transformers.blocks import patchify, unpatchify
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
     FluxTransformerBlock,
+    _added,
     image_rotation,
 )
 from diffusax.typed.config import config_from_dict
@@ -115,6 +116,12 @@ def test_called_as_in_diffusers_with_residuals(both):
         model(**{**call, "guidance": None})
     with pytest.raises(ValueError, match="joint_attention_kwargs must be None"):
         model(**call, joint_attention_kwargs={"scale": 1.0})
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(5, [0, 0, 0, 1, 1]), (0, [0, 1, 0, 1, 0])])
+def test_fewer_residuals_than_blocks_are_shared_or_begun_again(count, chosen):
+    residuals = list(np.arange(2.0))
+    assert [int(_added(np.zeros(()), residuals, i, count)) for i in range(5)] == chosen
 
 
 def test_saved_and_read_by_diffusers(both, tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers import transformer_flux2
+from flax import nnx
 from kleins import inputs, transformer, upstream
 from tiny import randomize
 from torch_params import assert_close, params_of
@@ -11,6 +12,7 @@ from torch_params import assert_close, params_of
 from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import Flux2Transformer2DConfig, Flux2Transformer2DModel
+from diffusax.models.layers import SplitLinear
 from diffusax.models.network import Model, Network, cast_params
 from diffusax.models.transformers.flux2 import (
     Flux2SingleTransformerBlock,
@@ -113,6 +115,18 @@ def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
     halved = Model(model.network, cast_params(model.params, "bfloat16"))
     ours = np.abs(predict(halved, given) - exact)
     assert 0 < ours.mean() < 1.2 * theirs.mean()
+
+
+def test_a_tpus_products_are_the_same():
+    layer = SplitLinear(8, (4, 4, 2, 6), tpu_products=(1, 2, 1), rngs=nnx.Rngs(0))
+    layer.bias[...] = np.arange(16.0)
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    given = x, layer.kernel[...], layer.bias[...]
+    one, several = layer._one_product(*given), layer._several_products(*given)
+    assert [y.shape[-1] for y in several] == [4, 4, 2, 6]
+    for y, z in zip(one, several, strict=True):
+        np.testing.assert_allclose(z, y, atol=1e-5)
+    np.testing.assert_array_equal(np.concatenate(layer(x), -1), np.concatenate(one, -1))
 
 
 def test_called_as_in_diffusers(both):

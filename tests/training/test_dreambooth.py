@@ -341,6 +341,7 @@ def test_an_average_made_afterwards_needs_no_pictures_of_the_class(checkpoint, s
         ema=EMAConfig(rule="power", snapshot_every=2),
     )
     train(dreambooth(config), config)
+    assert f'\npipe("{INSTANCE}").images' in (tmp_path / "model" / "README.md").read_text()
     shutil.rmtree(tmp_path / "class")
     main(["ema", str(tmp_path), "--length", "0.08"])
     assert not (tmp_path / "class").exists()

@@ -4,6 +4,7 @@ Every layer computes in the dtype of its parameters, so the dtype of a network i
 parameter tree. Images are channels last, `b h w c`.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
@@ -60,26 +62,65 @@ class SplitLinear(Linear):
     instead of a part of all, so that they are split one by one, see `split_columns`.
     """
 
-    def __init__(self, c: int, widths: Sequence[int], *, bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        c: int,
+        widths: Sequence[int],
+        *,
+        bias: bool = True,
+        tpu_products: Sequence[int] = (),
+        rngs: nnx.Rngs,
+    ):
+        """Builds the layers.
+
+        Args:
+            c: the input's channels.
+            widths: the outputs' channels.
+            bias: whether they have biases.
+            tpu_products: how many layers that follow each other are one product on a TPU, for each
+                product; by default all are one. What reads a layer then gets it in the layout that
+                it wants, instead of a copy.
+            rngs: the keys of the parameters.
+        """
         super().__init__(c, sum(widths), bias=bias, rngs=rngs)
-        self.widths = tuple(widths)
+        self.widths, self.tpu_products = tuple(widths), tuple(tpu_products)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:  # type: ignore[override]
         if tensor_parts() == 1:
-            y = super().__call__(x)
-            # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
-            return tuple(jax.lax.split(y, self.widths, axis=y.ndim - 1))
-        kernels = self._parts(self.kernel[...])
-        biases = [None] * len(kernels) if self.bias is None else self._parts(self.bias[...])
+            if not self.tpu_products or self.adapters is not None or is_plain():
+                return self._split(super().__call__(x))
+            given = x, self.kernel[...], None if self.bias is None else self.bias[...]
+            forms = {"one": self._one_product, "several": self._several_products}
+            return by_platform(lambda p: "several" if p == "tpu" else "one", forms, *given)
+        kernels = self._split(self.kernel[...])
+        biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
         x = x.astype(kernels[0].dtype)
         ys = [matmul(x, split_columns(k), bias) for k, bias in zip(kernels, biases)]
         if (adapters := self.adapters) is not None:
-            ups = map(split_columns, self._parts(adapters.up))
+            ups = map(split_columns, self._split(adapters.up))
             ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
         return tuple(ys)
 
-    def _parts(self, y: jax.Array) -> list[jax.Array]:
-        return list(jax.lax.split(y, self.widths, axis=y.ndim - 1))
+    def _one_product(
+        self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        return self._split(matmul(x.astype(kernel.dtype), kernel, bias))
+
+    def _several_products(
+        self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None
+    ) -> tuple[jax.Array, ...]:
+        ends = np.cumsum([0, *self.tpu_products])
+        sizes = [sum(self.widths[i:j]) for i, j in itertools.pairwise(ends)]
+        kernels = jax.lax.split(kernel, sizes, axis=kernel.ndim - 1)
+        biases = [None] * len(sizes) if bias is None else jax.lax.split(bias, sizes)
+        x = x.astype(kernel.dtype)
+        ys = [matmul(x, k, b) for k, b in zip(kernels, biases)]
+        widths = (self.widths[i:j] for i, j in itertools.pairwise(ends))
+        return tuple(z for y, w in zip(ys, widths) for z in jax.lax.split(y, w, axis=y.ndim - 1))
+
+    def _split(self, y: jax.Array) -> tuple[jax.Array, ...]:
+        # The gradient of a split is one concatenation; that of slices is a sum of padded maps.
+        return tuple(jax.lax.split(y, self.widths, axis=y.ndim - 1))
 
 
 class Conv2d(nnx.Conv):

@@ -26,7 +26,8 @@ def kernel_order(shape: Sequence[int], platform: str) -> tuple[int, ...] | None:
 
 def place_of(shape: Sequence[int], sharding: Sharding) -> Any:
     """Returns where and in which order a parameter lies on the devices of a sharding."""
-    order = kernel_order(shape, next(iter(sharding.device_set)).platform)
+    device: Any = next(iter(sharding.device_set))
+    order = kernel_order(shape, device.platform)
     return sharding if order is None else Format(Layout(order), sharding)
 
 

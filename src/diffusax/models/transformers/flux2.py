@@ -126,7 +126,9 @@ class Flux2ParallelSelfAttention(nnx.Module):
         c, d, inner = config.width, config.attention_head_dim, config.mlp_dim
         self.head_dim = d
         widths = c, c, c, inner, inner
-        self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, rngs=rngs)
+        # The feed-forward layer's halves are read together.
+        products = 1, 1, 1, 2
+        self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, tpu_products=products, rngs=rngs)
         self.norm_q = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.to_out = JoinedLinear(c + inner, c, bias=False, rngs=rngs)

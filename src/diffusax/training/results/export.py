@@ -1,5 +1,6 @@
 """Writes the result of a run: folders that diffusers opens, with a model card."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,8 @@ def _usage(front: dict[str, Any], config: TrainConfig, location: str) -> str:
     call = _CALLS.get(front.get("pipeline_tag", ""))
     if call is None:
         return ""
+    if prompt := front.get("instance_prompt"):
+        call = json.dumps(prompt, ensure_ascii=False)
     if not config.trains_adapters:
         return _USAGE.format(location=location, call=call)
     controlnet = getattr(config, "controlnet", "")
