@@ -86,6 +86,7 @@ def test_eight_bits_are_cast(made, tmp_path):
         np.testing.assert_array_equal(array.astype(np.float32), tensors[key].float())
 
 
+@pytest.mark.slow
 def test_a_whole_model_and_one_with_components_beside_it(made, tmp_path):
     folder, pipe = made
     alone = prefixed("model.diffusion_model.", original(pipe.transformer.state_dict()))

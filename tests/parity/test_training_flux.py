@@ -53,7 +53,8 @@ def torch_losses(pipe: Any, batch: dict[str, np.ndarray]) -> torch.Tensor:
     return (weighting * (pred - (noise - model_input)) ** 2).reshape(b, -1).mean(1)
 
 
-@pytest.mark.parametrize("guided", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guided", [True, False])
 def test_losses_and_gradients_of_adapters_are_upstreams(tmp_path, guided):
     pipe = fluxes.pipeline(tmp_path / "model", guidance_embeds=guided)
     data = write_parquet(tmp_path / "data", [row(i) for i in range(2)])

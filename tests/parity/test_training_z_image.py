@@ -210,6 +210,7 @@ def trained_run(folder: Any, data: Any, output: Any, steps: int = 3, **changes: 
     return output / "model"
 
 
+@pytest.mark.slow
 def test_pytorch_draws_the_same_with_the_adapters_of_a_run(tmp_path, data):
     theirs = pipeline(tmp_path / "model")
     found = trained_run(tmp_path / "model", data, tmp_path / "out", weighting_scheme="mode")

@@ -5,22 +5,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fluxes
 import jax
+import kleins
 import pytest
+import z_images
 from jax.sharding import Mesh
-from z_images import pipeline
 
 from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
 
+# The last arguments are those of calls.
+FAMILIES = {
+    "z-image": (z_images.pipeline, ()),
+    "flux": (fluxes.pipeline, ("max_sequence_length=32",)),
+    "klein": (kleins.pipeline, ("text_encoder_out_layers=(1,2,3)", "max_sequence_length=64")),
+}
+
 
 @pytest.mark.slow
-def test_tokens_over_eight_devices_give_the_same_images(tmp_path):
-    pipeline(tmp_path)
-    script = Path(__file__).with_name("z_image_split_tokens.py")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_over_eight_devices_give_the_same_images(tmp_path, name):
+    build, options = FAMILIES[name]
+    build(tmp_path)
+    script = Path(__file__).with_name("split_tokens.py")
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     path = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, script, tmp_path],
+        [sys.executable, script, tmp_path, *options],
         env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
         capture_output=True,
         text=True,
