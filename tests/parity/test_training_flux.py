@@ -15,9 +15,18 @@ import torch
 from diffusers.training_utils import compute_loss_weighting_for_sd3
 from lora import ATTENTION
 from lora_training import ALPHA, add_trained, trained_tree
-from test_training_z_image import GRADIENT, LOSS, PROMPTS, draw_batches, nchw, options
+from test_training_z_image import (
+    GRADIENT,
+    LOSS,
+    PROMPTS,
+    draw_batches,
+    nchw,
+    options,
+    trained_run,
+)
 from training.pictures import row, write_parquet
 
+import diffusax
 from diffusax.training import LoRAConfig, text_to_image
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.diffusion.conditioning_dropout import Dropped
@@ -97,3 +106,23 @@ def test_losses_and_gradients_of_adapters_are_upstreams(tmp_path, guided):
     for (path, value), found in zip(leaves, jax.tree.leaves(gradient), strict=True):
         scale = max(np.abs(value).max(), 1e-3 * largest)
         assert np.abs(np.asarray(found) - value).max() < GRADIENT * scale, path
+
+
+@pytest.mark.slow
+def test_pytorch_draws_the_same_with_the_adapters_of_a_run(tmp_path):
+    theirs = fluxes.pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "data", [row(i) for i in range(6)])
+    found = trained_run(tmp_path / "model", data, tmp_path / "out", weighting_scheme="mode")
+
+    def draw(pipe: Any) -> np.ndarray:
+        pipe.set_progress_bar_config(disable=True)
+        call = {"num_inference_steps": 2, "output_type": "np", **fluxes.SIZE}
+        return pipe("a red apple", generator=torch.Generator().manual_seed(0), **call).images
+
+    plain = draw(theirs)
+    theirs.load_lora_weights(found)
+    expected = draw(theirs)
+    assert np.abs(expected - plain).max() > 0.01
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    ours.load_lora_weights(found)
+    assert np.abs(draw(ours) - expected).max() < 1e-4
