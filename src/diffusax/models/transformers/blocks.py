@@ -77,16 +77,18 @@ def rotary_positions(
 
 
 def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
-    """Returns the rotations of tokens at any positions, computed in float64 on the host: 1 t d/2.
+    """Returns the rotations of tokens at given positions, 1 t d/2.
+
+    The angles are not rounded to float32 before their cosines are taken, as for FLUX in diffusers.
 
     Args:
-        ids: the position of each token on each of a axes, t a.
+        ids: the position of each token on each axis, t a, integers of at least zero.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
     """
-    frequencies = [theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim) for dim in dims]
-    angles = np.concatenate([np.outer(i, f) for i, f in zip(ids.T, frequencies, strict=True)], 1)
-    return Rotation(*(f(angles[None]).astype(np.float32) for f in (np.cos, np.sin)))  # type: ignore[arg-type]
+    positions = list(ids.T[:, None])
+    lengths = [int(axis.max()) + 1 for axis in positions]
+    return rotary_positions(positions, lengths, dims, theta, angle_dtype=np.float64)
 
 
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
