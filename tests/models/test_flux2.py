@@ -92,12 +92,21 @@ def test_with_guidance_scales_and_other_channels(tmp_path):
 @pytest.mark.slow
 def test_every_parameter_changes_the_prediction(both):
     _, model = both
-    given = inputs()
+    given = inputs((2, 3))
     call = given.latents, given.times, given.text
-    squares = jax.grad(lambda params: (model.apply(params, *call) ** 2).sum())
-    gradients = jax.jit(squares)(model.params)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+
+    def gradients(**options):
+        def squares(params):
+            y = model.apply(params, *call, references=given.references, **options)
+            return (y**2).sum()
+
+        return jax.jit(jax.grad(squares))(model.params)
+
+    found, again = gradients(), gradients(gradient_checkpointing="blocks")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
+        assert_close(np.asarray(other), np.asarray(leaf), 1e-4)
 
 
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
