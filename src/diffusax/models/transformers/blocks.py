@@ -225,22 +225,25 @@ class JoinedLinear(Linear):
     """A linear layer of two arrays whose channels stand side by side. x: ... c, y: ... d -> ... e.
 
     Its kernel has rows for both, so that a split of all rows would give each device other channels
-    than it has computed; the tensor axis splits the rows of each.
+    than it has computed; the tensor axis splits the rows of each, see `split_rows`.
     """
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
-        if tensor_parts() == 1:
-            return super().__call__(jnp.concatenate([x, y], axis=-1))
-        kernel, c = self.kernel[...], x.shape[-1]
-        parts = [
-            matmul(part.astype(kernel.dtype), split_rows(rows))
-            for part, rows in ((x, kernel[:c]), (y, kernel[c:]))
+        parts, c = tensor_parts(), x.shape[-1]
+        joined = jnp.concatenate([x, y], axis=-1)
+        if parts == 1 or c % parts or y.shape[-1] % parts:
+            return super().__call__(joined)
+        kernel = self.kernel[...]
+        bias = None if self.bias is None else self.bias[...]
+        # Each device has a part of both beside each other, so that one sum over devices is enough.
+        rows = [
+            k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
         ]
-        z = parts[0] + parts[1]
-        if self.bias is not None:
-            z = z + self.bias[...]
+        own = [z.reshape(*z.shape[:-1], parts, -1).astype(kernel.dtype) for z in (x, y)]
+        whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
+        z = matmul(whole, jnp.concatenate(rows, axis=1).reshape(kernel.shape), bias)
         if self.adapters is not None:
-            z = z + self.adapters.linear(jnp.concatenate([x, y], axis=-1).astype(kernel.dtype))
+            z = z + self.adapters.linear(joined.astype(kernel.dtype))
         return z
 
 

@@ -39,7 +39,7 @@ _THETA = 10000.0
 FLUX_RULES: Rules = (
     *TENSOR_RULES,
     (r"proj_mlp\.(kernel|bias)", -1),
-    (r"single_transformer_blocks\.\d+\.proj_out\.kernel", -2),
+    (r"single_transformer_blocks\.\d+\.proj_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 

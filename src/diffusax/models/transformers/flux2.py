@@ -38,7 +38,8 @@ _EPS = 1e-6
 FLUX2_RULES: Rules = (
     *TENSOR_RULES,
     (r"(linear_in|to_qkv_mlp_proj)\.kernel", -2),
-    (r"(linear_out|attn\.to_out)\.kernel", -2),
+    (r"linear_out\.kernel", -2),
+    (r"attn\.to_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 
