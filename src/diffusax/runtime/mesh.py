@@ -329,6 +329,14 @@ def gather_tokens(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, None))
 
 
+def gather_channels(x: jax.Array) -> jax.Array:
+    """Gathers the last axis, where it is split over the devices of the tensor axis, on each."""
+    if tensor_parts() == 1:
+        return x
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, None))
+
+
 def _spec_of_tokens(axes: int, place: str | None) -> PartitionSpec:
     free = PartitionSpec.UNCONSTRAINED
     return PartitionSpec(free, place, *[free] * (axes - 2))
