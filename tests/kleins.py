@@ -66,20 +66,14 @@ class Inputs:
         maps = self.latents, *self.references
         return np.concatenate([x.reshape(2, -1, x.shape[-1]) for x in maps], axis=1)
 
-    @property
-    def reference_ids(self) -> np.ndarray:
-        """The positions of the references' tokens, n 4."""
-        maps = [torch.tensor(x[:1].transpose(0, 3, 1, 2)) for x in self.references]
-        return diffusers.Flux2KleinPipeline._prepare_image_ids(maps)[0].numpy()
-
     def arguments(self) -> dict[str, Any]:
         """The arguments of diffusers' call."""
         pipe = diffusers.Flux2KleinPipeline
         text, latents = torch.tensor(self.text), torch.tensor(self.latents.transpose(0, 3, 1, 2))
         ids = pipe._prepare_latent_ids(latents)
         if self.references:
-            more = torch.tensor(self.reference_ids)[None].expand(2, -1, -1)
-            ids = torch.cat([ids, more], dim=1)
+            maps = [torch.tensor(x[:1].transpose(0, 3, 1, 2)) for x in self.references]
+            ids = torch.cat([ids, pipe._prepare_image_ids(maps).expand(2, -1, -1)], dim=1)
         return {
             "hidden_states": torch.tensor(self.tokens),
             "encoder_hidden_states": text,

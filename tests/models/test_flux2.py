@@ -14,12 +14,12 @@ from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import Flux2Transformer2DConfig, Flux2Transformer2DModel
 from diffusax.models.layers import SplitLinear
 from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.transformers.blocks import rotation_at
 from diffusax.models.transformers.flux2 import (
     Flux2SingleTransformerBlock,
     Flux2TransformerBlock,
     image_ids,
     text_ids,
-    token_rotation,
 )
 from diffusax.typed.config import config_from_dict
 
@@ -56,17 +56,11 @@ def predict(model, given):
     """Our prediction, b h w c."""
     more = {}
     if given.references:
-        rotation = token_rotation(model.config, given.reference_ids)
-        tokens = given.tokens[:, given.latents[0, ..., 0].size :]
-        more = {"references": tokens, "reference_rotation": jax.tree.map(twice, rotation)}
+        more["references"] = given.references
     if model.config.guidance_embeds:
         more["guidance"] = given.scales
     call = given.latents, given.times, given.text
     return np.asarray(jax.jit(model.apply)(model.params, *call, **more).astype("float32"))
-
-
-def twice(x):
-    return np.repeat(x, 2, axis=0)
 
 
 def test_the_network_predicts_as_diffusers_does(both):
@@ -98,12 +92,21 @@ def test_with_guidance_scales_and_other_channels(tmp_path):
 @pytest.mark.slow
 def test_every_parameter_changes_the_prediction(both):
     _, model = both
-    given = inputs()
+    given = inputs((2, 3))
     call = given.latents, given.times, given.text
-    squares = jax.grad(lambda params: (model.apply(params, *call) ** 2).sum())
-    gradients = jax.jit(squares)(model.params)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+
+    def gradients(**options):
+        def squares(params):
+            y = model.apply(params, *call, references=given.references, **options)
+            return (y**2).sum()
+
+        return jax.jit(jax.grad(squares))(model.params)
+
+    found, again = gradients(), gradients(gradient_checkpointing="blocks")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+    for leaf, other in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
+        assert_close(np.asarray(other), np.asarray(leaf), 1e-4)
 
 
 def test_bfloat16_is_as_near_to_float32_as_pytorch_is(both):
@@ -136,7 +139,7 @@ def test_called_as_in_diffusers(both):
     actual = model(**call).sample
     assert_close(actual.numpy(), expected.numpy())
     assert_close(model(**call, return_dict=False)[0].numpy(), expected.numpy())
-    with pytest.raises(ValueError, match=r"img_ids must have shape \(21, 4\)"):
+    with pytest.raises(ValueError, match=r"img_ids must be integers .* of shape \(21, 4\)"):
         model(**{**call, "img_ids": call["img_ids"][:, 1:]})
     with pytest.raises(ValueError, match="joint_attention_kwargs must be None"):
         model(**call, joint_attention_kwargs={"scale": 1.0})
@@ -179,7 +182,7 @@ def test_one_block_at_full_width_is_as_diffusers_block(kind):
     of_x, of_text = rng.standard_normal((2, 1, 1, 6 * 3072)).astype(np.float32)
     ids = np.concatenate([text_ids(30), image_ids(6, 7, 10)])
     rope = transformer_flux2.Flux2PosEmbed(2000, [32] * 4)(torch.tensor(ids))
-    network, rotation = Network(ours, CONFIG), token_rotation(CONFIG, ids)
+    network, rotation = Network(ours, CONFIG), rotation_at(ids, [32] * 4, 2000)
     params = params_of(network, theirs)
     if kind == "double":
         given = map(torch.tensor, (x, text, of_x, of_text))

@@ -33,7 +33,8 @@ for mesh in ("data=2,tensor=2", "data=2,fsdp=2"):
     params = pipe.params["transformer"]
     double, single = params["transformer_blocks"][0], params["single_transformer_blocks"][0]
     attention, inner = double["attn"], double["ff_context"]["net"][2]
-    for layer in (attention["to_q"], attention["to_add_out"], inner, single["proj_out"]):
+    layers = attention["to_q"], attention["to_add_out"], inner, single["proj_out"]
+    for layer in (*layers, double["norm1"]["linear"], single["norm"]["linear"]):
         assert len(layer["kernel"].sharding.device_set) == len(jax.devices())
         assert not layer["kernel"].is_fully_replicated
     np.testing.assert_allclose(pipe(**CALL).images, expected, atol=1e-4)

@@ -15,13 +15,14 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
     Raises:
         ValueError: an image cannot be read, is too small or too narrow.
     """
-    if call.image is None or c.family.references is None:
+    if call.image is None or not c.family.looks_at_images:
         return run
     pixels = (reference_image(image, c.latents.factor) for image in as_images(call.image))
     vae, params = c.autoencoder, c.autoencoder_params
     options = {"upcast": c.latents.upcast, "normalize": c.latents.normalize}
-    maps = tuple(programs.encode_image(vae, params, one, None, **options) for one in pixels)
+    maps = [programs.encode_image(vae, params, one, None, **options) for one in pixels]
     conditions = run.plan.conditions
-    added = c.family.references(c, maps, len(conditions.context))
+    count = len(conditions.context)
+    added = {"references": tuple(programs.tile(x, count)[:, None] for x in maps)}
     conditions = conditions._replace(added={**(conditions.added or {}), **added})
     return dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))

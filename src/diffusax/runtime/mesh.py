@@ -278,23 +278,32 @@ def tensor_parts() -> int:
 def split_columns(kernel: jax.Array) -> jax.Array:
     """Splits the columns of a kernel ... d over the devices of the tensor axis.
 
-    It is for kernels that hold several layers side by side. They are stored split by rows, because
-    a split of their columns would give each device one layer instead of a part of both.
+    It is for a part of the columns of a kernel that holds several layers side by side. Such kernels
+    are stored split by rows, because a split of their columns would give each device one layer
+    instead of a part of both.
     """
-    if kernel.shape[-1] % tensor_parts():
-        return kernel
-    spec = PartitionSpec(*[None] * (kernel.ndim - 1), TENSOR_AXIS)
-    return jax.lax.with_sharding_constraint(kernel, spec)
+    return _split(kernel, kernel.ndim - 2, kernel.ndim - 1)
 
 
 def split_rows(kernel: jax.Array) -> jax.Array:
     """Splits the rows of a kernel c d over the devices of the tensor axis.
 
-    It is for a part of the rows of a kernel, which lies on some of the devices.
+    It is for a part of the rows of a kernel that reads several inputs side by side. Such kernels
+    are stored split by columns.
     """
-    if kernel.shape[0] % tensor_parts():
+    return _split(kernel, 1, 0)
+
+
+def _split(kernel: jax.Array, stored: int, wanted: int) -> jax.Array:
+    """Splits a part of a kernel along another axis than it is stored."""
+    if kernel.shape[wanted] % tensor_parts():
         return kernel
-    return jax.lax.with_sharding_constraint(kernel, PartitionSpec(TENSOR_AXIS, None))
+    # Without the first XLA would split the whole kernel along the other axis, and then cut.
+    for axis in (stored, wanted):
+        axes = [TENSOR_AXIS if i == axis else None for i in range(kernel.ndim)]
+        if kernel.shape[axis] % tensor_parts() == 0:
+            kernel = jax.lax.with_sharding_constraint(kernel, PartitionSpec(*axes))
+    return kernel
 
 
 def context_parts() -> int:
@@ -318,6 +327,14 @@ def gather_tokens(x: jax.Array) -> jax.Array:
     if context_parts() == 1:
         return x
     return jax.lax.with_sharding_constraint(x, _spec_of_tokens(x.ndim, None))
+
+
+def gather_channels(x: jax.Array) -> jax.Array:
+    """Gathers the last axis, where it is split over the devices of the tensor axis, on each."""
+    if tensor_parts() == 1:
+        return x
+    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*free, None))
 
 
 def _spec_of_tokens(axes: int, place: str | None) -> PartitionSpec:

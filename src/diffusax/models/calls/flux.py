@@ -181,15 +181,21 @@ def rotation_of(config: Any, txt_ids: Any, img_ids: Any, text: int, image: int) 
         ValueError: they are not s 3 and t 3 integers of at least zero.
     """
     given = zip(("txt_ids", "img_ids"), (txt_ids, img_ids), (text, image))
-    ids = np.concatenate([_ids(name, value, count) for name, value, count in given])
+    ids = np.concatenate([take_positions(name, value, count, 3) for name, value, count in given])
     return token_rotation(config.axes_dims_rope, ids)
 
 
-def _ids(name: str, value: Any, count: int) -> np.ndarray:
+def take_positions(name: str, value: Any, count: int, axes: int) -> np.ndarray:
+    """Returns the positions of tokens, count axes; a first axis of images that agree is left out.
+
+    Raises:
+        ValueError: they are not such integers of at least zero.
+    """
     ids = as_numpy(value) if value is not None else np.zeros(0)
     ids = ids[0] if ids.ndim == 3 else ids
-    if ids.shape != (count, 3) or (ids < 0).any() or (ids != np.round(ids)).any():
+    if ids.shape != (count, axes) or (ids < 0).any() or (ids != np.round(ids)).any():
         raise ValueError(
-            f"{name} must be integers of at least 0, of shape ({count}, 3) (got shape {ids.shape})"
+            f"{name} must be integers of at least 0, of shape ({count}, {axes}) (got shape "
+            f"{ids.shape})"
         )
     return ids.astype(np.int32)

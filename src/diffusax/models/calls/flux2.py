@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from diffusax.models.calls.arguments import check_absent, check_rows, result
-from diffusax.models.calls.flux import spread
+from diffusax.models.calls.flux import spread, take_positions
 from diffusax.models.network import Model
 from diffusax.models.outputs import Transformer2DModelOutput
-from diffusax.models.transformers.flux2 import token_rotation
-from diffusax.tensors import as_array, as_numpy
+from diffusax.models.transformers.blocks import rotation_at
+from diffusax.tensors import as_array
 
 
 class Flux2Transformer(Model):
@@ -38,8 +38,8 @@ class Flux2Transformer(Model):
             hidden_states: the image's tokens, b t c.
             encoder_hidden_states: the language model's hidden states, b s d.
             timestep: the times, from 1 for noise to 0 for images, one number or b.
-            img_ids: the positions of the image's tokens, t 4.
-            txt_ids: the positions of the text's tokens, s 4.
+            img_ids: the positions of the image's tokens, t 4 integers.
+            txt_ids: the positions of the text's tokens, s 4 integers.
             guidance: the guidance scales, one number or b, where the config has guidance_embeds.
             joint_attention_kwargs: None; the weights of LoRAs are an argument of pipelines.
             return_dict: whether to return a Transformer2DModelOutput instead of a tuple.
@@ -64,21 +64,9 @@ class Flux2Transformer(Model):
         check_rows("encoder_hidden_states", context, len(x))
         if guidance is not None:
             guidance = spread("guidance", guidance, len(x))
-        ids = _ids("txt_ids", txt_ids, context.shape[1]), _ids("img_ids", img_ids, x.shape[1])
-        rotation = token_rotation(self.config, np.concatenate(ids))
-        given = x, spread("timestep", timestep, len(x)), context, rotation, guidance
-        y = self.run(*given, method="predict_tokens")
+        given = zip(("txt_ids", "img_ids"), (txt_ids, img_ids), (context.shape[1], x.shape[1]))
+        ids = np.concatenate([take_positions(*one, 4) for one in given])
+        rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
+        call = x, spread("timestep", timestep, len(x)), context, rotation, guidance
+        y = self.run(*call, method="predict_tokens")
         return result(Transformer2DModelOutput(y), return_dict, hidden_states)
-
-
-def _ids(name: str, value: Any, count: int) -> np.ndarray:
-    """Returns positions, count 4.
-
-    Raises:
-        ValueError: they have another shape.
-    """
-    ids = as_numpy(value) if value is not None else np.zeros(0)
-    ids = ids[0] if ids.ndim == 3 else ids
-    if ids.shape != (count, 4):
-        raise ValueError(f"{name} must have shape ({count}, 4) (got {ids.shape})")
-    return ids

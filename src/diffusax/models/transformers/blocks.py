@@ -15,7 +15,14 @@ from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
 from diffusax.models.matmul import matmul
 from diffusax.runtime.lowering import by_platform, is_plain
-from diffusax.runtime.mesh import Rule, Rules, split_rows, split_tokens, tensor_parts
+from diffusax.runtime.mesh import (
+    Rule,
+    Rules,
+    gather_channels,
+    split_rows,
+    split_tokens,
+    tensor_parts,
+)
 
 TENSOR_RULES: Rules = (
     Rule(r"(to_[qkv]|add_[qkv]_proj)\.(kernel|bias)", -1, "heads"),
@@ -24,8 +31,9 @@ TENSOR_RULES: Rules = (
     (r"feed_forward\.w2\.kernel", -2),
     (r"net\.0\.proj\.(kernel|bias)", -1),
     (r"net\.2\.kernel", -2),
+    (r"(norm\w*|modulation\w*)\.linear\.(kernel|bias)", -1),
 )
-"""The tensor axis splits the heads, and the feed-forward's inner channels."""
+"""The tensor axis splits the heads, the feed-forward's inner channels, and the modulations'."""
 
 
 class Rotation(NamedTuple):
@@ -77,16 +85,18 @@ def rotary_positions(
 
 
 def rotation_at(ids: np.ndarray, dims: Sequence[int], theta: float) -> Rotation:
-    """Returns the rotations of tokens at any positions, computed in float64 on the host: 1 t d/2.
+    """Returns the rotations of tokens at given positions, 1 t d/2.
+
+    The angles are not rounded to float32 before their cosines are taken, as for FLUX in diffusers.
 
     Args:
-        ids: the position of each token on each of a axes, t a.
+        ids: the position of each token on each axis, t a, integers of at least zero.
         dims: the channels of each axis, which follow each other in a head.
         theta: the base of the wavelengths.
     """
-    frequencies = [theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim) for dim in dims]
-    angles = np.concatenate([np.outer(i, f) for i, f in zip(ids.T, frequencies, strict=True)], 1)
-    return Rotation(*(f(angles[None]).astype(np.float32) for f in (np.cos, np.sin)))  # type: ignore[arg-type]
+    positions = list(ids.T[:, None])
+    lengths = [int(axis.max()) + 1 for axis in positions]
+    return rotary_positions(positions, lengths, dims, theta, angle_dtype=np.float64)
 
 
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
@@ -224,22 +234,25 @@ class JoinedLinear(Linear):
     """A linear layer of two arrays whose channels stand side by side. x: ... c, y: ... d -> ... e.
 
     Its kernel has rows for both, so that a split of all rows would give each device other channels
-    than it has computed; the tensor axis splits the rows of each.
+    than it has computed; the tensor axis splits the rows of each, see `split_rows`.
     """
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
-        if tensor_parts() == 1:
-            return super().__call__(jnp.concatenate([x, y], axis=-1))
-        kernel, c = self.kernel[...], x.shape[-1]
-        parts = [
-            matmul(part.astype(kernel.dtype), split_rows(rows))
-            for part, rows in ((x, kernel[:c]), (y, kernel[c:]))
+        parts, c = tensor_parts(), x.shape[-1]
+        joined = jnp.concatenate([x, y], axis=-1)
+        if parts == 1 or c % parts or y.shape[-1] % parts:
+            return super().__call__(joined)
+        kernel = self.kernel[...]
+        bias = None if self.bias is None else self.bias[...]
+        # Each device has a part of both beside each other, so that one sum over devices is enough.
+        rows = [
+            k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
         ]
-        z = parts[0] + parts[1]
-        if self.bias is not None:
-            z = z + self.bias[...]
+        own = [z.reshape(*z.shape[:-1], parts, -1).astype(kernel.dtype) for z in (x, y)]
+        whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
+        z = matmul(whole, jnp.concatenate(rows, axis=1).reshape(kernel.shape), bias)
         if self.adapters is not None:
-            z = z + self.adapters.linear(jnp.concatenate([x, y], axis=-1).astype(kernel.dtype))
+            z = z + self.adapters.linear(joined.astype(kernel.dtype))
         return z
 
 
@@ -254,7 +267,9 @@ class Modulation(nnx.Module):
         self.linear = Linear(c, n * c, bias=bias, rngs=rngs)
 
     def __call__(self, temb: jax.Array) -> list[jax.Array]:
-        return jnp.split(self.linear(nnx.silu(temb))[:, None], self.count, axis=-1)
+        # A row for each image is little to gather, and the kernels are a quarter of FLUX.1's.
+        parts = gather_channels(self.linear(nnx.silu(temb)))[:, None]
+        return jnp.split(parts, self.count, axis=-1)
 
 
 def modulate(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from diffusax.models.transformers.blocks import (
     RotaryAttention,
     Rotation,
     modulate,
-    rotary_positions,
+    rotation_at,
     within_range,
     written,
 )
@@ -39,7 +39,7 @@ _THETA = 10000.0
 FLUX_RULES: Rules = (
     *TENSOR_RULES,
     (r"proj_mlp\.(kernel|bias)", -1),
-    (r"single_transformer_blocks\.\d+\.proj_out\.kernel", -2),
+    (r"single_transformer_blocks\.\d+\.proj_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 
@@ -63,10 +63,7 @@ def image_rotation(dims: Sequence[int], text: int, *images: tuple[int, int]) -> 
 
 def token_rotation(dims: Sequence[int], ids: np.ndarray) -> Rotation:
     """Returns the rotations of tokens at given positions, t 3 integers -> 1 t d/2."""
-    positions = list(ids.T[:, None])
-    lengths = [int(axis.max()) + 1 for axis in positions]
-    # The angles are not rounded to float32 before their cosines are taken, as upstream.
-    return rotary_positions(positions, lengths, dims, _THETA, angle_dtype=np.float64)
+    return rotation_at(ids, dims, _THETA)
 
 
 class TimeTextEmbedding(nnx.Module):

@@ -31,12 +31,15 @@ from diffusax.models.transformers.configs import Flux2Transformer2DConfig
 from diffusax.models.unet_blocks import rematerialized
 from diffusax.runtime.mesh import Rules, split_tokens
 
+REFERENCE_TIMES = 10
+"""The distance between images to look at on the first of the four axes of positions."""
 _EPS = 1e-6
 
 FLUX2_RULES: Rules = (
     *TENSOR_RULES,
     (r"(linear_in|to_qkv_mlp_proj)\.kernel", -2),
-    (r"(linear_out|attn\.to_out)\.kernel", -2),
+    (r"linear_out\.kernel", -2),
+    (r"attn\.to_out\.kernel", -1),
 )
 """The tensor axis splits the heads, and the feed-forwards' inner channels."""
 
@@ -190,8 +193,7 @@ class Flux2Transformer2DModel(nnx.Module):
         context: jax.Array,
         *,
         guidance: jax.Array | None = None,
-        references: jax.Array | None = None,
-        reference_rotation: Rotation | None = None,
+        references: Sequence[jax.Array] = (),
         gradient_checkpointing: str = "none",
     ) -> jax.Array:
         """Returns the prediction, b h w c, in the dtype of the parameters.
@@ -201,8 +203,7 @@ class Flux2Transformer2DModel(nnx.Module):
             timestep: b, from 1 for noise to 0 for an image.
             context: the text's hidden states, b s joint_attention_dim.
             guidance: b, the guidance scale, for a transformer with guidance_embeds.
-            references: the latents of images to look at, b n c; None without any.
-            reference_rotation: their positions, b n d/2, see `token_rotation`.
+            references: the latents of images to look at, b h' w' c each.
             gradient_checkpointing: the activations that the gradient computes again, not keeping
                 them: "none", or "blocks" or "full" for those within each block.
 
@@ -211,15 +212,12 @@ class Flux2Transformer2DModel(nnx.Module):
         """
         check_map("x", x, self.config.in_channels)
         b, h, w, c = x.shape
-        tokens = x.reshape(b, h * w, c)
-        ids = np.concatenate([text_ids(context.shape[1]), image_ids(h, w)])
-        rotation = token_rotation(self.config, ids)
-        if references is not None and reference_rotation is not None:
-            tokens = jnp.concatenate([tokens, references.astype(x.dtype)], axis=1)
-            own = jax.tree.map(lambda y: jnp.broadcast_to(y, (b, *y.shape[1:])), rotation)
-            rotation = jax.tree.map(
-                lambda *y: jnp.concatenate(y, axis=1), own, Rotation(*reference_rotation)
-            )
+        maps = x, *(reference.astype(x.dtype) for reference in references)
+        tokens = jnp.concatenate([y.reshape(b, -1, c) for y in maps], axis=1)
+        sizes = enumerate((y.shape[1], y.shape[2]) for y in maps)
+        images = (image_ids(*size, REFERENCE_TIMES * i) for i, size in sizes)
+        ids = np.concatenate([text_ids(context.shape[1]), *images])
+        rotation = rotation_at(ids, self.config.axes_dims_rope, self.config.rope_theta)
         remat = gradient_checkpointing != "none"
         y = self.predict_tokens(tokens, timestep, context, rotation, guidance, remat=remat)
         return y[:, : h * w].reshape(b, h, w, -1)
@@ -278,8 +276,3 @@ def image_ids(rows: int, columns: int, time: int = 0) -> np.ndarray:
 def text_ids(length: int) -> np.ndarray:
     """Returns the positions of a text's tokens on the four axes, length 4."""
     return np.arange(length)[:, None] * np.array([0, 0, 0, 1])
-
-
-def token_rotation(config: Flux2Transformer2DConfig, ids: np.ndarray) -> Rotation:
-    """Returns the rotations of tokens at given positions, t 4 -> 1 t d/2, on the host."""
-    return rotation_at(ids, config.axes_dims_rope, config.rope_theta)

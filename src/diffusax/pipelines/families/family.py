@@ -182,9 +182,6 @@ class Family:
     """The arguments of a call that replace a prompt, in the order of `Prompt`'s fields."""
     embedding_columns: tuple[str, ...] = ("encoder_hidden_states",)
     """The columns of the same embeddings in a training cache."""
-    references: Callable[..., dict[str, Any]] | None = None
-    """A function (components, latents of each image, count) -> what the denoiser is told, in
-    `Conditions.added`, of images that it looks at; None where it looks at none."""
     default_size: Callable[..., tuple[int, int]] | None = None
     """A function (components, call) -> the height and width in pixels of a call that gives none;
     None for those that the denoiser was trained at."""
@@ -204,6 +201,9 @@ class Family:
     samples_once: bool = False
     """Whether image to image samples an image's latents once for all images that start from it,
     even if these have seeds of their own."""
+    looks_at_images: bool = False
+    """Whether text to image takes images to look at. The denoiser is given their latents among
+    `Conditions.added` as "references", a tuple of arrays b 1 h w c."""
     shows_kept: bool = False
     """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
     micro_conditioned: bool = False

@@ -17,7 +17,6 @@ from diffusax.images.references import as_images, reference_size
 from diffusax.models.adapters import Adapters
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
-from diffusax.models.transformers.flux2 import image_ids, token_rotation
 from diffusax.pipelines.families.family import Family, diffusers_components
 from diffusax.pipelines.families.z_image import chat_tokens, padded_tokens
 from diffusax.pipelines.guidance import apply_guidance
@@ -29,8 +28,6 @@ _SIZE = 64
 """The rows and columns of latents of an image of 1024x1024, diffusers' default."""
 _LONGEST = 512
 _LAYERS = (9, 18, 27)
-_TIME_BETWEEN = 10
-"""The distance on the first axis of positions between images that the transformer looks at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +86,8 @@ class Flux2KleinDenoiser:
             params: the parameters by component, and under "adapters" their low-rank adapters'.
             x: b h w c, the latents.
             timestep: b, from 1000 for noise to 0.
-            conditions: the texts, b s d, and under `added` the images to look at, see `references`.
+            conditions: the texts, b s d, and among the added ones "references", a tuple of the
+                latents of images to look at, b h w c each.
             inputs: adapters: b a.
             gradient_checkpointing: see `Flux2Transformer2DModel`.
         """
@@ -97,9 +95,8 @@ class Flux2KleinDenoiser:
         layers = params.get("adapters", {}).get("transformer")
         if layers is not None and inputs is not None and inputs.adapters is not None:
             options["adapters"] = Adapters(layers, inputs.adapters)
-        if (added := conditions.added) is not None:
-            options["references"] = added["references"]
-            options["reference_rotation"] = added["cos"], added["sin"]
+        if conditions.added is not None:
+            options["references"] = conditions.added["references"]
         given = x, timestep.astype(jnp.float32) / 1000, conditions.context
         prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
         return prediction
@@ -114,32 +111,6 @@ def conditions(
 ) -> Conditions:
     """Returns the texts."""
     return Conditions(prompt.context)
-
-
-def references(components: Any, maps: tuple[jax.Array, ...], count: int) -> dict[str, Any]:
-    """Returns what the transformer is told of images to look at.
-
-    Args:
-        components: those of the pipeline.
-        maps: the latents of each image, 1 h w c.
-        count: the number of images to generate, which all look at the same ones.
-
-    Returns:
-        references: the images' latents, count 1 n c; cos and sin: the rotations of their positions,
-        count 1 n d/2.
-    """
-    sizes = enumerate((x.shape[1:3] for x in maps), 1)
-    ids = np.concatenate([image_ids(h, w, _TIME_BETWEEN * i) for i, (h, w) in sizes])
-    rotation = token_rotation(components.denoiser.transformer.config, ids)
-    cos, sin = (np.repeat(x[:, None], count, axis=0) for x in rotation)
-    return {"references": _tokens(maps, count), "cos": cos, "sin": sin}
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _tokens(maps: tuple[jax.Array, ...], count: int) -> jax.Array:
-    """Joins the latents of images for each of `count` images: count 1 n c."""
-    joined = jnp.concatenate([x.reshape(1, 1, -1, x.shape[-1]) for x in maps], axis=2)
-    return jnp.repeat(joined, count, axis=0)
 
 
 def default_size(components: Any, call: Any) -> tuple[int, int]:
@@ -260,6 +231,6 @@ FLUX2_KLEIN = Family(
     schedule_options=schedule_options,
     batch_key=text_length,
     default_size=default_size,
-    references=references,
+    looks_at_images=True,
 )
 """FLUX.2 klein, distilled to four steps and not."""
