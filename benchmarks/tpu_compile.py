@@ -63,9 +63,12 @@ def compile_call(pipe, mesh, batch: int, name: str, options):
 
 
 def estimates(mesh) -> dict:
-    """The compiler option that writes XLA's estimates into a GPU's program."""
-    on_gpu = mesh.devices.flat[0].platform == "gpu"
-    return {"xla_gpu_collect_cost_model_stats": True} if on_gpu else {}
+    """The compiler option that writes XLA's estimates into a GPU's program.
+
+    XLA knows too little of cards before Hopper, and fails.
+    """
+    known = mesh.devices.flat[0].device_kind.startswith(("NVIDIA H", "NVIDIA B"))
+    return {"xla_gpu_collect_cost_model_stats": True} if known else {}
 
 
 def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
