@@ -183,6 +183,8 @@ def markdown(lines: list[dict[str, Any]]) -> str:
     rows = []
     for name, row in ROWS.items():
         gpu, tpu = (found.get((name, kind), "not measured") for kind in ("gpu", "tpu"))
+        if gpu == tpu == "not measured":
+            continue
         cells = [row.text, shown(gpu), card_for(gpu), shown(tpu), tpus_for(tpu)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([head, *rows])

@@ -311,7 +311,7 @@ def test_convolutions_are_lowered_for_the_platform_that_is_compiled_for(platform
     assert ("stablehlo.dot_general" in text) == (platform == "cpu")
 
 
-@pytest.mark.parametrize("size", [(6, 5), (64, 48)])
+@pytest.mark.parametrize("size", [(6, 5), pytest.param((64, 48), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 @pytest.mark.parametrize("name", ["centred", "sums"])

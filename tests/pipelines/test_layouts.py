@@ -63,6 +63,7 @@ def test_pictures_and_files_are_the_same(expected, monkeypatch, tmp_path):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_program_that_is_compiled_ahead_takes_them(expected, monkeypatch, tmp_path):
     pipe = loaded()
     pipe.compile(guidance_scale=CALL["guidance_scale"])
@@ -91,6 +92,7 @@ def test_offloaded_weights_get_the_order_for_their_turn():
     assert set(orders(pipe.parts.ready("vae"))) == {ORDER}
 
 
+@pytest.mark.slow
 def test_fused_weights_keep_the_order():
     pipe = loaded()
     network = pipe.parts.networks["unet"]
