@@ -157,10 +157,10 @@ def test_a_folder_holds_adapters_alone_and_says_how_to_load_them(run, capsys):
     last = load_file(output / "model" / WEIGHT_NAME)
     assert made.keys() == last.keys()
     assert any((made[key] != last[key]).any() for key in made)
-    # The state is that of adapters alone, too.
+    # The state is that of adapters alone, too: that of networks would have three copies of each.
     size = sum(f.stat().st_size for f in (output / "checkpoints").rglob("*") if f.is_file())
-    base = sum(f.stat().st_size for f in (folder / "unet").iterdir())
-    assert size < base
+    networks = (folder / "unet", *folder.glob("text_encoder*"))
+    assert size < sum(f.stat().st_size for path in networks for f in path.iterdir())
 
 
 @pytest.mark.slow
