@@ -51,7 +51,15 @@ class Inputs:
         return np.zeros((self.text.shape[1], 3)), image.astype(np.float32)
 
 
-def inputs(b: int = 2, size: tuple[int, int] = (3, 5), text: int = 7, channels: int = 64) -> Inputs:
+def inputs(
+    b: int = 2,
+    size: tuple[int, int] = (3, 5),
+    text: int = 7,
+    channels: int = 64,
+    *,
+    text_width: int = 20,
+    pooled_width: int = 16,
+) -> Inputs:
     """Random inputs for the network."""
     rng = np.random.default_rng(3)
 
@@ -61,8 +69,8 @@ def inputs(b: int = 2, size: tuple[int, int] = (3, 5), text: int = 7, channels: 
     return Inputs(
         normal(b, size[0] * size[1], channels),
         size,
-        normal(b, text, 20),
-        normal(b, 16),
+        normal(b, text, text_width),
+        normal(b, pooled_width),
         np.linspace(0.2, 0.9, b, dtype=np.float32),
         np.linspace(1.0, 3.5, b, dtype=np.float32),
     )
