@@ -37,7 +37,10 @@ def _in_float32(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
 
 
 def _materialized(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
-    return _in_float32(jax.lax.optimization_barrier(x), kernel, *bias)
+    rows = len(x)
+    # For one row alone XLA would convert the whole kernel to float32 first.
+    x = jnp.pad(x, ((0, 1), (0, 0))) if rows == 1 and x.ndim == 2 else x
+    return _in_float32(jax.lax.optimization_barrier(x), kernel, *bias)[:rows]
 
 
 def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
