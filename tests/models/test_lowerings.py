@@ -392,6 +392,14 @@ def test_products_on_nvidias_gpus_are_written_in_half_precision(platform):
     assert product.rstrip().endswith("xbf16>") == (platform == "cuda")
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_cpu_converts_no_kernel_to_float32(rows):
+    x, kernel = (jnp.ones(size, jnp.bfloat16) for size in ((rows, 320), (320, 480)))
+    compiled = jax.jit(matmul).lower(x, kernel).compile()
+    assert "f32[320,480]" not in compiled.as_text()
+    assert np.array_equal(compiled(x, kernel), jnp.full((rows, 480), 320, jnp.bfloat16))
+
+
 def test_odd_lengths_are_padded_for_gradients_alone():
     q, k = (jax.ShapeDtypeStruct((2, t, 5, 64), jnp.bfloat16) for t in (256, 77))
     loss = jax.grad(lambda *qkv: attention(*qkv).astype(jnp.float32).sum(), (0, 1, 2))
