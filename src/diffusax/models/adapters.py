@@ -66,6 +66,18 @@ class Adapters(NamedTuple):
         return self._replace(weights=jnp.repeat(self.weights, rows // len(self.weights), axis=0))
 
 
+def adapter_options(params: Mapping[str, Any], name: str, weights: Any) -> dict[str, Any]:
+    """Returns the argument of `Network.apply` for a component's adapters; nothing without them.
+
+    Args:
+        params: parameters by component, and under "adapters" the layers of each one's adapters.
+        name: the component.
+        weights: see `Adapters`; None without adapters.
+    """
+    layers = params.get("adapters", {}).get(name)
+    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
+
+
 class Base(NamedTuple):
     """A layer while it is traced, and what it returns without adapters."""
 

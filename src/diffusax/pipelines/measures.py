@@ -1,9 +1,9 @@
 """What a running batch measures: how long its rows take, and how often images come."""
 
 import collections
-import dataclasses
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 
@@ -26,8 +26,7 @@ _ARRIVALS = 32
 """The arrivals over which their rate is measured."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mean:
+class _Mean(NamedTuple):
     """The mean seconds of a row, None where they were measured once, and when that was last."""
 
     seconds: float | None
@@ -90,13 +89,12 @@ class RowSeconds:
         keeps the size from running again.
         """
         with self._lock:
-            means = self._means.get(kind, {})
-            known = {size: mean for size, mean in means.items() if mean.seconds is not None}
-        latest = max((mean.at for mean in known.values()), default=0.0)
+            means = [(size, *mean) for size, mean in self._means.get(kind, {}).items()]
+        latest = max((at for _, _, at in means), default=0.0)
         return {
-            size: mean.seconds
-            for size, mean in known.items()
-            if mean.seconds is not None and mean.at >= latest - _STALE
+            size: seconds
+            for size, seconds, at in means
+            if seconds is not None and at >= latest - _STALE
         }
 
 

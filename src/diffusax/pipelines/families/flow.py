@@ -1,4 +1,4 @@
-"""What families of flow matching share: the noise levels that their pipelines ask samplers for."""
+"""What families of flow matching share: the noise levels that they ask samplers for, and texts."""
 
 from typing import Any
 
@@ -19,3 +19,8 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
         sigmas = np.linspace(1.0, 1 / steps, steps, dtype=np.float32)
         options |= {"steps": None, "sigmas": tuple(map(float, sigmas))}
     return options
+
+
+def longest_text(components: Any, call: Any) -> int:
+    """Returns the length that all of a call's texts are filled up to."""
+    return int(call.max_sequence_length)

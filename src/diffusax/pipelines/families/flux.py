@@ -8,43 +8,37 @@ classifier-free guidance applies by `true_cfg_scale` where a negative prompt is 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
-from diffusax.models.adapters import Adapters
+from diffusax.models.adapters import adapter_options
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH, image_rotation
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.flow import schedule_options
-from diffusax.pipelines.guidance import apply_guidance
+from diffusax.pipelines.families.flow import longest_text, schedule_options
+from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
 from diffusax.text.language_tokenizer import T5Tokenizer
 from diffusax.text.tokenizer import CLIPTokenizer
 
-_SIZE = 128
-"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
 _LONGEST = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class FluxDenoiser:
-    """FLUX.1's transformer with its ControlNets. It is hashable and holds no arrays."""
+class FluxDenoiser(TransformerDenoiser):
+    """FLUX.1's transformer with its ControlNets.
 
-    transformer: Network
-    controlnets: tuple[Network, ...] = ()
-    # A negative prompt takes a branch beside the embedded scale.
-    embeds_guidance = False
-    sample_size = (_SIZE, _SIZE)
+    A negative prompt takes a branch, beside the scale that the network embeds.
+    """
 
     @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> "FluxDenoiser":
+    def of(cls, networks: Mapping[str, Network]) -> Self:
         """Returns the denoiser of a checkpoint's networks, which are given by name."""
         names = (n for n in numbered("controlnet", len(networks)) if n in networks)
         return cls(networks["transformer"], tuple(networks[n] for n in names))
@@ -68,16 +62,6 @@ class FluxDenoiser:
         """The channels of latents, with further ones such as masks, of which a patch is a token."""
         return int(self.transformer.config.in_channels) // PATCH**2
 
-    @property
-    def context_dim(self) -> int:
-        """The width of T5's hidden states."""
-        return int(self.transformer.config.joint_attention_dim)
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.transformer.tensor_rules
-
     def embed(
         self, params: Params, images: tuple[Any, ...], weights: Any = None
     ) -> tuple[Any, ...]:
@@ -94,14 +78,10 @@ class FluxDenoiser:
             cond = image[:, 0]
             if net.config.conditioning_embedding_channels is None:
                 cond = patchify(cond, PATCH, channels_first=True)
-            options = _adapters(params, name, weights)
+            options = adapter_options(params, name, weights)
             hint = net.apply(params[name], cond, method="embed_condition", **options)
             hints.append(hint[:, None])
         return tuple(hints)
-
-    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions as they are."""
-        return conditions
 
     def __call__(
         self,
@@ -127,7 +107,7 @@ class FluxDenoiser:
         """
         inputs = inputs or StepInputs(None, None)
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        options |= _adapters(params, "transformer", inputs.adapters)
+        options |= adapter_options(params, "transformer", inputs.adapters)
         added = conditions.added or {}
         h, w = x.shape[1:3]
         if conditions.channels is not None:
@@ -144,10 +124,6 @@ class FluxDenoiser:
         given = x, time, conditions.context, conditions.pooled, *last
         y = self.transformer.apply(params["transformer"], *given, **options)
         return unpatchify(y[:, : tokens[0].shape[1]], PATCH, h, w, channels_first=True)
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Applies classifier-free guidance; see `apply_guidance`."""
-        return apply_guidance(predictions, inputs.weights, inputs.rescale)
 
     def _residuals(
         self,
@@ -166,7 +142,7 @@ class FluxDenoiser:
         assert inputs.control is not None
         hints = zip(self.controlnets, self._control_names, conditions.control)
         for m, (net, name, hint) in enumerate(hints):
-            options = {"cond_embedding": hint, **_adapters(params, name, inputs.adapters)}
+            options = {"cond_embedding": hint, **adapter_options(params, name, inputs.adapters)}
             if net.config.num_mode is not None:
                 options["mode"] = added["control_mode"][:, m]
             found = net.apply(params[name], *given, **options)
@@ -181,12 +157,6 @@ class FluxDenoiser:
             "single_residuals": single,
             "cycle_residuals": pixels,
         }
-
-
-def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
-    """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
-    layers = params.get("adapters", {}).get(name)
-    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
 
 
 def control_conditions(
@@ -286,11 +256,6 @@ def encode(
     return Prompt(hidden, pooled)
 
 
-def text_length(components: Any, call: Any) -> int:
-    """Returns the length of a call's texts, which is that of all in a batch."""
-    return int(call.max_sequence_length)
-
-
 FLUX = Family(
     name="FLUX.1",
     components=diffusers_components(
@@ -309,7 +274,7 @@ FLUX = Family(
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,
-    batch_key=text_length,
+    batch_key=longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
     embedding_columns=("encoder_hidden_states", "text_embeds"),

@@ -6,7 +6,7 @@ up to one length, and what fills them up is read, too, as in diffusers.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,61 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.images.references import as_images, reference_size
-from diffusax.models.adapters import Adapters
+from diffusax.models.adapters import adapter_options
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.z_image import chat_tokens, padded_tokens
-from diffusax.pipelines.guidance import apply_guidance
+from diffusax.pipelines.families.flow import longest_text
+from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 
-_SIZE = 64
-"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
 _LONGEST = 512
 _LAYERS = (9, 18, 27)
 
 
 @dataclasses.dataclass(frozen=True)
-class Flux2KleinDenoiser:
-    """FLUX.2 klein's transformer. It is hashable and holds no arrays."""
+class Flux2KleinDenoiser(TransformerDenoiser):
+    """FLUX.2 klein's transformer."""
 
-    transformer: Network
-    components = ("transformer",)
-    controlnets: tuple[Network, ...] = ()
-    embeds_guidance = False
-    sample_size = (_SIZE, _SIZE)
-
-    @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> "Flux2KleinDenoiser":
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        return cls(networks["transformer"])
-
-    @property
-    def in_channels(self) -> int:
-        """The channels of the latents."""
-        return int(self.transformer.config.in_channels)
-
-    @property
-    def context_dim(self) -> int:
-        """The width of the text's embeddings."""
-        return int(self.transformer.config.joint_attention_dim)
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.transformer.tensor_rules
-
-    def embed(
-        self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[Any, ...]:
-        """Returns nothing, as no images steer the network."""
-        return ()
-
-    def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
-        """Returns the conditions as they are."""
-        return conditions
+    sample_size = (64, 64)
 
     def __call__(
         self,
@@ -92,18 +56,12 @@ class Flux2KleinDenoiser:
             gradient_checkpointing: see `Flux2Transformer2DModel`.
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        layers = params.get("adapters", {}).get("transformer")
-        if layers is not None and inputs is not None and inputs.adapters is not None:
-            options["adapters"] = Adapters(layers, inputs.adapters)
+        options |= adapter_options(params, "transformer", inputs and inputs.adapters)
         if conditions.added is not None:
             options["references"] = conditions.added["references"]
         given = x, timestep.astype(jnp.float32) / 1000, conditions.context
         prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
         return prediction
-
-    def guide(self, predictions: jax.Array, inputs: StepInputs) -> jax.Array:
-        """Applies classifier-free guidance; see `apply_guidance`."""
-        return apply_guidance(predictions, inputs.weights, inputs.rescale)
 
 
 def conditions(
@@ -178,12 +136,6 @@ def _chats(tokenizer: Any, texts: Sequence[str], length: int) -> Tokens:
     return padded_tokens(tokenizer, rows, length)
 
 
-def text_length(components: Any, call: Any) -> int:
-    """Returns the length of a call's texts with padding, which is that of all in a batch."""
-    length: int = call.max_sequence_length
-    return length
-
-
 def encode(
     encoders: tuple[Network, ...],
     params: tuple[Params, ...],
@@ -229,7 +181,7 @@ FLUX2_KLEIN = Family(
     denoiser=Flux2KleinDenoiser.of,
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
-    batch_key=text_length,
+    batch_key=longest_text,
     default_size=default_size,
     looks_at_images=True,
 )

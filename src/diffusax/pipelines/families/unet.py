@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.checkpoints.files import numbered
-from diffusax.models.adapters import Adapters
+from diffusax.models.adapters import adapter_options
 from diffusax.models.context_keys import project_context
 from diffusax.models.controlnet import scale_residuals
 from diffusax.models.embeddings import guidance_scale_embedding
@@ -108,7 +108,7 @@ class UNetDenoiser:
                 params[name],
                 image[:, 0],
                 method="embed_condition",
-                **_adapters(params, name, weights),
+                **adapter_options(params, name, weights),
             )[:, None]
             for net, name, image in zip(self.controlnets, self._control_names, images)
         ]
@@ -164,7 +164,7 @@ class UNetDenoiser:
         inputs = inputs or StepInputs(None, None)
         more = self._residuals(params, x, timestep, conditions, inputs, options)
         more |= self._maps(conditions, inputs)
-        more |= _adapters(params, "unet", inputs.adapters)
+        more |= adapter_options(params, "unet", inputs.adapters)
         more |= _keys(conditions, "unet")
         if conditions.images:
             more["image_prompts"] = ImagePrompts(params["ip_adapters"], conditions.images)
@@ -190,7 +190,7 @@ class UNetDenoiser:
         total: list[jax.Array] = []
         given = zip(self.controlnets, self._control_names, conditions.control)
         for m, (net, name, hint) in enumerate(given):
-            own = {**options, **_adapters(params, name, inputs.adapters)}
+            own = {**options, **adapter_options(params, name, inputs.adapters)}
             own |= _keys(conditions, name)
             residuals = net.apply(
                 params[name], x, timestep, conditions.context, cond_embedding=hint, **own
@@ -220,12 +220,6 @@ def _keys(conditions: Conditions, name: str) -> dict[str, Any]:
     """Returns the argument of `Network.apply` for keys and values that `prepare` has computed."""
     found = (conditions.keys or {}).get(name)
     return {} if found is None else {"context_keys": found}
-
-
-def _adapters(params: Params, name: str, weights: Any) -> dict[str, Any]:
-    """Returns the argument of `Network.apply` for a component's adapters; nothing without them."""
-    layers = params.get("adapters", {}).get(name)
-    return {} if layers is None or weights is None else {"adapters": Adapters(layers, weights)}
 
 
 def timestep_condition(denoiser: UNetDenoiser, scales: np.ndarray) -> dict[str, Any]:

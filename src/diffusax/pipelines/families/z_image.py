@@ -6,64 +6,36 @@ chat. Texts are filled up to one of few lengths, which programs are compiled for
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diffusax.models.adapters import Adapters
+from diffusax.models.adapters import adapter_options
 from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
+from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components
 from diffusax.pipelines.families.flow import schedule_options
+from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.guidance import above_zero, apply_guidance, limit_norm
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
-from diffusax.runtime.mesh import Rules
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
 from diffusax.text.tokenizer import checked_texts
 
-_SIZE = 128
-"""The rows and columns of latents of an image of 1024x1024, diffusers' default."""
 _SHORTEST, _LONGEST = 64, 512
 
 
 @dataclasses.dataclass(frozen=True)
-class ZImageDenoiser:
-    """Z-Image's transformer. It is hashable and holds no arrays."""
-
-    transformer: Network
-    components = ("transformer",)
-    controlnets: tuple[Network, ...] = ()
-    embeds_guidance = False
-    sample_size = (_SIZE, _SIZE)
-
-    @classmethod
-    def of(cls, networks: Mapping[str, Network]) -> "ZImageDenoiser":
-        """Returns the denoiser of a checkpoint's networks, which are given by name."""
-        return cls(networks["transformer"])
-
-    @property
-    def in_channels(self) -> int:
-        """The channels of the latents."""
-        return int(self.transformer.config.in_channels)
+class ZImageDenoiser(TransformerDenoiser):
+    """Z-Image's transformer."""
 
     @property
     def context_dim(self) -> int:
         """The width of the language model's hidden states."""
         return int(self.transformer.config.cap_feat_dim)
-
-    @property
-    def tensor_rules(self) -> Rules:
-        """The axes of the parameters that a mesh's tensor axis splits."""
-        return self.transformer.tensor_rules
-
-    def embed(
-        self, params: Params, images: tuple[Any, ...], weights: Any = None
-    ) -> tuple[Any, ...]:
-        """Returns nothing, as no images steer the network."""
-        return ()
 
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with the refined captions, which a run computes once.
@@ -98,9 +70,7 @@ class ZImageDenoiser:
             gradient_checkpointing: see `ZImageTransformer2DModel`.
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
-        layers = params.get("adapters", {}).get("transformer")
-        if layers is not None and inputs is not None and inputs.adapters is not None:
-            options["adapters"] = Adapters(layers, inputs.adapters)
+        options |= adapter_options(params, "transformer", inputs and inputs.adapters)
         caption, refined = conditions.context, (conditions.keys or {}).get("transformer")
         if refined is not None:
             caption, options["refined"] = refined, True
@@ -196,30 +166,8 @@ def encode(
     return Prompt(hidden, lengths=tokens.lengths)
 
 
-def chat_tokens(tokenizer: Any, text: str, most: int, *, thinking: bool = True) -> list[int]:
-    """Returns the ids of a prompt in the form of a chat, at most so many.
-
-    thinking: whether the answer may begin with thoughts; otherwise the chat has empty ones.
-    """
-    chat = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=thinking,
-    )
-    return list(tokenizer(chat, truncation=True, max_length=most).input_ids)
-
-
 def _longest(rows: Sequence[Sequence[int]]) -> int:
     return max(map(len, rows))
-
-
-def padded_tokens(tokenizer: Any, rows: Sequence[Sequence[int]], length: int) -> Tokens:
-    """Returns ids filled up to a length, n length, and how many of each are no padding."""
-    ids = np.full((len(rows), length), tokenizer.pad_token_id, np.int32)
-    for filled, row in zip(ids, rows):
-        filled[: len(row)] = row
-    return Tokens((ids,), lengths=np.array(list(map(len, rows)), np.int32))
 
 
 Z_IMAGE = Family(
