@@ -1,9 +1,6 @@
 """Language models against transformers, live, all weights random."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,6 +12,7 @@ import transformers
 from effort import first
 from full_size import QWEN3_4B, T5_XXL
 from jax.sharding import AbstractMesh, PartitionSpec
+from many_devices import run_on_devices
 from safetensors.torch import load_file, save_file
 from tiny import randomize
 from tiny_language import QWEN3, T5, build
@@ -277,15 +275,7 @@ def test_meshes_split_heads_and_inner_widths(name, shape, spec):
 
 @pytest.mark.slow
 def test_meshes_compute_the_same():
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("language_on_meshes.py")],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 8
+    assert len(run_on_devices(Path(__file__).with_name("language_on_meshes.py"))) == 8
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import dataclasses
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from many_devices import run_on_devices
 from offline.runs import pictures, pixels, run
 from PIL import Image
 from toy_family import ToyImg2ImgPipeline, ToyPipeline, toy_pipeline
@@ -160,14 +158,5 @@ def test_the_whole_call_is_a_pure_function(pipe):
 
 @pytest.mark.slow
 def test_meshes():
-    script = Path(__file__).parent.with_name("pipelines") / "new_family_on_mesh.py"
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["data=2,tensor=2", "data=2,fsdp=2"]
+    found = run_on_devices(Path(__file__).with_name("new_family_on_mesh.py"))
+    assert found == ["data=2,tensor=2", "data=2,fsdp=2"]

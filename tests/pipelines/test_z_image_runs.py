@@ -1,10 +1,5 @@
 """What every family has, with Z-Image: running batches, offline runs, adapters, saved programs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -150,19 +145,3 @@ def test_the_task_classes_find_it(pipe):
 def test_what_is_wrong_is_named(pipe, call, message):
     with pytest.raises(ValueError, match=message):
         pipe(**{"prompt": PROMPT, **KEPT, **call})
-
-
-@pytest.mark.slow
-def test_meshes(both, tmp_path):
-    both[1].save_pretrained(tmp_path)
-    script = Path(__file__).with_name("z_image_on_mesh.py")
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["data=2,tensor=2", "data=2,fsdp=2"]

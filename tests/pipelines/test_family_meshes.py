@@ -1,8 +1,5 @@
-"""Tokens that are split over devices, on the context axis of a mesh."""
+"""Transformers on meshes: their tokens split over devices, and their parameters and images."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import fluxes
@@ -11,6 +8,7 @@ import kleins
 import pytest
 import z_images
 from jax.sharding import Mesh
+from many_devices import run_on_devices
 
 from diffusax.runtime.mesh import batch_size, check_processes, make_mesh
 
@@ -28,16 +26,16 @@ def test_tokens_over_eight_devices_give_the_same_images(tmp_path, name):
     build, options = FAMILIES[name]
     build(tmp_path)
     script = Path(__file__).with_name("split_tokens.py")
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, *options],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["data=1,context=8", "data=2,context=2,tensor=2"]
+    found = run_on_devices(script, tmp_path, *options, devices=8)
+    assert found == ["data=1,context=8", "data=2,context=2,tensor=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameters_and_images_over_four_devices_give_the_same_images(tmp_path, name):
+    FAMILIES[name][0](tmp_path)
+    found = run_on_devices(Path(__file__).with_name("family_on_mesh.py"), name, tmp_path)
+    assert found == ["data=2,tensor=2", "data=2,fsdp=2"]
 
 
 def test_the_axis_is_there_only_if_it_is_asked_for():
