@@ -12,6 +12,7 @@ from diffusax.checkpoints import load_network, save_network
 from diffusax.checkpoints.tree import torch_shapes
 from diffusax.models import FluxTransformer2DConfig, FluxTransformer2DModel
 from diffusax.models.network import Model, Network, cast_params
+from diffusax.models.transformers import blocks
 from diffusax.models.transformers.blocks import patchify, unpatchify
 from diffusax.models.transformers.flux import (
     FluxSingleTransformerBlock,
@@ -190,3 +191,18 @@ def test_the_whole_has_the_tensors_of_diffusers():
     shapes = torch_shapes(Network(FluxTransformer2DModel, CONFIG).shapes)
     assert shapes == {name: tuple(x.shape) for name, x in theirs.state_dict().items()}
     assert sum(map(np.prod, shapes.values())) > 11.9e9
+
+
+@pytest.mark.parametrize("form", blocks._GELUS)
+def test_both_formulas_of_gelu_are_pytorchs(form):
+    x = np.linspace(-9, 9, 1001, dtype=np.float32)
+    expected = torch.nn.functional.gelu(torch.tensor(x), approximate="tanh")
+    np.testing.assert_allclose(blocks._GELUS[form](x), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_gpus_copy_no_modulations_side_by_side(platform):
+    temb = jax.ShapeDtypeStruct((1, 8), np.float32)
+    traced = jax.jit(lambda temb: blocks.activations(temb, 2, 2, 3)).trace(temb)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert (":7 = stablehlo.optimization_barrier" in text) == (platform == "cuda")

@@ -3,6 +3,8 @@
 Shapes in the docstrings: b images, t tokens, h heads of width d, c the model's width.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from flax import nnx
 
 from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
-from diffusax.models.matmul import matmul
+from diffusax.models.matmul import apart, matmul
 from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import (
     Rule,
@@ -103,7 +105,8 @@ def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates neighbouring pairs of channels in float32. x: b t h d -> b t h d, in x's dtype."""
     if is_plain():
         return _rotate_pairs(x, rotation)
-    return by_platform(lambda p: "product" if p == "tpu" else "pairs", _ROTATIONS, x, rotation)
+    forms = {"tpu": "product", "cuda": "swap"}
+    return by_platform(lambda p: forms.get(p, "pairs"), _ROTATIONS, x, rotation)
 
 
 def _rotate_pairs(x: jax.Array, rotation: Rotation) -> jax.Array:
@@ -130,7 +133,15 @@ def _rotate_by_product(x: jax.Array, rotation: Rotation) -> jax.Array:
     return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
 
 
-_ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product}
+def _rotate_by_swap(x: jax.Array, rotation: Rotation) -> jax.Array:
+    """Reads each channel's neighbour, so that a GPU has no halves to write between each other."""
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    cos, sin = (table[:, :, None, :, None] for table in rotation)
+    turned = pairs * cos + jnp.flip(pairs, -1) * (sin * jnp.array([-1.0, 1.0]))
+    return turned.reshape(x.shape).astype(x.dtype)
+
+
+_ROTATIONS = {"pairs": _rotate_pairs, "product": _rotate_by_product, "swap": _rotate_by_swap}
 
 
 def written(x: jax.Array) -> jax.Array:
@@ -256,19 +267,28 @@ class JoinedLinear(Linear):
         return z
 
 
+def activations(temb: jax.Array, *counts: int) -> list[tuple[jax.Array, ...]]:
+    """Returns the SiLU of the embedded time for groups of modulations, b c for each of them.
+
+    Modulations of one array would have a GPU copy the kernels of all blocks side by side first.
+    """
+    all_of_them = iter(apart(nnx.silu(temb), sum(counts), min_rows=0))
+    return [tuple(itertools.islice(all_of_them, count)) for count in counts]
+
+
 class Modulation(nnx.Module):
     """Shifts, scales and gates that follow from the time (Peebles and Xie 2023, adaLN-Zero).
 
-    temb: b c -> n arrays b 1 c.
+    active: b c, the SiLU of the embedded time -> n arrays b 1 c.
     """
 
     def __init__(self, c: int, n: int, *, bias: bool = True, rngs: nnx.Rngs):
         self.count = n
         self.linear = Linear(c, n * c, bias=bias, rngs=rngs)
 
-    def __call__(self, temb: jax.Array) -> list[jax.Array]:
+    def __call__(self, active: jax.Array) -> list[jax.Array]:
         # A row for each image is little to gather, and the kernels are a quarter of FLUX.1's.
-        parts = gather_channels(self.linear(nnx.silu(temb)))[:, None]
+        parts = gather_channels(self.linear(active))[:, None]
         return jnp.split(parts, self.count, axis=-1)
 
 
@@ -282,6 +302,27 @@ def within_range(x: jax.Array) -> jax.Array:
     return jnp.clip(x, -65504, 65504) if x.dtype == jnp.float16 else x
 
 
+def approximate_gelu(x: jax.Array) -> jax.Array:
+    """Computes GELU by its formula with a hyperbolic tangent (Hendrycks and Gimpel 2016)."""
+    if is_plain():
+        return _gelu_by_tanh(x)
+    return by_platform(lambda p: "sigmoid" if p == "cuda" else "tanh", _GELUS, x)
+
+
+def _gelu_by_tanh(x: jax.Array) -> jax.Array:
+    return nnx.gelu(x, approximate=True)
+
+
+def _gelu_by_sigmoid(x: jax.Array) -> jax.Array:
+    """Has the sigmoid of twice the argument instead, as GPUs have an exponential function."""
+    y = x.astype(jnp.float32)
+    return (y * jax.nn.sigmoid(2 * _GELU * (y + 0.044715 * y**3))).astype(x.dtype)
+
+
+_GELU = math.sqrt(2 / math.pi)
+_GELUS = {"tanh": _gelu_by_tanh, "sigmoid": _gelu_by_sigmoid}
+
+
 class GELULayer(nnx.Module):
     """A linear layer and the approximate GELU (Hendrycks and Gimpel 2016). x: ... c -> ... d."""
 
@@ -289,7 +330,7 @@ class GELULayer(nnx.Module):
         self.proj = Linear(c, d, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nnx.gelu(self.proj(x), approximate=True)
+        return approximate_gelu(self.proj(x))
 
 
 class GELUFeedForward(nnx.Module):

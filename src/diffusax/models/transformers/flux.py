@@ -22,6 +22,8 @@ from diffusax.models.transformers.blocks import (
     Modulation,
     RotaryAttention,
     Rotation,
+    activations,
+    approximate_gelu,
     modulate,
     rotation_at,
     within_range,
@@ -105,11 +107,14 @@ class FluxTransformerBlock(nnx.Module):
         self.ff_context = GELUFeedForward(c, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, context: jax.Array, temb: jax.Array, rotation: Rotation
+        self, x: jax.Array, context: jax.Array, active: Sequence[jax.Array], rotation: Rotation
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the next layer's tokens of image and text. temb: b c; rotation: b (s + t) d/2."""
-        shift, scale, gate, *x_rest = self.norm1(temb)
-        c_shift, c_scale, c_gate, *context_rest = self.norm1_context(temb)
+        """Returns the next layer's tokens of image and text.
+
+        active: what the modulation of each takes, b c; rotation: b (s + t) d/2.
+        """
+        shift, scale, gate, *x_rest = self.norm1(active[0])
+        c_shift, c_scale, c_gate, *context_rest = self.norm1_context(active[1])
         h, c_h = self.attn(modulate(x, shift, scale), modulate(context, c_shift, c_scale), rotation)
         x = _feed_forward(self.ff, written(x + gate * h), *x_rest)
         context = _feed_forward(self.ff_context, written(context + c_gate * c_h), *context_rest)
@@ -134,10 +139,10 @@ class FluxSingleTransformerBlock(nnx.Module):
             c, heads=heads, qk_norm=True, eps=1e-6, bias=True, out=False, rngs=rngs
         )
 
-    def __call__(self, x: jax.Array, temb: jax.Array, rotation: Rotation) -> jax.Array:
-        shift, scale, gate = self.norm(temb)
+    def __call__(self, x: jax.Array, active: jax.Array, rotation: Rotation) -> jax.Array:
+        shift, scale, gate = self.norm(active)
         h = modulate(x, shift, scale)
-        inner = nnx.gelu(self.proj_mlp(h), approximate=True)
+        inner = approximate_gelu(self.proj_mlp(h))
         return within_range(written(x + gate * self.proj_out(self.attn(h, rotation), inner)))
 
 
@@ -205,19 +210,21 @@ class FluxTransformer2DModel(nnx.Module):
         check_tokens("context", context, {self.config.joint_attention_dim})
         remat, s = gradient_checkpointing != "none", context.shape[1]
         temb = self.time_text_embed(timestep, guidance, pooled)
+        blocks, singles = len(self.transformer_blocks), len(self.single_transformer_blocks)
+        of_x, of_context, of_both, (last,) = activations(temb, blocks, blocks, singles, 1)
         x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
         for i, block in enumerate(self.transformer_blocks):
-            x, context = rematerialized(block, remat)(x, context, temb, rotation)
-            count = 0 if cycle_residuals else len(self.transformer_blocks)
+            active = of_x[i], of_context[i]
+            x, context = rematerialized(block, remat)(x, context, active, rotation)
+            count = 0 if cycle_residuals else blocks
             x = _added(x, block_residuals, i, count)
         joined = split_tokens(jnp.concatenate([context, x], axis=1))
         for i, single in enumerate(self.single_transformer_blocks):
-            joined = rematerialized(single, remat)(joined, temb, rotation)
+            joined = rematerialized(single, remat)(joined, of_both[i], rotation)
             if single_residuals:
-                count = len(self.single_transformer_blocks)
-                x = _added(joined[:, s:], single_residuals, i, count)
+                x = _added(joined[:, s:], single_residuals, i, singles)
                 joined = jnp.concatenate([joined[:, :s], x], axis=1)
-        scale, shift = self.norm_out(temb)
+        scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, s:], shift, scale))
 
     def with_cycled_residuals(self, *args: Any, **kwargs: Any) -> jax.Array:

@@ -21,6 +21,7 @@ from diffusax.models.transformers.blocks import (
     JointAttention,
     Modulation,
     Rotation,
+    activations,
     modulate,
     rotate,
     rotation_at,
@@ -250,9 +251,10 @@ class Flux2Transformer2DModel(nnx.Module):
         check_tokens("context", context, {self.config.joint_attention_dim})
         s = context.shape[1]
         temb = self.time_guidance_embed(timestep, guidance)
-        of_x = self.double_stream_modulation_img(temb)
-        of_context = self.double_stream_modulation_txt(temb)
-        of_both = self.single_stream_modulation(temb)
+        ((*each, last),) = activations(temb, 4)
+        of_x = self.double_stream_modulation_img(each[0])
+        of_context = self.double_stream_modulation_txt(each[1])
+        of_both = self.single_stream_modulation(each[2])
         x, context = map(split_tokens, (self.x_embedder(x), self.context_embedder(context)))
         for block in self.transformer_blocks:
             given = x, context, of_x, of_context, rotation
@@ -260,7 +262,7 @@ class Flux2Transformer2DModel(nnx.Module):
         joined = split_tokens(jnp.concatenate([context, x], axis=1))
         for single in self.single_transformer_blocks:
             joined = rematerialized(single, remat)(joined, of_both, rotation)
-        scale, shift = self.norm_out(temb)
+        scale, shift = self.norm_out(last)
         return self.proj_out(modulate(joined[:, s:], shift, scale))
 
 

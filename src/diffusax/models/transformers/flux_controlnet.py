@@ -10,7 +10,7 @@ from flax import nnx
 from diffusax.models.controlnet import ConditioningEmbedding
 from diffusax.models.inputs import check_map, check_tokens
 from diffusax.models.layers import Embedding, Linear
-from diffusax.models.transformers.blocks import Rotation, patchify
+from diffusax.models.transformers.blocks import Rotation, activations, patchify
 from diffusax.models.transformers.configs import FluxControlNetConfig
 from diffusax.models.transformers.flux import (
     FLUX_RULES,
@@ -116,12 +116,16 @@ class FluxControlNetModel(nnx.Module):
             # It stands where the text's tokens do.
             rotation = jax.tree.map(lambda r: jnp.concatenate([r[:, :1], r], axis=1), rotation)
         found, single, s = [], [], context.shape[1]
-        for block, output in zip(self.transformer_blocks, self.controlnet_blocks):
-            x, context = block(x, context, temb, rotation)
+        blocks, singles = len(self.transformer_blocks), len(self.single_transformer_blocks)
+        of_x, of_context, of_both = activations(temb, blocks, blocks, singles)
+        each = zip(self.transformer_blocks, self.controlnet_blocks, zip(of_x, of_context))
+        for block, output, active in each:
+            x, context = block(x, context, active, rotation)
             found.append(output(x))
         joined = jnp.concatenate([context, x], axis=1)
-        for one, output in zip(self.single_transformer_blocks, self.controlnet_single_blocks):
-            joined = one(joined, temb, rotation)
+        rest = zip(self.single_transformer_blocks, self.controlnet_single_blocks, of_both)
+        for one, output, active in rest:
+            joined = one(joined, active, rotation)
             single.append(output(joined[:, s:]))
         return tuple(found), tuple(single)
 

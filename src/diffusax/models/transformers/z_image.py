@@ -10,6 +10,7 @@ from jax.nn.initializers import normal
 from diffusax.models.embeddings import timestep_embedding
 from diffusax.models.inputs import check_map, check_tokens
 from diffusax.models.layers import Linear, RMSNorm, normalized
+from diffusax.models.matmul import apart
 from diffusax.models.rngs import shaped
 from diffusax.models.transformers.blocks import (
     TENSOR_RULES,
@@ -188,14 +189,16 @@ class ZImageTransformer2DModel(nnx.Module):
 
         image = split_tokens(_filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...]))
         image_rotation = self._image_rotation(known, rows, columns, caption.shape[1])
+        tembs = iter(apart(temb, len(self.noise_refiner) + len(self.layers), min_rows=0))
         for block in self.noise_refiner:
-            image = rematerialized(block, remat)(image, image_rotation, None, temb)
+            image = rematerialized(block, remat)(image, image_rotation, None, next(tembs))
 
         joined = split_tokens(jnp.concatenate([image, caption], axis=1))
         rotations = image_rotation, self._caption_rotation(*caption.shape[:2])
         rotation = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *rotations)
         for block in self.layers:
-            joined = rematerialized(block, remat)(joined, rotation, image.shape[1] + known, temb)
+            attended = image.shape[1] + known
+            joined = rematerialized(block, remat)(joined, rotation, attended, next(tembs))
         y = final_layer(joined[:, :n], temb)
         return unpatchify(y, _PATCH, *x.shape[1:3])
 
