@@ -175,11 +175,12 @@ def test_one_block_at_full_width_is_as_diffusers_block(kind):
     network = Network(ours, CONFIG)
     params = params_of(network, theirs)
     rotation = image_rotation((16, 56, 56), 30, (6, 7))
+    active = jax.nn.silu(temb)
     if kind == "double":
-        actual = jax.jit(network.apply)(params, x, text, temb, rotation)
+        actual = jax.jit(network.apply)(params, x, text, (active, active), rotation)
     else:
         joined = np.concatenate([text, x], axis=1)
-        y = jax.jit(network.apply)(params, joined, temb, rotation)
+        y = jax.jit(network.apply)(params, joined, active, rotation)
         actual = y[:, 30:], y[:, :30]
     for mine, other in zip(actual, reversed(expected), strict=True):
         assert_close(np.asarray(mine), other.numpy())
