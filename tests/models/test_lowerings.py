@@ -478,3 +478,8 @@ def test_matmul_accumulates_and_adds_the_bias_in_float32(dtype):
     assert actual.dtype == dtype
     # Half of a last place: the one rounding is that of the result.
     np.testing.assert_allclose(np.float64(actual), expected, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "block"), [(77, 128), (1040, 384), (4096, 512), (4160, 384)])
+def test_a_tpu_pads_positions_as_little_as_its_blocks_allow(n, block):
+    assert attention_module._block(n) == block

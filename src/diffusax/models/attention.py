@@ -263,8 +263,12 @@ def _flash_on_one_device(
 
 
 def _block(n: int) -> int:
-    """Returns the positions per block, which are many because each block reads all keys."""
-    return next((size for size in (512, 384, 256) if n % size == 0), 512 if n > 2048 else 128)
+    """Returns the positions per block that need least padding, and then the most of those.
+
+    Blocks are large because each reads all keys.
+    """
+    sizes = (512, 384, 256) if n > 2048 else (512, 384, 256, 128)
+    return min(sizes, key=lambda size: (-n % size, -size))
 
 
 def _for_each_head(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
