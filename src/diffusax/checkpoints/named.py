@@ -230,16 +230,17 @@ class FromSingleFile(AutoModel):
 
 
 class AutoencoderKL(FromSingleFile):
-    """The autoencoder of Stable Diffusion and SDXL."""
+    """The autoencoder of Stable Diffusion, SDXL, FLUX.1 and Z-Image."""
 
     class_names = ("AutoencoderKL",)
     component = "vae"
 
 
-class AutoencoderKLFlux2(AutoModel):
+class AutoencoderKLFlux2(FromSingleFile):
     """The autoencoder of FLUX.2."""
 
     class_names = ("AutoencoderKLFlux2",)
+    component = "vae"
 
 
 class AsymmetricAutoencoderKL(AutoModel):
@@ -309,16 +310,18 @@ class FluxControlNetModel(AutoModel):
     class_names = ("FluxControlNetModel",)
 
 
-class Flux2Transformer2DModel(AutoModel):
+class Flux2Transformer2DModel(FromSingleFile):
     """The transformer of FLUX.2."""
 
     class_names = ("Flux2Transformer2DModel",)
+    component = "transformer"
 
 
-class FluxTransformer2DModel(AutoModel):
+class FluxTransformer2DModel(FromSingleFile):
     """The transformer of FLUX.1."""
 
     class_names = ("FluxTransformer2DModel",)
+    component = "transformer"
 
 
 class Qwen3Model(AutoModel):

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.lora.files import LoraFile
-from diffusax.checkpoints.original.transformers import transformer_names
+from diffusax.checkpoints.original.layout import Module, Names
+from diffusax.checkpoints.original.transformers import adapter_names
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.models.adapters import kernel_shapes
 from diffusax.models.unet import UNet2DConditionModel
@@ -63,7 +64,7 @@ class _Names(NamedTuple):
     """The names that files have for the layers of a network, with the layers' paths."""
 
     own: dict[str, str]
-    original: dict[str, tuple[str, ...]]
+    original: Names
     """Those in the original code's layout, whose layers may be several in one."""
 
 
@@ -180,14 +181,16 @@ def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any
 
 
 def _shares(
-    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, tuple[str, ...]]
+    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, Module]
 ) -> dict[tuple[str, str], np.ndarray]:
     """Returns a tensor of an original layer for each of the layers that this one is made of.
 
     It is empty where the tensor cannot be split like the layer's outputs.
     """
-    component, paths = older
+    component, (paths, swapped) = older
     owners = [(component, path) for path in paths]
+    if swapped and part in _BY_OUTPUT:
+        tensor = np.roll(tensor, len(tensor) // 2, axis=0)
     if len(paths) == 1 or part in _WHOLE:
         return dict.fromkeys(owners, tensor)
     kernels = kernel_shapes(networks[component])
@@ -214,10 +217,11 @@ def _names(component: str, network: Any) -> _Names:
     return _Names(own, _original_names(component, network))
 
 
-def _original_names(component: str, network: Any) -> dict[str, tuple[str, ...]]:
+def _original_names(component: str, network: Any) -> Names:
     if component == "transformer":
-        names = transformer_names(network)
-        dotted = {p + name: own for name, own in names.items() for p in _DOTTED[component]}
+        names = adapter_names(network)
+        prefixes = (f"{component}.", *_DOTTED[component])
+        dotted = {prefix + name: own for name, own in names.items() for prefix in prefixes}
         return {**dotted, **_underscored(component, names)}
     if getattr(network, "module_class", None) is not UNet2DConditionModel:
         return {}
@@ -225,7 +229,7 @@ def _original_names(component: str, network: Any) -> dict[str, tuple[str, ...]]:
         found = unet_names(network.config)
     except ValueError:
         return {}
-    return _underscored("unet", {name: (path,) for name, path in found.items()})
+    return _underscored("unet", {name: Module((path,)) for name, path in found.items()})
 
 
 def _underscored(component: str, names: Mapping[str, Any]) -> dict[str, Any]:

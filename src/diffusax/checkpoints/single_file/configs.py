@@ -209,6 +209,8 @@ def autoencoder_config(
     Raises:
         ValueError: the package has no config for such an autoencoder.
     """
+    if part.class_name == "AutoencoderKLFlux2":
+        return transformer_configs.flux2_autoencoder(part)
     channels = part.shape("decoder.conv_in.weight")
     if channels is not None and channels[1:2] == (16,):
         return transformer_configs.AUTOENCODER
