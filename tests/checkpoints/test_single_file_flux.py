@@ -13,7 +13,7 @@ from diffusers.loaders import single_file_utils as upstream
 from effort import few
 from safetensors.torch import load_file, save_file
 from single_files import hollow
-from upstream_widths import of_width
+from upstream_widths import for_tiny
 
 import diffusax
 from diffusax.checkpoints.converting import pack_single_file, unpack_single_file
@@ -74,8 +74,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def tiny_width(monkeypatch):
     """Has diffusers read FLUX.1's transformers of the tiny width."""
-    width = fluxes.TRANSFORMER["attention_head_dim"] * fluxes.TRANSFORMER["num_attention_heads"]
-    convert = of_width(upstream.convert_flux_transformer_checkpoint_to_diffusers, width)
+    convert = for_tiny(upstream.convert_flux_transformer_checkpoint_to_diffusers)
     entry = single_file_model.SINGLE_FILE_LOADABLE_CLASSES["FluxTransformer2DModel"]
     monkeypatch.setitem(entry, "checkpoint_mapping_fn", convert)
 

@@ -28,11 +28,19 @@ KOHYA = {
     "unet": ("lora_unet_", "lycoris_"),
     "transformer": ("lora_unet_", "lycoris_", "lora_transformer_"),
     "text_encoder": ("lora_te_", "lora_te1_"),
-    "text_encoder_2": ("lora_te2_",),
+    "text_encoder_2": ("lora_te2_", "lora_te3_"),
 }
-"""The prefixes of a component's layers in kohya's files, whose dots are underscores."""
-_DOTTED = {"unet": ("",), "transformer": ("", "diffusion_model.", "model.diffusion_model.")}
-"""The prefixes of a denoiser's layers beside its name, as ComfyUI and others have them."""
+"""The prefixes of a component's layers in kohya's files, whose dots are underscores.
+
+FLUX.1's second text encoder is the third there, as Stable Diffusion 3 has it.
+"""
+_DOTTED = {
+    "unet": ("",),
+    "transformer": ("", "diffusion_model.", "model.diffusion_model."),
+    "text_encoder": ("text_encoders.clip_l.transformer.",),
+    "text_encoder_2": ("text_encoders.t5xxl.transformer.",),
+}
+"""The prefixes of a component's layers beside its name, as ComfyUI and others have them."""
 _SAME = (
     *("alpha", "scale", "dora_scale", "diff", "diff_b", "w_norm", "b_norm", "weight", "on_input"),
     *(f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
@@ -47,6 +55,10 @@ _PARTS = (
 )
 # Keys of diffusers before it used PEFT: `attn1.processor.to_q_lora.down.weight`.
 _PROCESSOR = re.compile(r"(.*?)\.(?:processor\.)?to_(q|k|v|out)_lora\.(down|up)\.weight")
+# XLabs' keys, which have no dot before "lora": `double_blocks.0.processor.qkv_lora1.down.weight`.
+_XLABS = re.compile(r"(.*\.processor\.(?:qkv|proj)_lora\d?)\.(down|up)\.weight")
+_CONTROL = ("query_norm.scale", "key_norm.scale")
+"""The ends of keys that Black Forest Labs' LoRAs for depth and edges have, and no others."""
 _WHOLE = ("down", "mid", "alpha", "scale")
 _BY_OUTPUT = ("up", "diff", "diff_b", "dora_scale", "magnitude")
 """The tensors that layers in one have in common, and those that have a row for each output."""
@@ -87,6 +99,11 @@ def find_layers(
     Raises:
         ValueError: keys fit no layer; names one, and the model that the LoRA seems to be for.
     """
+    if any(key.endswith(_CONTROL) for key in file.tensors):
+        raise ValueError(
+            f"{file.name} is a Control LoRA, which widens the input of FLUX.1's transformer by "
+            "another image's; load it into PyTorch's FluxControlPipeline, see docs/torch.md"
+        )
     found: Layers = {}
     original: Layers = {}
     unknown, absent = [], 0
@@ -132,6 +149,8 @@ def split_key(key: str) -> tuple[str, str | None]:
         if ".self_attn" in layer or layer.startswith("text_encoder"):
             return f"{layer}.{kind}_proj", part
         return f"{layer}.to_{'out.0' if kind == 'out' else kind}", part
+    if xlabs := _XLABS.fullmatch(key):
+        return xlabs[1], xlabs[2]
     for pattern, part in _PARTS:
         if match := re.fullmatch(rf"(.+?)\.(?:{pattern})", key):
             return match[1], part
