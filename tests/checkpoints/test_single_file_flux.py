@@ -139,6 +139,12 @@ def test_an_autoencoder_alone(made, tmp_path, kind):
     name = type(pipe.vae).__name__
     found = getattr(diffusax, name).from_single_file(path, config=folder)
     same(found.params, pipe.vae.state_dict())
+    if kind == "flux":
+        theirs = diffusers.AutoencoderKL.from_single_file(
+            path, config=str(folder), subfolder="vae", local_files_only=True
+        )
+        for key, tensor in theirs.state_dict().items():
+            torch.testing.assert_close(tensor, pipe.vae.state_dict()[key], rtol=0, atol=0)
     stored = load_file(path)
     statistics = {k: stored.pop(k) for k in list(stored) if k.startswith("bn.")}
     assert len(statistics) == (2 if kind == "klein" else 0)

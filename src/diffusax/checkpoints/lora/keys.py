@@ -62,6 +62,9 @@ _CONTROL = ("query_norm.scale", "key_norm.scale")
 _WHOLE = ("down", "mid", "alpha", "scale")
 _BY_OUTPUT = ("up", "diff", "diff_b", "dora_scale", "magnitude")
 """The tensors that layers in one have in common, and those that have a row for each output."""
+ROWS = "rows"
+"""What a layer's LoHa or LoKr has beside its tensors where they are of several layers in one: the
+number of rows before the layer's own, and that of all."""
 _IGNORED = ("base_model.model.", "module.")
 _OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
 _WIDTHS = {
@@ -118,7 +121,7 @@ def find_layers(
             found.setdefault(place, {})[part] = tensor
         elif part and shares:
             for owner, share in shares.items():
-                original.setdefault(owner, {})[part] = share
+                original.setdefault(owner, {}).update(share)
         elif any(layer.startswith(prefix) for name in others for prefix in _prefixes(name)):
             absent += 1
         else:
@@ -201,7 +204,7 @@ def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any
 
 def _shares(
     part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, Module]
-) -> dict[tuple[str, str], np.ndarray]:
+) -> dict[tuple[str, str], Parts]:
     """Returns a tensor of an original layer for each of the layers that this one is made of.
 
     It is empty where the tensor cannot be split like the layer's outputs.
@@ -211,12 +214,17 @@ def _shares(
     if swapped and part in _BY_OUTPUT:
         tensor = np.roll(tensor, len(tensor) // 2, axis=0)
     if len(paths) == 1 or part in _WHOLE:
-        return dict.fromkeys(owners, tensor)
+        return {owner: {part: tensor} for owner in owners}
     kernels = kernel_shapes(networks[component])
     ends = np.cumsum([kernels[path][-1] for path in paths])
+    if part.startswith(("hada_", "lokr_")):
+        starts = [0, *ends[:-1]]
+        rows = zip(owners, starts, strict=True)
+        return {owner: {part: tensor, ROWS: np.array([i, ends[-1]])} for owner, i in rows}
     if part not in _BY_OUTPUT or tensor.shape[:1] != (ends[-1],):
         return {}
-    return dict(zip(owners, np.split(tensor, ends[:-1]), strict=True))
+    split = zip(owners, np.split(tensor, ends[:-1]), strict=True)
+    return {owner: {part: share} for owner, share in split}
 
 
 @functools.lru_cache(64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints.lora.changes import METADATA
-from diffusax.checkpoints.lora.keys import Layers, Parts, kohya_name
+from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
 from diffusax.checkpoints.tensors import write_tensors
 
 FORMATS = ("diffusers", "kohya")
@@ -57,6 +57,11 @@ def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
     tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
         name = kohya_name(component, path, encoders)
+        if ROWS in parts:
+            raise ValueError(
+                f"{component}'s {path} has a part of a LoHa or LoKr of several layers, which is "
+                "none of its own; keep the file as it is"
+            )
         if "magnitude" in parts:
             size = parts["up"].shape[0], *(1,) * (parts["down"].ndim - 1)
             parts = {**parts, "dora_scale": parts["magnitude"].reshape(size)}
