@@ -278,6 +278,13 @@ def test_configs_and_names_of_real_transformers(tmp_path, name):
     assert {key: tuple(x.shape) for key, x in converted.items()} == shapes
 
 
+def test_a_file_of_one_network_is_no_pipeline(made, tmp_path):
+    folder, _ = made("flux")
+    pack_single_file(folder / "vae", tmp_path / "ae.safetensors")
+    with pytest.raises(ValueError, match=r"^ae\.safetensors holds one network and no model_index"):
+        diffusax.DiffusionPipeline.from_pretrained(tmp_path / "ae.safetensors")
+
+
 @pytest.mark.parametrize("widths", [None, [96, 192, 384, 384]])
 def test_the_config_of_the_real_autoencoder(tmp_path, widths):
     name = "AutoencoderKLFlux2"

@@ -208,7 +208,9 @@ def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
         raise ValueError(
             f"{contents.path} holds a {part.class_name}, for which the package has no tokenizer; "
             "pass config= with a folder or Hub repository in diffusers' layout, such as "
-            f"{repository(part)!r}, of which only configs and tokenizers are read"
+            f"{repository(part)!r}, of which only configs and tokenizers are read; for commands, "
+            f"convert it first with `diffusax convert {contents.path.name} FOLDER --model-config "
+            "REPOSITORY`"
         )
     if "unet" not in contents.parts:
         raise ValueError(
