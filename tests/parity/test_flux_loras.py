@@ -8,7 +8,7 @@ import torch
 from diffusers.loaders import lora_pipeline
 from effort import few
 from lora_files import layers_of, numbers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from upstream_widths import for_tiny
 
 import diffusax
@@ -136,8 +136,8 @@ def by_layer(pipe, path):
     file = read_lora(path)
     found = {}
     for (component, layer), parts in with_alphas(find_layers(file, networks), file).items():
-        alpha = float(parts.get("alpha", RANK))
-        found[f"{component}.{layer}"] = parts["up"] @ parts["down"] * alpha / RANK
+        scale = float(parts.get("alpha", len(parts["down"]))) / len(parts["down"])
+        found[f"{component}.{layer}"] = parts["up"] @ parts["down"] * scale
     return found
 
 
@@ -240,6 +240,33 @@ def test_kronecker_products_of_layers_in_one(both, tmp_path, kind):
         write_lora(tmp_path / "again.safetensors", layers, "kohya")
 
 
+@pytest.mark.parametrize("kind", ["flux", "klein"])
+@pytest.mark.parametrize("alphas", [(3.0, 3.0), (3.0, 5.0)])
+def test_diffusers_reads_kohyas_files_that_we_write(both, tmp_path, kind, alphas):
+    theirs, ours = both(kind)
+    kernels = kernel_shapes(ours.transformer.network)
+    # Of layers in one some have adapters here, and some none.
+    ends = ("to_q", "to_v", "to_out", "to_out.0", "add_k_proj", "proj_mlp", "to_qkv_mlp_proj")
+    chosen = {name: [shape] for name, shape in kernels.items() if name.endswith(ends)}
+    tensors, expected = {}, {}
+    for i, (name, (down, up)) in enumerate(random_pairs(chosen).items()):
+        alpha = alphas[i % 2]
+        tensors |= written({name: (down, up)}, "transformer.", alpha=alpha)
+        expected[f"transformer.{name}"] = up @ down * alpha / RANK
+    file, networks = read_lora(tensors), adaptable_networks(ours.parts)
+    layers = with_alphas(find_layers(file, networks), file)
+    write_lora(tmp_path / "kohya.safetensors", layers, "kohya", encoders=len(networks) - 1)
+    state = type(theirs).lora_state_dict(tmp_path, weight_name="kohya.safetensors")
+    again = by_layer(ours, tmp_path / "kohya.safetensors")
+    for key, down in state.items():
+        if key.endswith(".lora_A.weight"):
+            layer = key.removesuffix(".lora_A.weight")
+            found = state[key.replace("lora_A", "lora_B")] @ down
+            np.testing.assert_allclose(found, again[layer], atol=1e-6)
+            np.testing.assert_allclose(found, expected.pop(layer, 0 * found), atol=1e-6)
+    assert not expected
+
+
 def test_t5_has_layers_of_its_own(both, tmp_path):
     theirs, ours = both("flux")
     found = {
@@ -251,6 +278,11 @@ def test_t5_has_layers_of_its_own(both, tmp_path):
         save_file(written(layers, prefix, KOHYA, ALPHA, dot), path)
         read = by_layer(ours, path)
         assert read.keys() == {f"text_encoder_2.{name}" for name in layers}
+    file = read_lora(path)
+    write_lora(
+        tmp_path / "k.safetensors", find_layers(file, adaptable_networks(ours.parts)), "kohya"
+    )
+    assert all(key.startswith("lora_te3_") for key in load_file(tmp_path / "k.safetensors"))
     ours.load_lora_weights(path, adapter_name="t5")
     call = {"max_sequence_length": 16}
     plain = theirs.encode_prompt("a red apple", None, **call)[0]

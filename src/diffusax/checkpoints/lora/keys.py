@@ -171,6 +171,8 @@ def kohya_name(component: str, path: str, encoders: int) -> str:
     if component not in KOHYA:
         raise ValueError(f"kohya's files have no layers of {component}")
     numbered = component == "text_encoder" and encoders > 1
+    if component == "text_encoder_2":
+        numbered = path.startswith("encoder.block.")  # T5's
     return KOHYA[component][numbered] + path.replace(".", "_")
 
 

@@ -55,16 +55,19 @@ def original_modules(original: Original, paths: Iterable[str]) -> Names:
 
 
 def named(table: Table, paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the paths in diffusers by the names that a table has for them."""
+    """Returns the paths in diffusers by the names that a table has for them.
+
+    Of several that are one module in the original code, one is enough to name them all.
+    """
     rules = []
     for theirs, ours in table.items():
         own = (ours,) if isinstance(ours, str) else ours
-        rules.append((_pattern(own[0]), theirs, own))
+        rules += [(name, _pattern(name), theirs, own) for name in own]
     # A longer path may end with a shorter one.
-    rules.sort(key=lambda rule: -rule[2][0].count("."))
+    rules.sort(key=lambda rule: -rule[0].count("."))
     found = {}
     for path in paths:
-        for pattern, theirs, own in rules:
+        for _, pattern, theirs, own in rules:
             if match := pattern.search(path):
                 start, end = path[: match.start()], path[match.end() :]
                 place = [start + _filled(name, match.groups()) + end for name in (theirs, *own)]
