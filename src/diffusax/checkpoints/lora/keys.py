@@ -209,17 +209,20 @@ def _shares(
 ) -> dict[tuple[str, str], Parts]:
     """Returns a tensor of an original layer for each of the layers that this one is made of.
 
-    It is empty where the tensor cannot be split like the layer's outputs.
+    It is empty where the tensor cannot be split or swapped like the layer's outputs.
     """
     component, (paths, swapped) = older
     owners = [(component, path) for path in paths]
+    of_factors = part.startswith(("hada_", "lokr_"))
+    if swapped and of_factors:
+        return {}
     if swapped and part in _BY_OUTPUT:
         tensor = np.roll(tensor, len(tensor) // 2, axis=0)
     if len(paths) == 1 or part in _WHOLE:
         return {owner: {part: tensor} for owner in owners}
     kernels = kernel_shapes(networks[component])
     ends = np.cumsum([kernels[path][-1] for path in paths])
-    if part.startswith(("hada_", "lokr_")):
+    if of_factors:
         starts = [0, *ends[:-1]]
         rows = zip(owners, starts, strict=True)
         return {owner: {part: tensor, ROWS: np.array([i, ends[-1]])} for owner, i in rows}

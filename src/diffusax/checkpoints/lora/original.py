@@ -27,7 +27,7 @@ def with_original_names(layers: Layers) -> Layers:
     known = {path for own in modules.values() for path in own}
     found |= {("transformer", p): layers["transformer", p] for p in paths if p not in known}
     for name, own in modules.items():
-        there = {path: layers["transformer", path] for path in own if path in paths}
+        there = {p: layers["transformer", p] for p in own if ("transformer", p) in layers}
         parts = there[own[0]] if len(own) == 1 else _joined(own, there)
         found["transformer", name] = _swapped(parts) if name in FLUX.swapped else parts
     return found
