@@ -15,7 +15,7 @@ _SINGLE_FILE = (
 )
 _SINGLE_NETWORK = (
     "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it, and the transformers of FLUX "
-    "and Z-Image; they and pipelines are what single files hold"
+    "and Z-Image with their text encoders; they and pipelines are what single files hold"
 )
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "

@@ -7,6 +7,7 @@ import kleins
 import numpy as np
 import pytest
 import torch
+import transformers
 import z_images
 from diffusers.loaders import single_file_model
 from diffusers.loaders import single_file_utils as upstream
@@ -27,7 +28,7 @@ from diffusax.checkpoints.single_file import (
     part_of,
     read_contents,
 )
-from diffusax.checkpoints.tree import params_to_tensors, torch_shapes
+from diffusax.checkpoints.tree import fitted, params_to_tensors, torch_shapes
 
 PIPELINES = {"flux": fluxes.pipeline, "klein": kleins.pipeline, "z-image": z_images.pipeline}
 TRANSFORMERS = {
@@ -195,6 +196,63 @@ def test_what_a_transformers_file_lacks_is_given(made, tmp_path):
     del parts["text_encoder_2"], parts["tokenizer_2"]
     with pytest.raises(ValueError, match=r"does not hold a second text encoder .*_2= and tok"):
         diffusax.FluxPipeline.from_single_file(path, config=folder, **parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "component", "name", "prefix"),
+    [
+        ("flux", "text_encoder", "CLIPTextModel", "text_model."),
+        ("flux", "text_encoder_2", "T5EncoderModel", ""),
+        ("klein", "text_encoder", "Qwen3Model", ""),
+    ],
+)
+def test_a_text_encoder_alone(made, tmp_path, kind, component, name, prefix):
+    folder, pipe = made(kind)
+    path = tmp_path / "text.safetensors"
+    tensors = getattr(pipe, component).state_dict()
+    # As ComfyUI has CLIP, and without the names that share memory with others.
+    tensors = {f"{prefix}{k.removeprefix(prefix)}": x.clone() for k, x in tensors.items()}
+    tensors.pop("encoder.embed_tokens.weight", None)
+    save_file(tensors, path)
+    assert kind_of_file(path) == "other"
+    found = getattr(diffusax, name).from_single_file(path, config=folder)
+    expected = diffusax.AutoModel.from_pretrained(folder, subfolder=component)
+    same(found.params, params_to_tensors(expected.params))
+    message = "holds a text encoder of no known model; pass config="
+    with pytest.raises(ValueError, match=message):
+        getattr(diffusax, name).from_single_file(path)
+
+
+@pytest.mark.parametrize("name", ["T5EncoderModel", "Qwen3ForCausalLM"])
+def test_configs_of_real_text_encoders(tmp_path, name):
+    if name == "T5EncoderModel":
+        config = transformers.T5Config(
+            d_model=4096, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu"
+        )
+    else:
+        config = transformers.Qwen3Config(
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            num_key_value_heads=8,
+            max_position_embeddings=40960,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            tie_word_embeddings=True,
+        )
+    with torch.device("meta"):
+        network = getattr(transformers, name)(config)
+    # The head is the table of embeddings, and files have it once.
+    tensors = {k: x for k, x in network.state_dict().items() if k != "lm_head.weight"}
+    shapes = {key: tuple(x.shape) for key, x in tensors.items()}
+    path = hollow(tmp_path / "real.safetensors", shapes)
+    component = "text_encoder_2" if name == "T5EncoderModel" else "text_encoder"
+    with opened_view(path, Reading(), component) as folder:
+        found = read_network(folder)
+        named = named_entries(part_of(folder), found)
+        tensors = fitted(found.module_class, found.shapes, [named], where="a test")
+    data = {**config.to_dict(), "architectures": [name]}
+    assert found == network_of(name, data, source="a test")
+    assert tensors.keys() == torch_shapes(found.shapes).keys()
 
 
 def scaled(tensors, ends):

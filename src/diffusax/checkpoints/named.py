@@ -276,10 +276,11 @@ class CLIPModel(AutoModel):
     class_names = ("CLIPModel",)
 
 
-class CLIPTextModel(AutoModel):
+class CLIPTextModel(FromSingleFile):
     """CLIP's text encoder."""
 
     class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+    component = "text_encoder"
     tower = True
 
 
@@ -324,22 +325,25 @@ class FluxTransformer2DModel(FromSingleFile):
     component = "transformer"
 
 
-class Qwen3Model(AutoModel):
+class Qwen3Model(FromSingleFile):
     """The language model of Z-Image and FLUX.2 klein, with or without its head."""
 
     class_names = ("Qwen3Model", "Qwen3ForCausalLM")
+    component = "text_encoder"
 
 
-class Qwen3ForCausalLM(AutoModel):
+class Qwen3ForCausalLM(FromSingleFile):
     """The language model of Z-Image and FLUX.2 klein, with its head."""
 
     class_names = ("Qwen3ForCausalLM",)
+    component = "text_encoder"
 
 
-class T5EncoderModel(AutoModel):
+class T5EncoderModel(FromSingleFile):
     """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
 
     class_names = ("T5EncoderModel",)
+    component = "text_encoder_2"
 
 
 class T2IAdapter(AutoModel):

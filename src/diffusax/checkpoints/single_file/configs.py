@@ -226,6 +226,16 @@ def autoencoder_config(
     return _SDXL_AUTOENCODER if family in ("sdxl", "refiner") else _AUTOENCODER
 
 
+def text_encoder_config(part: Part) -> Config | None:
+    """Returns the config of a text encoder alone, or of a model with a transformer; None without.
+
+    It is CLIP's, T5-XXL's or that of Qwen3.
+    """
+    if part.shape("text_model.embeddings.token_embedding.weight") == (49408, 768):
+        return _CLIP_L
+    return transformer_configs.text_encoder_config(part)
+
+
 def scheduler_config(
     contents: Contents, prediction_type: str | None, levels: tuple[float, float] | None = None
 ) -> Config:

@@ -32,6 +32,14 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("text_encoders.t5xxl.transformer.", "transformers"),
     ),
 }
+_ALONE = {
+    "text_encoder": (
+        "text_model.embeddings.token_embedding.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+    ),
+    "text_encoder_2": ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+}
+"""The tensors by which files with a text encoder alone are known: CLIP's and Qwen3's, and T5's."""
 _FAMILIES: dict[int, Family] = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}
 """By the width of the text embeddings that the denoiser attends to."""
 _PREDICTION_TYPES = {
@@ -203,7 +211,7 @@ def _find(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
         _autoencoder(path, entries),
         *(_text_encoder(path, entries, name) for name in _TEXT_ENCODERS),
     ]
-    return [part for part in found if part is not None]
+    return [part for part in found if part is not None] or _text_encoder_alone(path, entries)
 
 
 def _denoiser(path: Path, entries: Mapping[str, Entry]) -> Part | None:
@@ -259,6 +267,15 @@ def _text_encoder(path: Path, entries: Mapping[str, Entry], name: str) -> Part |
         if own := _without(prefix, entries):
             return Part(path, name, layout, own)
     return None
+
+
+def _text_encoder_alone(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
+    if any(name.startswith("vision_model.") for name in entries):
+        return []
+    for name, known in _ALONE.items():
+        if any(tensor in entries for tensor in known):
+            return [Part(path, name, "transformers", _without("", entries))]
+    return []
 
 
 def _without(prefix: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -1,7 +1,7 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
 The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and Z-Image-Turbo, and Black
-Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B.
+Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with their text encoders.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,28 @@ AUTOENCODER: Config = {
     "use_post_quant_conv": False,
 }
 """The autoencoder of FLUX.1 and Z-Image."""
+_T5_XXL: Config = {
+    "architectures": ["T5EncoderModel"],
+    "vocab_size": 32128,
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
+_QWEN3: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+}
+_QWEN3_INNER = {(2560,): 9728, (4096,): 12288}
+"""The inner channels of the feed-forward layers of Qwen3-4B and 8B, by its width."""
 _HEAD = 128
 _REPOSITORIES = {
     "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
@@ -80,6 +102,21 @@ def flux2_autoencoder(part: Part) -> Config:
         "latent_channels": 32,
         "batch_norm_eps": 1e-4,
         **decoder,
+    }
+
+
+def text_encoder_config(part: Part) -> Config | None:
+    """Returns the config of T5-XXL or of Qwen3 of 4 or 8 billion parameters; None for others."""
+    if part.shape("shared.weight") == (32128, 4096):
+        return _T5_XXL
+    width, size = part.shape("model.embed_tokens.weight"), part.shape("model.norm.weight")
+    if width != (151936, *(size or ())) or size not in _QWEN3_INNER:
+        return None
+    return {
+        **_QWEN3,
+        "hidden_size": size[0],
+        "intermediate_size": _QWEN3_INNER[size],
+        "tie_word_embeddings": part.shape("lm_head.weight") is None,
     }
 
 

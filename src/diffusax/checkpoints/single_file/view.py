@@ -195,10 +195,10 @@ def _packaged(
     if name == "vae":
         statistics = [_numbers(contents, key) for key in ("edm_mean", "edm_std")]
         return configs.autoencoder_config(part, family, statistics)
-    found = configs.TEXT_ENCODERS.get(family, {}) if family else {}
-    if name not in found:
+    found = configs.TEXT_ENCODERS[family].get(name) if family else configs.text_encoder_config(part)
+    if found is None:
         raise ValueError(f"{contents.path} holds a text encoder of no known model; pass config=")
-    return found[name]
+    return found
 
 
 def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
