@@ -14,8 +14,8 @@ _SINGLE_FILE = (
     "from_single_file(...) loads .safetensors files; a .ckpt file is a pickle, which could run code"
 )
 _SINGLE_NETWORK = (
-    "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it; they and pipelines are what "
-    "single files hold"
+    "UNet2DConditionModel, AutoencoderKL and ControlNetModel have it, and the transformers of FLUX "
+    "and Z-Image with their text encoders; they and pipelines are what single files hold"
 )
 _PIECES = (
     "a call is one program here: pipe.generate_fn and pipe.prepare_inputs are it as a pure "

@@ -4,7 +4,7 @@ Tensors go from file to file one by one; no network is loaded.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from diffusax.checkpoints.model_index import read_model_index
 from diffusax.checkpoints.networks import config_of, read_network, stored_tensors, weights_stem
 from diffusax.checkpoints.original.autoencoder import is_projection
 from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_names
+from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read_contents
 from diffusax.checkpoints.single_file.names import CLASSES, NAMES
 from diffusax.checkpoints.tensors import Entry, copy_tensors
@@ -24,12 +25,15 @@ from diffusax.models.network import Network
 
 Tensors = dict[str, Sequence[Entry | np.ndarray]]
 
-_UNKNOWN = "the original code of Stable Diffusion has no such network"
-_COMPONENTS = {CLASSES[name][0]: name for name in NAMES}
+_UNKNOWN = "no single file holds such a network"
+_COMPONENTS = {kind: name for name in (*NAMES, "transformer") for kind in CLASSES[name]}
+_QWEN3_8B = 4096
+"""The width of the language model of FLUX.2 klein 9B."""
 _PREFIXES = {
     "unet": "model.diffusion_model.",
     "controlnet": "control_model.",
     "vae": "first_stage_model.",
+    "transformer": "model.diffusion_model.",
 }
 
 
@@ -62,12 +66,13 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
     """Writes a folder in diffusers' layout as a single file in the original layout.
 
     The names are those of diffusers' scripts/convert_diffusers_to_original_stable_diffusion.py and
-    convert_diffusers_to_original_sdxl.py. A model that predicts v gets the tensors `v_pred` and
-    `ztsnr` by which ComfyUI knows it. An autoencoder alone has names without a prefix.
+    convert_diffusers_to_original_sdxl.py, for models with a transformer those of ComfyUI. A model
+    that predicts v gets the tensors `v_pred` and `ztsnr` by which ComfyUI knows it. An autoencoder
+    or a transformer alone has names without a prefix.
 
     Args:
-        folder: the folder of a pipeline of Stable Diffusion or SDXL, or of a UNet, a ControlNet or
-            an autoencoder.
+        folder: the folder of a pipeline of Stable Diffusion, SDXL, FLUX or Z-Image, or of a UNet, a
+            transformer, a ControlNet or an autoencoder.
         path: the .safetensors file to write.
         dtype: the dtype of the tensors; None keeps the folder's.
 
@@ -82,8 +87,10 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
     else:
         network = read_network(folder)
         name = _component(folder, network)
-        prefix = "" if name == "vae" else _PREFIXES[name]
-        tensors = _original(folder, network, name, prefix)
+        if name == "transformer":
+            tensors = _transformer(folder, network, "")
+        else:
+            tensors = _original(folder, network, name, "" if name == "vae" else _PREFIXES[name])
     path.parent.mkdir(parents=True, exist_ok=True)
     copy_tensors(path, tensors, dtype=dtype, metadata=metadata)
 
@@ -91,6 +98,8 @@ def pack_single_file(folder: Path, path: Path, *, dtype: Any = None) -> None:
 def _pipeline(folder: Path, metadata: dict[str, str]) -> Tensors:
     """Returns the tensors of a whole model; adds what it predicts to the metadata."""
     _, listed, _ = read_model_index(folder)
+    if "transformer" in listed:
+        return _pipeline_of_transformer(folder, listed)
     absent = [name for name in ("unet", "vae", "scheduler") if name not in listed]
     if absent:
         raise ValueError(f"{folder / MODEL_INDEX} has no {absent[0]}; a single file holds them all")
@@ -109,6 +118,40 @@ def _pipeline(folder: Path, metadata: dict[str, str]) -> Tensors:
     return {**tensors, **_markers(scheduler)}
 
 
+def _pipeline_of_transformer(folder: Path, listed: Collection[str]) -> Tensors:
+    """Returns the tensors of a whole model under the names that ComfyUI gives them."""
+    tensors: Tensors = {}
+    for name in ("transformer", "vae", "text_encoder", "text_encoder_2"):
+        if name not in listed:
+            continue
+        network = read_network(folder / name)
+        if name == "vae":
+            tensors |= _original(folder / name, network, name, "vae.")
+        elif name != "transformer":
+            prefix = _text_prefix(folder / name, network)
+            found = _fitted(folder / name, network)
+            tensors |= {f"{prefix}{key}": parts for key, parts in found.items()}
+        elif _component(folder / name, network) == name:
+            tensors |= _transformer(folder / name, network, _PREFIXES[name])
+    return tensors
+
+
+def _text_prefix(folder: Path, network: Network) -> str:
+    """Returns ComfyUI's prefix for a text encoder of a model with a transformer."""
+    prefixes = {
+        "CLIPTextModel": "clip_l.transformer.",
+        "T5EncoderModel": "t5xxl.transformer.",
+        "Qwen3Model": "qwen3_4b.transformer.model.",
+        "Qwen3ForCausalLM": "qwen3_4b.transformer.",
+    }
+    if network.class_name not in prefixes:
+        raise ValueError(f"{folder} holds a {network.class_name}; {_UNKNOWN}")
+    prefix = prefixes[network.class_name]
+    if getattr(network.config, "hidden_size", None) == _QWEN3_8B:
+        prefix = prefix.replace("4b", "8b")
+    return f"text_encoders.{prefix}"
+
+
 def _component(folder: Path, network: Network) -> str:
     if network.class_name not in _COMPONENTS:
         raise ValueError(f"{folder} holds a {network.class_name}; {_UNKNOWN}")
@@ -124,6 +167,27 @@ def _original(folder: Path, network: Network, name: str, prefix: str) -> Tensors
         if name == "vae" and leaf == "weight" and is_projection(module):
             entry = entry._replace(shape=(*entry.shape[:2], 1, 1))
         tensors[f"{prefix}{modules[module]}.{leaf}"] = [entry]
+    return tensors
+
+
+def _transformer(folder: Path, network: Network, prefix: str) -> Tensors:
+    """Returns a transformer's tensors by their names in the original code."""
+    scales = ORIGINALS[network.class_name].scales
+    owners = {own.paths[0]: (name, own) for name, own in transformer_names(network).items()}
+    rest = {path for _, own in owners.values() for path in own.paths[1:]}
+    found = _fitted(folder, network)
+    tensors: Tensors = {}
+    for key, parts in found.items():
+        module, _, leaf = key.rpartition(".")
+        if module in rest:
+            continue
+        if module in owners:
+            name, own = owners[module]
+            parts = [found[f"{path}.{leaf}"][0] for path in own.paths]
+            parts = [part.swap() for part in parts] if own.swapped else parts
+            leaf = "scale" if scales and name.endswith(scales) else leaf
+            key = f"{name}.{leaf}"
+        tensors[prefix + key] = _same_dtype(folder, key, parts)
     return tensors
 
 

@@ -230,16 +230,17 @@ class FromSingleFile(AutoModel):
 
 
 class AutoencoderKL(FromSingleFile):
-    """The autoencoder of Stable Diffusion and SDXL."""
+    """The autoencoder of Stable Diffusion, SDXL, FLUX.1 and Z-Image."""
 
     class_names = ("AutoencoderKL",)
     component = "vae"
 
 
-class AutoencoderKLFlux2(AutoModel):
+class AutoencoderKLFlux2(FromSingleFile):
     """The autoencoder of FLUX.2."""
 
     class_names = ("AutoencoderKLFlux2",)
+    component = "vae"
 
 
 class AsymmetricAutoencoderKL(AutoModel):
@@ -275,10 +276,11 @@ class CLIPModel(AutoModel):
     class_names = ("CLIPModel",)
 
 
-class CLIPTextModel(AutoModel):
+class CLIPTextModel(FromSingleFile):
     """CLIP's text encoder."""
 
     class_names = ("CLIPTextModel", "CLIPTextModelWithProjection")
+    component = "text_encoder"
     tower = True
 
 
@@ -309,34 +311,39 @@ class FluxControlNetModel(AutoModel):
     class_names = ("FluxControlNetModel",)
 
 
-class Flux2Transformer2DModel(AutoModel):
+class Flux2Transformer2DModel(FromSingleFile):
     """The transformer of FLUX.2."""
 
     class_names = ("Flux2Transformer2DModel",)
+    component = "transformer"
 
 
-class FluxTransformer2DModel(AutoModel):
+class FluxTransformer2DModel(FromSingleFile):
     """The transformer of FLUX.1."""
 
     class_names = ("FluxTransformer2DModel",)
+    component = "transformer"
 
 
-class Qwen3Model(AutoModel):
+class Qwen3Model(FromSingleFile):
     """The language model of Z-Image and FLUX.2 klein, with or without its head."""
 
     class_names = ("Qwen3Model", "Qwen3ForCausalLM")
+    component = "text_encoder"
 
 
-class Qwen3ForCausalLM(AutoModel):
+class Qwen3ForCausalLM(FromSingleFile):
     """The language model of Z-Image and FLUX.2 klein, with its head."""
 
     class_names = ("Qwen3ForCausalLM",)
+    component = "text_encoder"
 
 
-class T5EncoderModel(AutoModel):
+class T5EncoderModel(FromSingleFile):
     """T5's encoder, which FLUX.1 and Stable Diffusion 3 condition on."""
 
     class_names = ("T5EncoderModel",)
+    component = "text_encoder_2"
 
 
 class T2IAdapter(AutoModel):

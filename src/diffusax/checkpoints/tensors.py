@@ -35,7 +35,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 class Entry(NamedTuple):
     """The place of a tensor in a file: byte offset and length, dtype and shape.
 
-    `shape` is that of `TensorFile.view`; of a transposed entry the file has the axes in reverse.
+    `shape` is that of `TensorFile.view`; of a transposed entry the file has the axes in reverse, of
+    a swapped one the halves of the first axis in the other order.
     """
 
     path: Path
@@ -44,10 +45,17 @@ class Entry(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     transposed: bool = False
+    swapped: bool = False
+    scale: "Entry | None" = None
+    """The place of the number that the tensor is to be multiplied by."""
 
     def transpose(self) -> "Entry":
         """Returns the entry with its axes in reverse."""
         return self._replace(shape=self.shape[::-1], transposed=not self.transposed)
+
+    def swap(self) -> "Entry":
+        """Returns the entry with the halves of its first axis, which is even, in reverse."""
+        return self._replace(swapped=not self.swapped)
 
     def split(self, count: int) -> list["Entry"]:
         """Returns the parts of equal length along the first axis, which must have such parts."""
@@ -77,11 +85,19 @@ class TensorFile:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, entry: Entry) -> np.ndarray:
-        """Returns the tensor without a copy; it is valid until `release`."""
-        flat = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
+        """Returns the tensor, valid until `release`; a copy only if swapped or multiplied.
+
+        One that is multiplied is float32.
+        """
+        array = np.frombuffer(self._map, entry.dtype, math.prod(entry.shape), entry.offset)
+        array = array.reshape(entry.shape[::-1] if entry.transposed else entry.shape)
         if entry.transposed:
-            return flat.reshape(entry.shape[::-1]).T
-        return flat.reshape(entry.shape)
+            array = array.T
+        if entry.swapped:
+            array = np.roll(array, len(array) // 2, axis=0)
+        if entry.scale is not None:
+            array = array.astype(np.float32) * self.view(entry.scale).astype(np.float32).reshape(())
+        return array
 
     def release(self, entry: Entry) -> None:
         """Returns the tensor's pages to the system."""
@@ -162,7 +178,9 @@ def copy_tensors(
 
     Raises:
         OSError: the file cannot be written; names it and says why.
+        ValueError: dtype is None, and a tensor is to be multiplied by a number beside it.
     """
+    _check_unscaled(tensors, dtype)
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
     for name, parts in tensors.items():
@@ -187,6 +205,16 @@ def copy_tensors(
             out.write(array.reshape(-1).view(np.uint8).data)
             del array
             files[part.path].release(part)
+
+
+def _check_unscaled(tensors: Mapping[str, Sequence[Entry | np.ndarray]], dtype: Any) -> None:
+    for name, parts in tensors.items():
+        for part in parts:
+            if dtype is None and isinstance(part, Entry) and part.scale is not None:
+                raise ValueError(
+                    f"{part.path}: {name} is {part.dtype} with a scale, which cannot be copied as "
+                    "it is; give a dtype, such as bfloat16"
+                )
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:

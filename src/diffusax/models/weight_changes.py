@@ -126,6 +126,23 @@ class Difference:
 
 
 @_change
+class Rows:
+    """The rows of a LoHa or LoKr of several layers in one that are those of one of them."""
+
+    change: Any
+    start: int = dataclasses.field(metadata={"static": True})
+    """The number of rows before them."""
+    total: int = dataclasses.field(metadata={"static": True})
+    """The number of rows of all layers."""
+
+    def delta(self, weight: Array, scale: Array) -> Array:
+        """Returns these rows of scale times the change."""
+        # Such a change depends on nothing but the weight's shape.
+        whole = self.change.delta(jnp.zeros((self.total, *weight.shape[1:])), scale)
+        return whole[self.start : self.start + weight.shape[0]]
+
+
+@_change
 class Decomposed:
     """A change whose sum with the weight gets new lengths (DoRA, Liu et al. 2024)."""
 

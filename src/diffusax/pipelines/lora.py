@@ -75,10 +75,9 @@ class LoraMethods:
         """Loads a LoRA, which later calls use with a weight of 1, or as `set_adapters` says.
 
         Formats: diffusers' and PEFT's, kohya's (in diffusers' layout and in the original one),
-        those of transformers as ComfyUI has them (`diffusion_model.`, q, k and v in one), and
-        LyCORIS' LoHa, LoKr, IA3, full and norm, each also with DoRA or Tucker's decomposition.
-        Those that are no products of low rank are merged into the parameters for the calls that
-        use them.
+        those of transformers as ComfyUI and XLabs have them (q, k and v in one layer), and LyCORIS'
+        LoHa, LoKr, IA3, full and norm, each also with DoRA or Tucker's decomposition. Those that
+        are no products of low rank are merged into the parameters for the calls that use them.
 
         Args:
             pretrained_model_name_or_path_or_dict: a safetensors file, a folder or a Hub repository

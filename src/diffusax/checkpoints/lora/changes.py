@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.lora.files import LoraFile
-from diffusax.checkpoints.lora.keys import Layers, Parts, seems_to_be_for
+from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, seems_to_be_for
 from diffusax.checkpoints.tree import torch_shape
 from diffusax.models.weight_changes import (
     Decomposed,
@@ -19,6 +19,7 @@ from diffusax.models.weight_changes import (
     LoHa,
     LoKr,
     Product,
+    Rows,
     check_change,
 )
 from diffusax.runtime.mesh import tree_name
@@ -119,9 +120,12 @@ def _main_change(parts: Parts) -> Any:
         scale = _factor(parts, ranks[0]) if ranks else 1.0
         change = LoKr(_kronecker(parts, 1), _kronecker(parts, 2), scale)
     else:
-        if set(parts) - {"alpha"}:
+        if set(parts) - {"alpha", ROWS}:
             raise ValueError
         return None
+    if ROWS in parts:
+        start, total = map(int, parts[ROWS])
+        change = Rows(change, start, total)
     if "magnitude" in parts:
         return Decomposed(change, parts["magnitude"])
     if "dora_scale" in parts:

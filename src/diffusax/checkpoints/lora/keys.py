@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.lora.files import LoraFile
-from diffusax.checkpoints.original.transformers import transformer_names
+from diffusax.checkpoints.original.layout import Module, Names
+from diffusax.checkpoints.original.transformers import adapter_names
 from diffusax.checkpoints.original.unet import unet_names
 from diffusax.models.adapters import kernel_shapes
 from diffusax.models.unet import UNet2DConditionModel
@@ -27,11 +28,19 @@ KOHYA = {
     "unet": ("lora_unet_", "lycoris_"),
     "transformer": ("lora_unet_", "lycoris_", "lora_transformer_"),
     "text_encoder": ("lora_te_", "lora_te1_"),
-    "text_encoder_2": ("lora_te2_",),
+    "text_encoder_2": ("lora_te2_", "lora_te3_"),
 }
-"""The prefixes of a component's layers in kohya's files, whose dots are underscores."""
-_DOTTED = {"unet": ("",), "transformer": ("", "diffusion_model.", "model.diffusion_model.")}
-"""The prefixes of a denoiser's layers beside its name, as ComfyUI and others have them."""
+"""The prefixes of a component's layers in kohya's files, whose dots are underscores.
+
+FLUX.1's second text encoder is the third there, as Stable Diffusion 3 has it.
+"""
+_DOTTED = {
+    "unet": ("",),
+    "transformer": ("", "diffusion_model.", "model.diffusion_model."),
+    "text_encoder": ("text_encoders.clip_l.transformer.",),
+    "text_encoder_2": ("text_encoders.t5xxl.transformer.",),
+}
+"""The prefixes of a component's layers beside its name, as ComfyUI and others have them."""
 _SAME = (
     *("alpha", "scale", "dora_scale", "diff", "diff_b", "w_norm", "b_norm", "weight", "on_input"),
     *(f"hada_{name}" for name in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")),
@@ -46,9 +55,16 @@ _PARTS = (
 )
 # Keys of diffusers before it used PEFT: `attn1.processor.to_q_lora.down.weight`.
 _PROCESSOR = re.compile(r"(.*?)\.(?:processor\.)?to_(q|k|v|out)_lora\.(down|up)\.weight")
+# XLabs' keys, which have no dot before "lora": `double_blocks.0.processor.qkv_lora1.down.weight`.
+_XLABS = re.compile(r"(.*\.processor\.(?:qkv|proj)_lora\d?)\.(down|up)\.weight")
+_CONTROL = ("query_norm.scale", "key_norm.scale")
+"""The ends of keys that Black Forest Labs' LoRAs for depth and edges have, and no others."""
 _WHOLE = ("down", "mid", "alpha", "scale")
 _BY_OUTPUT = ("up", "diff", "diff_b", "dora_scale", "magnitude")
 """The tensors that layers in one have in common, and those that have a row for each output."""
+ROWS = "rows"
+"""What a layer's LoHa or LoKr has beside its tensors where they are of several layers in one: the
+number of rows before the layer's own, and that of all."""
 _IGNORED = ("base_model.model.", "module.")
 _OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
 _WIDTHS = {
@@ -63,7 +79,7 @@ class _Names(NamedTuple):
     """The names that files have for the layers of a network, with the layers' paths."""
 
     own: dict[str, str]
-    original: dict[str, tuple[str, ...]]
+    original: Names
     """Those in the original code's layout, whose layers may be several in one."""
 
 
@@ -86,6 +102,11 @@ def find_layers(
     Raises:
         ValueError: keys fit no layer; names one, and the model that the LoRA seems to be for.
     """
+    if any(key.endswith(_CONTROL) for key in file.tensors):
+        raise ValueError(
+            f"{file.name} is a Control LoRA, which widens the input of FLUX.1's transformer by "
+            "another image's; load it into PyTorch's FluxControlPipeline, see docs/torch.md"
+        )
     found: Layers = {}
     original: Layers = {}
     unknown, absent = [], 0
@@ -100,7 +121,7 @@ def find_layers(
             found.setdefault(place, {})[part] = tensor
         elif part and shares:
             for owner, share in shares.items():
-                original.setdefault(owner, {})[part] = share
+                original.setdefault(owner, {}).update(share)
         elif any(layer.startswith(prefix) for name in others for prefix in _prefixes(name)):
             absent += 1
         else:
@@ -131,6 +152,8 @@ def split_key(key: str) -> tuple[str, str | None]:
         if ".self_attn" in layer or layer.startswith("text_encoder"):
             return f"{layer}.{kind}_proj", part
         return f"{layer}.to_{'out.0' if kind == 'out' else kind}", part
+    if xlabs := _XLABS.fullmatch(key):
+        return xlabs[1], xlabs[2]
     for pattern, part in _PARTS:
         if match := re.fullmatch(rf"(.+?)\.(?:{pattern})", key):
             return match[1], part
@@ -148,6 +171,8 @@ def kohya_name(component: str, path: str, encoders: int) -> str:
     if component not in KOHYA:
         raise ValueError(f"kohya's files have no layers of {component}")
     numbered = component == "text_encoder" and encoders > 1
+    if component == "text_encoder_2":
+        numbered = path.startswith("encoder.block.")  # T5's
     return KOHYA[component][numbered] + path.replace(".", "_")
 
 
@@ -180,21 +205,31 @@ def _place(layer: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any
 
 
 def _shares(
-    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, tuple[str, ...]]
-) -> dict[tuple[str, str], np.ndarray]:
+    part: str, tensor: np.ndarray, networks: Mapping[str, Any], older: tuple[str, Module]
+) -> dict[tuple[str, str], Parts]:
     """Returns a tensor of an original layer for each of the layers that this one is made of.
 
-    It is empty where the tensor cannot be split like the layer's outputs.
+    It is empty where the tensor cannot be split or swapped like the layer's outputs.
     """
-    component, paths = older
+    component, (paths, swapped) = older
     owners = [(component, path) for path in paths]
+    of_factors = part.startswith(("hada_", "lokr_"))
+    if swapped and of_factors:
+        return {}
+    if swapped and part in _BY_OUTPUT:
+        tensor = np.roll(tensor, len(tensor) // 2, axis=0)
     if len(paths) == 1 or part in _WHOLE:
-        return dict.fromkeys(owners, tensor)
+        return {owner: {part: tensor} for owner in owners}
     kernels = kernel_shapes(networks[component])
     ends = np.cumsum([kernels[path][-1] for path in paths])
+    if of_factors:
+        starts = [0, *ends[:-1]]
+        rows = zip(owners, starts, strict=True)
+        return {owner: {part: tensor, ROWS: np.array([i, ends[-1]])} for owner, i in rows}
     if part not in _BY_OUTPUT or tensor.shape[:1] != (ends[-1],):
         return {}
-    return dict(zip(owners, np.split(tensor, ends[:-1]), strict=True))
+    split = zip(owners, np.split(tensor, ends[:-1]), strict=True)
+    return {owner: {part: share} for owner, share in split}
 
 
 @functools.lru_cache(64)
@@ -214,10 +249,11 @@ def _names(component: str, network: Any) -> _Names:
     return _Names(own, _original_names(component, network))
 
 
-def _original_names(component: str, network: Any) -> dict[str, tuple[str, ...]]:
+def _original_names(component: str, network: Any) -> Names:
     if component == "transformer":
-        names = transformer_names(network)
-        dotted = {p + name: own for name, own in names.items() for p in _DOTTED[component]}
+        names = adapter_names(network)
+        prefixes = (f"{component}.", *_DOTTED[component])
+        dotted = {prefix + name: own for name, own in names.items() for prefix in prefixes}
         return {**dotted, **_underscored(component, names)}
     if getattr(network, "module_class", None) is not UNet2DConditionModel:
         return {}
@@ -225,7 +261,7 @@ def _original_names(component: str, network: Any) -> dict[str, tuple[str, ...]]:
         found = unet_names(network.config)
     except ValueError:
         return {}
-    return _underscored("unet", {name: (path,) for name, path in found.items()})
+    return _underscored("unet", {name: Module((path,)) for name, path in found.items()})
 
 
 def _underscored(component: str, names: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from diffusax.checkpoints.lora.changes import METADATA
-from diffusax.checkpoints.lora.keys import Layers, Parts, kohya_name
+from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
+from diffusax.checkpoints.lora.original import with_original_names
 from diffusax.checkpoints.tensors import write_tensors
 
 FORMATS = ("diffusers", "kohya")
@@ -33,7 +34,8 @@ def write_lora(
         path: the file.
         layers: the tensors by component and layer; see `find_layers`.
         kind: "diffusers" or "kohya". Where the layers tell the model, a file of kohya's has the
-            header by which A1111 and others know it, rank and alpha.
+            header by which A1111 and others know it, rank and alpha. Layers of FLUX get the names
+            of the original code.
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
@@ -42,6 +44,8 @@ def write_lora(
         ValueError: the format has no such tensors.
     """
     if kind == "kohya":
+        _check_own(layers)
+        layers = with_original_names(layers)
         header = _kohya_header(layers, encoders)
         write_tensors(path, _to_kohya(layers, encoders), metadata=header)
         return
@@ -51,6 +55,15 @@ def write_lora(
         text = json.dumps(dict(options) if options else found, indent=2, sort_keys=True)
         header[METADATA] = text
     write_tensors(path, tensors, metadata=header)
+
+
+def _check_own(layers: Layers) -> None:
+    for (component, path), parts in layers.items():
+        if ROWS in parts:
+            raise ValueError(
+                f"{component}'s {path} has a part of a LoHa or LoKr of several layers, which is "
+                "none of its own; keep the file as it is"
+            )
 
 
 def _to_kohya(layers: Layers, encoders: int) -> dict[str, np.ndarray]:
@@ -89,6 +102,8 @@ def _kohya_header(layers: Layers, encoders: int) -> dict[str, str] | None:
 
 
 def _kohya_model(layers: Layers, encoders: int) -> str | None:
+    if any(component == "transformer" for component, _ in layers):
+        return None
     for (_, path), parts in layers.items():
         if path.endswith(("attn2.to_k", "attn2.to_v")) and "down" in parts:
             return _KOHYA_MODELS.get(parts["down"].shape[1])

@@ -3,6 +3,7 @@
 import jax
 
 from diffusax.checkpoints.tree import checkpoint_name
+from diffusax.models.autoencoder_flux2 import AutoencoderKLFlux2, AutoencoderKLFlux2Config
 from diffusax.models.network import Network
 from diffusax.models.vae import AutoencoderKL, AutoencoderKLConfig
 
@@ -15,16 +16,23 @@ _ATTENTION = {
 }
 
 
-def autoencoder_names(config: AutoencoderKLConfig) -> dict[str, str]:
+# FLUX.2's, which has them in the two halves (github.com/black-forest-labs/flux2, autoencoder.py).
+_QUANT = {"quant_conv": "encoder.quant_conv", "post_quant_conv": "decoder.post_quant_conv"}
+
+
+def autoencoder_names(config: AutoencoderKLConfig | AutoencoderKLFlux2Config) -> dict[str, str]:
     """Returns the module path in diffusers for each module path in the original code.
 
     Only modules that have parameters are there, without the prefix `first_stage_model.`, such as
     {"decoder.up.3.block.0.conv1": "decoder.up_blocks.0.resnets.0.conv1"}. The original code numbers
     the decoder's levels from the largest maps on.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(Network(AutoencoderKL, config).shapes)
+    flux2 = isinstance(config, AutoencoderKLFlux2Config)
+    network = Network(AutoencoderKLFlux2 if flux2 else AutoencoderKL, config)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(network.shapes)
     paths = dict.fromkeys(checkpoint_name(path).rpartition(".")[0] for path, _ in leaves)
-    return {_original(path, len(config.block_out_channels)): path for path in paths}
+    names = {_original(path, len(config.block_out_channels)): path for path in paths}
+    return {_QUANT.get(name, name): path for name, path in names.items()} if flux2 else names
 
 
 def is_projection(path: str) -> bool:

@@ -209,6 +209,8 @@ def autoencoder_config(
     Raises:
         ValueError: the package has no config for such an autoencoder.
     """
+    if part.class_name == "AutoencoderKLFlux2":
+        return transformer_configs.flux2_autoencoder(part)
     channels = part.shape("decoder.conv_in.weight")
     if channels is not None and channels[1:2] == (16,):
         return transformer_configs.AUTOENCODER
@@ -222,6 +224,16 @@ def autoencoder_config(
         found = {"latents_mean": mean, "latents_std": deviation, "scaling_factor": 0.5}
         return {**_SDXL_AUTOENCODER, **found}
     return _SDXL_AUTOENCODER if family in ("sdxl", "refiner") else _AUTOENCODER
+
+
+def text_encoder_config(part: Part) -> Config | None:
+    """Returns the config of a text encoder alone, or of a model with a transformer; None without.
+
+    It is CLIP's, T5-XXL's or that of Qwen3.
+    """
+    if part.shape("text_model.embeddings.token_embedding.weight") == (49408, 768):
+        return _CLIP_L
+    return transformer_configs.text_encoder_config(part)
 
 
 def scheduler_config(

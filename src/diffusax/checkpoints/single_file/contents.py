@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffusax.checkpoints.original.transformers import ORIGINALS
+from diffusax.checkpoints.single_file.scales import with_scales
 from diffusax.checkpoints.tensors import Entry, read_entries, read_metadata
 
 Layout = Literal["original", "diffusers", "open_clip", "transformers"]
@@ -21,13 +22,24 @@ _TEXT_ENCODERS: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("cond_stage_model.transformer.", "transformers"),
         ("cond_stage_model.model.", "open_clip"),
         ("conditioner.embedders.0.transformer.", "transformers"),
+        ("text_encoders.clip_l.transformer.", "transformers"),
         ("text_encoders.qwen3_4b.transformer.", "transformers"),
+        ("text_encoders.qwen3_8b.transformer.", "transformers"),
     ),
     "text_encoder_2": (
         ("conditioner.embedders.1.model.", "open_clip"),
         ("conditioner.embedders.0.model.", "open_clip"),
+        ("text_encoders.t5xxl.transformer.", "transformers"),
     ),
 }
+_ALONE = {
+    "text_encoder": (
+        "text_model.embeddings.token_embedding.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+    ),
+    "text_encoder_2": ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+}
+"""The tensors by which files with a text encoder alone are known: CLIP's and Qwen3's, and T5's."""
 _FAMILIES: dict[int, Family] = {768: "sd1", 1024: "sd2", 2048: "sdxl", 1280: "refiner"}
 """By the width of the text embeddings that the denoiser attends to."""
 _PREDICTION_TYPES = {
@@ -43,7 +55,6 @@ _MARKERS = frozenset(
 _LORA = "a LoRA; give it to load_lora_weights of a pipeline"
 _EMBEDDING = "a textual inversion; give it to load_textual_inversion of a pipeline"
 _FOREIGN = {
-    "double_blocks.": "a model of the Flux family, whose single files diffusax does not read",
     "joint_blocks.": "Stable Diffusion 3, which diffusax does not have",
     "lora_controlnet": "a ControlNet as a LoRA, which diffusax does not read",
     "lora_unet_": _LORA,
@@ -52,6 +63,9 @@ _FOREIGN = {
     ".lora.down.": _LORA,
     ".hada_w1_a": _LORA,
     ".lokr_w1": _LORA,
+    ".processor.qkv_lora": _LORA,
+    ".processor.proj_lora": _LORA,
+    "double_blocks.": "another model of the Flux family, such as Chroma, which diffusax lacks",
     "emb_params": _EMBEDDING,
     "clip_l": _EMBEDDING,
     "to_k_ip": "an IP-Adapter; give it to load_ip_adapter of a pipeline",
@@ -73,7 +87,7 @@ class Part:
     averages: Mapping[str, Entry] = dataclasses.field(default_factory=dict, repr=False)
     """Of a UNet, the places of the averaged parameters by the same names, if the file has them."""
     class_name: str = ""
-    """Of a transformer, the class in diffusers."""
+    """The class in diffusers, where the component may be of several that differ in layout."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Returns the shape of a tensor; None where there is none of this name."""
@@ -150,7 +164,7 @@ def read_contents(path: Path) -> Contents:
             what it is instead, as far as that can be told.
     """
     _check_suffix(path)
-    entries = read_entries(path)
+    entries = with_scales(read_entries(path))
     parts = {part.name: part for part in _find(path, entries)}
     if not parts:
         raise ValueError(f"{path} holds {_foreign(entries)}")
@@ -164,7 +178,7 @@ def kind_of_file(path: Path) -> FileKind:
         ValueError: the file is no safetensors file.
     """
     _check_suffix(path)
-    entries = read_entries(path)
+    entries = with_scales(read_entries(path))
     names = {part.name for part in _find(path, entries)}
     if names:
         whole = bool(names & {"unet", "transformer"}) and len(names) > 1
@@ -197,7 +211,7 @@ def _find(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
         _autoencoder(path, entries),
         *(_text_encoder(path, entries, name) for name in _TEXT_ENCODERS),
     ]
-    return [part for part in found if part is not None]
+    return [part for part in found if part is not None] or _text_encoder_alone(path, entries)
 
 
 def _denoiser(path: Path, entries: Mapping[str, Entry]) -> Part | None:
@@ -217,12 +231,14 @@ def _denoiser(path: Path, entries: Mapping[str, Entry]) -> Part | None:
 def _transformer(path: Path, entries: Mapping[str, Entry]) -> Part | None:
     for prefix in _TRANSFORMER:
         for class_name, original in ORIGINALS.items():
-            if f"{prefix}{original.first}" not in entries:
-                continue
-            own = _without(prefix, entries)
-            renamed = any(f".{end}." in f".{name}" for name in own for end in original.fused)
-            layout: Layout = "original" if renamed else "diffusers"
-            return Part(path, "transformer", layout, own, class_name=class_name)
+            layouts: dict[Layout, tuple[str, ...]] = {
+                "original": original.known_by,
+                "diffusers": original.known_by_in_diffusers,
+            }
+            for layout, names in layouts.items():
+                if all(prefix + name in entries for name in names):
+                    own = _without(prefix, entries)
+                    return Part(path, "transformer", layout, own, class_name=class_name)
     return None
 
 
@@ -240,7 +256,9 @@ def _autoencoder(path: Path, entries: Mapping[str, Entry]) -> Part | None:
         if f"{prefix}decoder.conv_in.weight" in entries:
             own = _without(prefix, entries)
             blocks = any(name.startswith("decoder.up_blocks.") for name in own)
-            return Part(path, "vae", "diffusers" if blocks else "original", own)
+            # FLUX.2's holds the statistics of its latents.
+            kind = "AutoencoderKLFlux2" if "bn.running_mean" in own else "AutoencoderKL"
+            return Part(path, "vae", "diffusers" if blocks else "original", own, class_name=kind)
     return None
 
 
@@ -249,6 +267,15 @@ def _text_encoder(path: Path, entries: Mapping[str, Entry], name: str) -> Part |
         if own := _without(prefix, entries):
             return Part(path, name, layout, own)
     return None
+
+
+def _text_encoder_alone(path: Path, entries: Mapping[str, Entry]) -> list[Part]:
+    if any(name.startswith("vision_model.") for name in entries):
+        return []
+    for name, known in _ALONE.items():
+        if any(tensor in entries for tensor in known):
+            return [Part(path, name, "transformers", _without("", entries))]
+    return []
 
 
 def _without(prefix: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -21,13 +21,13 @@ NAMES: dict[str, Callable[[Any], dict[str, str]]] = {
 CLASSES = {
     "unet": ("UNet2DConditionModel",),
     "controlnet": ("ControlNetModel",),
-    "vae": ("AutoencoderKL",),
+    "vae": ("AutoencoderKL", "AutoencoderKLFlux2"),
     "transformer": tuple(ORIGINALS),
     "text_encoder": (
         *("CLIPTextModel", "CLIPTextModelWithProjection"),
         *("Qwen3Model", "Qwen3ForCausalLM"),
     ),
-    "text_encoder_2": ("CLIPTextModelWithProjection",),
+    "text_encoder_2": ("CLIPTextModelWithProjection", "T5EncoderModel"),
 }
 """For each component, the classes of networks that single files hold."""
 # What training leaves in files, and what no image depends on.
@@ -83,9 +83,16 @@ def _transformer(entries: Mapping[str, Entry], network: Network) -> dict[str, En
     found = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
-        paths = names.get(module, (module,) if module else ())
-        if len(paths) < 2:
-            found[f"{paths[0]}.{leaf}" if paths else name] = entry
+        if module not in names:
+            found[name] = entry
+            continue
+        paths, swapped = names[module]
+        leaf = "weight" if leaf == "scale" else leaf
+        if swapped:
+            _check_parts(name, entry, 2)
+            entry = entry.swap()
+        if len(paths) == 1:
+            found[f"{paths[0]}.{leaf}"] = entry
             continue
         lengths = [kernels[path][-1] for path in paths]
         if entry.shape[:1] != (sum(lengths),):
@@ -113,9 +120,13 @@ def _open_clip(entries: Mapping[str, Entry], config: Any) -> dict[str, Entry]:
 
 
 def _split(name: str, entry: Entry, count: int) -> list[Entry]:
+    _check_parts(name, entry, count)
+    return entry.split(count)
+
+
+def _check_parts(name: str, entry: Entry, count: int) -> None:
     if not entry.shape or entry.shape[0] % count:
         raise ValueError(_unsplit(name, entry, count))
-    return entry.split(count)
 
 
 def _unsplit(name: str, entry: Entry, count: int) -> str:

@@ -1,15 +1,19 @@
 """The configs of the transformers in single files, as far as the shapes of their tensors say them.
 
-The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and Z-Image-Turbo.
+The values are those of the Hub's repositories: Tongyi-MAI/Z-Image and Z-Image-Turbo, and Black
+Forest Labs' FLUX.1-dev, -schnell, -Fill-dev and FLUX.2-klein-4B, with their text encoders.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+from diffusax.checkpoints.original.layout import original_modules
+from diffusax.checkpoints.original.transformers import ORIGINALS
 from diffusax.checkpoints.single_file.contents import Part
 
 Config = dict[str, Any]
 
+_WIDTHS = [128, 256, 512, 512]
 AUTOENCODER: Config = {
     "_class_name": "AutoencoderKL",
     "in_channels": 3,
@@ -17,7 +21,7 @@ AUTOENCODER: Config = {
     "latent_channels": 16,
     "down_block_types": ["DownEncoderBlock2D"] * 4,
     "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512],
+    "block_out_channels": _WIDTHS,
     "layers_per_block": 2,
     "sample_size": 1024,
     "scaling_factor": 0.3611,
@@ -26,7 +30,45 @@ AUTOENCODER: Config = {
     "use_post_quant_conv": False,
 }
 """The autoencoder of FLUX.1 and Z-Image."""
+_T5_XXL: Config = {
+    "architectures": ["T5EncoderModel"],
+    "vocab_size": 32128,
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
+_QWEN3: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+}
+_QWEN3_INNER = {(2560,): 9728, (4096,): 12288}
+"""The inner channels of the feed-forward layers of Qwen3-4B and 8B, by its width."""
 _HEAD = 128
+_REPOSITORIES = {
+    "FluxTransformer2DModel": "black-forest-labs/FLUX.1-dev",
+    "Flux2Transformer2DModel": "black-forest-labs/FLUX.2-klein-4B",
+    "ZImageTransformer2DModel": "Tongyi-MAI/Z-Image-Turbo",
+}
+
+
+def repository(part: Part) -> str:
+    """Returns a repository that has the configs and tokenizers for a transformer."""
+    if part.class_name == "FluxTransformer2DModel":
+        inputs = _shape(part, "x_embedder")
+        if inputs is not None and inputs[1:] == (384,):
+            return "black-forest-labs/FLUX.1-Fill-dev"
+        if _shape(part, "time_text_embed.guidance_embedder.linear_1") is None:
+            return "black-forest-labs/FLUX.1-schnell"
+    return _REPOSITORIES[part.class_name]
 
 
 def transformer_config(part: Part) -> Config:
@@ -44,12 +86,44 @@ def transformer_config(part: Part) -> Config:
     return {"_class_name": part.class_name, **config}
 
 
+def flux2_autoencoder(part: Part) -> Config:
+    """Returns the config of FLUX.2's autoencoder, of which there is one with a smaller decoder."""
+    levels = range(4)
+    kind = "block.0.conv2" if part.layout == "original" else "resnets.0.conv2"
+    start = "decoder.up" if part.layout == "original" else "decoder.up_blocks"
+    shapes = [part.shape(f"{start}.{i}.{kind}.weight") for i in levels]
+    widths = [shape[0] for shape in shapes if shape]
+    # diffusers counts the decoder's levels from the smallest maps on.
+    widths = widths if part.layout == "original" else widths[::-1]
+    decoder = {} if widths == _WIDTHS else {"decoder_block_out_channels": widths}
+    return {
+        "_class_name": "AutoencoderKLFlux2",
+        "block_out_channels": _WIDTHS,
+        "latent_channels": 32,
+        "batch_norm_eps": 1e-4,
+        **decoder,
+    }
+
+
+def text_encoder_config(part: Part) -> Config | None:
+    """Returns the config of T5-XXL or of Qwen3 of 4 or 8 billion parameters; None for others."""
+    if part.shape("shared.weight") == (32128, 4096):
+        return _T5_XXL
+    width, size = part.shape("model.embed_tokens.weight"), part.shape("model.norm.weight")
+    if width != (151936, *(size or ())) or size not in _QWEN3_INNER:
+        return None
+    return {
+        **_QWEN3,
+        "hidden_size": size[0],
+        "intermediate_size": _QWEN3_INNER[size],
+        "tie_word_embeddings": part.shape("lm_head.weight") is None,
+    }
+
+
 def _z_image(part: Part) -> Config | None:
-    original = part.layout == "original"
-    embedder = part.shape("x_embedder.weight" if original else "all_x_embedder.2-1.weight")
-    norm = "layers.0.attention." + ("q_norm" if original else "norm_q") + ".weight"
-    caption = part.shape("cap_embedder.1.weight")
-    if embedder is None or caption is None or part.shape(norm) != (_HEAD,):
+    embedder = _shape(part, "all_x_embedder.2-1")
+    caption = _shape(part, "cap_embedder.1")
+    if not embedder or not caption or _shape(part, "layers.0.attention.norm_q") != (_HEAD,):
         return None
     dim, channels = embedder
     heads = dim // _HEAD
@@ -66,9 +140,73 @@ def _z_image(part: Part) -> Config | None:
     }
 
 
+def _flux(part: Part) -> Config | None:
+    pooled = _shape(part, "time_text_embed.text_embedder.linear_1")
+    found = _of_both(part)
+    if not pooled or found is None:
+        return None
+    guidance = _shape(part, "time_text_embed.guidance_embedder.linear_1") is not None
+    return {
+        **found,
+        "pooled_projection_dim": pooled[1],
+        "guidance_embeds": guidance,
+        "axes_dims_rope": [16, 56, 56],
+    }
+
+
+def _flux2(part: Part) -> Config | None:
+    found = _of_both(part)
+    times = _shape(part, "time_guidance_embed.timestep_embedder.linear_1")
+    inner = _shape(part, "transformer_blocks.0.ff.linear_out")
+    if not times or not inner or found is None:
+        return None
+    guidance = _shape(part, "time_guidance_embed.guidance_embedder.linear_1") is not None
+    return {
+        **found,
+        "timestep_guidance_channels": times[1],
+        "mlp_ratio": inner[1] / inner[0],
+        "guidance_embeds": guidance,
+        "axes_dims_rope": [32] * 4,
+        "rope_theta": 2000.0,
+    }
+
+
+def _of_both(part: Part) -> Config | None:
+    """Returns the options that FLUX.1 and FLUX.2 have in common."""
+    inputs, text = _shape(part, "x_embedder"), _shape(part, "context_embedder")
+    outputs = _shape(part, "proj_out")
+    head = _shape(part, "transformer_blocks.0.attn.norm_q")
+    if not inputs or not text or not outputs or head != (_HEAD,):
+        return None
+    original = part.layout == "original"
+    return {
+        "in_channels": inputs[1],
+        "out_channels": None if outputs[0] == inputs[1] else outputs[0],
+        "num_layers": _count(part, "double_blocks." if original else "transformer_blocks."),
+        "num_single_layers": _count(
+            part, "single_blocks." if original else "single_transformer_blocks."
+        ),
+        "attention_head_dim": _HEAD,
+        "num_attention_heads": inputs[0] // _HEAD,
+        "joint_attention_dim": text[1],
+    }
+
+
+def _shape(part: Part, path: str) -> tuple[int, ...] | None:
+    """Returns the shape of the weight of a module that has this path in diffusers."""
+    if part.layout == "diffusers":
+        return part.shape(f"{path}.weight")
+    (name,) = original_modules(ORIGINALS[part.class_name], [path])
+    return part.shape(f"{name}.weight") or part.shape(f"{name}.scale")
+
+
 def _count(part: Part, start: str) -> int:
     """Returns the number of blocks whose tensors' names begin so."""
     return len({n[len(start) :].split(".")[0] for n in part.entries if n.startswith(start)})
 
 
-_CONFIGS: dict[str, Callable[[Part], Config | None]] = {"ZImageTransformer2DModel": _z_image}
+_CONFIGS: dict[str, Callable[[Part], Config | None]] = {
+    "FluxTransformer2DModel": _flux,
+    "Flux2Transformer2DModel": _flux2,
+    "ZImageTransformer2DModel": _z_image,
+}

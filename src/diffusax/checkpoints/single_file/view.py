@@ -23,7 +23,7 @@ from diffusax.checkpoints.model_index import (
 )
 from diffusax.checkpoints.single_file import configs
 from diffusax.checkpoints.single_file.contents import Contents, Part, read_contents
-from diffusax.checkpoints.single_file.transformer_configs import transformer_config
+from diffusax.checkpoints.single_file.transformer_configs import repository, transformer_config
 from diffusax.checkpoints.tensors import TensorFile
 from diffusax.files import load_json, write_json
 from diffusax.text.clip_vocabulary import write_clip_vocabulary
@@ -38,8 +38,8 @@ _NAMES = {
     "unet": "a UNet (model.diffusion_model.)",
     "transformer": "a transformer (model.diffusion_model.)",
     "vae": "an autoencoder (first_stage_model. or vae.)",
-    "text_encoder": "a text encoder (cond_stage_model. or conditioner.embedders.0.transformer.)",
-    "text_encoder_2": "a second text encoder (conditioner.embedders.1.model.)",
+    "text_encoder": "a text encoder (cond_stage_model., conditioner. or text_encoders.)",
+    "text_encoder_2": "a second text encoder (conditioner.embedders.1. or text_encoders.)",
 }
 
 _UNKNOWN_SCALE = (
@@ -173,8 +173,10 @@ def _network_config(contents: Contents, name: str, reading: Reading) -> dict[str
     unet = contents.parts.get("unet")
     family = None if unet is None else unet.family
     alone = unet is None and "transformer" not in contents.parts
-    if name == "vae" and alone and "scaling_factor" not in dict(reading.changes):
-        shape = contents.parts[name].shape("decoder.conv_in.weight") or ()
+    part = contents.parts[name]
+    scaled = name == "vae" and part.class_name == "AutoencoderKL"
+    if scaled and alone and "scaling_factor" not in dict(reading.changes):
+        shape = part.shape("decoder.conv_in.weight") or ()
         log.warning(_UNKNOWN_SCALE, contents.path, *_SCALES[16 if shape[1:2] == (16,) else 4])
     return {**_packaged(contents, name, family, reading.prediction_type), **dict(reading.changes)}
 
@@ -193,19 +195,22 @@ def _packaged(
     if name == "vae":
         statistics = [_numbers(contents, key) for key in ("edm_mean", "edm_std")]
         return configs.autoencoder_config(part, family, statistics)
-    found = configs.TEXT_ENCODERS.get(family, {}) if family else {}
-    if name not in found:
+    found = configs.TEXT_ENCODERS[family].get(name) if family else configs.text_encoder_config(part)
+    if found is None:
         raise ValueError(f"{contents.path} holds a text encoder of no known model; pass config=")
-    return found[name]
+    return found
 
 
 def _write_packaged(contents: Contents, folder: Path, reading: Reading) -> None:
     """Writes the folder of a pipeline from the configs in the package."""
     if "transformer" in contents.parts:
+        part = contents.parts["transformer"]
         raise ValueError(
-            f"{contents.path} holds a {contents.parts['transformer'].class_name}, for which the "
-            "package has no tokenizer; pass config= with a folder or Hub repository in diffusers' "
-            "layout, of which only configs and tokenizers are read"
+            f"{contents.path} holds a {part.class_name}, for which the package has no tokenizer; "
+            "pass config= with a folder or Hub repository in diffusers' layout, such as "
+            f"{repository(part)!r}, of which only configs and tokenizers are read; for commands, "
+            f"convert it first with `diffusax convert {contents.path.name} FOLDER --model-config "
+            "REPOSITORY`"
         )
     if "unet" not in contents.parts:
         raise ValueError(
