@@ -201,6 +201,9 @@ class Family:
     samples_once: bool = False
     """Whether image to image samples an image's latents once for all images that start from it,
     even if these have seeds of their own."""
+    encodes_to_mode: bool = False
+    """Whether images become the mode of the autoencoder's distribution of latents instead of samples
+    of it, also in training."""
     looks_at_images: bool = False
     """Whether text to image takes images to look at. The denoiser is given their latents among
     `Conditions.added` as "references", a tuple of arrays b 1 h w c."""
