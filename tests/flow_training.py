@@ -19,7 +19,12 @@ from diffusers.training_utils import compute_loss_weighting_for_sd3
 from lora import ATTENTION
 from lora_training import trained_tree
 
-from diffusax.training import CaptionedDataConfig, TextToImageConfig
+from diffusax.training import (
+    CaptionedDataConfig,
+    EditDataConfig,
+    InstructPix2PixConfig,
+    TextToImageConfig,
+)
 from diffusax.training.denoising import DenoisingLoss, Draws
 from diffusax.training.diffusion.conditioning_dropout import Dropped
 
@@ -234,6 +239,16 @@ def options(folder: Any, data: Any, **changes: Any) -> TextToImageConfig:
     return TextToImageConfig(
         model=str(folder),
         data=CaptionedDataConfig(str(data), resolution=24),
+        batch_size=2,
+        compute_dtype="float32",
+        **changes,
+    )
+
+
+def edit_options(folder: Any, data: Any, **changes: Any) -> InstructPix2PixConfig:
+    return InstructPix2PixConfig(
+        model=str(folder),
+        data=EditDataConfig(str(data), resolution=24),
         batch_size=2,
         compute_dtype="float32",
         **changes,

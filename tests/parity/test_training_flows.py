@@ -15,11 +15,19 @@ import pytest
 import torch
 from diffusers.utils import convert_state_dict_to_diffusers
 from effort import few
-from flow_training import FLOWS, SCALE, draw_batches, options, our_losses, torch_losses
+from flow_training import (
+    FLOWS,
+    SCALE,
+    draw_batches,
+    edit_options,
+    options,
+    our_losses,
+    torch_losses,
+)
 from lora import ATTENTION
 from lora_training import ALPHA, add_trained, trained_tree
 from peft.utils import get_peft_model_state_dict
-from training.pictures import row, write_parquet
+from training.pictures import edit_row, picture, row, write_image_folder, write_parquet
 
 import diffusax
 from diffusax.checkpoints.tree import params_to_tensors
@@ -27,9 +35,13 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
+    DreamBoothConfig,
+    InstructPix2PixValidationConfig,
     LoRAConfig,
     OptimizerConfig,
     cache_latents,
+    dreambooth,
+    instruct_pix2pix,
     text_to_image,
     train,
 )
@@ -49,6 +61,8 @@ class Case:
     """Of the pipeline."""
     texts: tuple[int, int] | None = None
     """The shape of embeddings that take the place of prompts."""
+    edits: bool = False
+    """Whether another image is looked at (train_dreambooth_lora_flux2_klein_img2img.py)."""
 
 
 CASES = {
@@ -59,6 +73,7 @@ CASES = {
     "flux-lora": Case("flux", "cosmap", True, {"guidance_embeds": False}),
     "klein-lora": Case("klein", "none", True, {"layers": 4}, (40, 48)),
     "klein-full": Case("klein", "cosmap", False),
+    "klein-edits": Case("klein", "cosmap", True, {"layers": 4}, (40, 48), edits=True),
 }
 
 
@@ -80,13 +95,17 @@ def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, n
         pipe.transformer.requires_grad_(True)
     if case.scheme != "none":
         changes["weighting_scheme"] = case.scheme
-    recipe = text_to_image(options(tmp_path / "model", data, **changes))
+    if case.edits:
+        data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+        recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, **changes))
+    else:
+        recipe = text_to_image(options(tmp_path / "model", data, **changes))
     trained = recipe.trained()
     if case.adapters:
         own = {"transformer": trained_tree(pipe.transformer)}
         assert jax.tree.map(np.shape, own) == jax.tree.map(np.shape, trained)
         trained = own
-    base, run = recipe.base, draw_batches(flow, texts=case.texts)
+    base, run = recipe.base, draw_batches(flow, texts=case.texts, edits=case.edits)
     loss = DenoisingLoss.of(
         recipe.config, base.family, base.networks, base.scheduler, lora=recipe.lora
     )
@@ -138,9 +157,7 @@ def trained_run(
 def test_pytorch_draws_the_same_with_the_adapters_of_a_run(tmp_path, data, family):
     flow = FLOWS[family]
     theirs = flow.pipeline(tmp_path / "model")
-    found = trained_run(
-        family, tmp_path / "model", data, tmp_path / "out", weighting_scheme="mode"
-    )
+    found = trained_run(family, tmp_path / "model", data, tmp_path / "out", weighting_scheme="mode")
     plain = draw(theirs, flow.call)
     theirs.load_lora_weights(found)
     expected = draw(theirs, flow.call)
@@ -208,3 +225,52 @@ def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
         assert shapes == wanted
         losses.append(recipe.loss(recipe.trained(), frozen, batch, keys))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dreambooth", "edits"])
+def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, kind):
+    flow = FLOWS["klein"]
+    theirs = flow.pipeline(tmp_path / "model")
+    common = {
+        "output": str(tmp_path / "out"),
+        "steps": 2,
+        "lora": LoRAConfig(rank=2, targets=flow.targets),
+        "optimizer": OptimizerConfig(learning_rate=0.1),
+    }
+    drawn = {"every": 2, "steps": 2, "prompts": ("a red apple", "a hat")}
+    if kind == "edits":
+        picture(1, (80, 64)).save(tmp_path / "photo.png")
+        seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 80}
+        validation = InstructPix2PixValidationConfig(**seen)
+        data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(3)])
+        config = edit_options(tmp_path / "model", data, validation=validation, **common)
+        assert not (recipe := instruct_pix2pix(config)).denoising.conditioning_dropout
+        assert recipe.denoising.caption_dropout == config.conditioning_dropout
+    else:
+        write_image_folder(tmp_path / "subject", 2)
+        config = DreamBoothConfig(
+            **common,
+            model=str(tmp_path / "model"),
+            instance_data=str(tmp_path / "subject"),
+            instance_prompt="a red apple",
+            class_prompt="an apple",
+            class_images=2,
+            class_batch_size=2,
+            class_steps=1,
+            batch_size=2,
+            compute_dtype="float32",
+        )
+        config = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, resolution=24),
+            validation=dataclasses.replace(config.validation, **drawn),
+        )
+        recipe = dreambooth(config)
+        assert len(list((tmp_path / "out" / "class").glob("*.png"))) == 2
+    train(recipe, config)
+    images = recipe.validate(recipe.trained(), recipe.frozen())
+    assert len(images) == 2
+    plain = draw(theirs, flow.call)
+    theirs.load_lora_weights(tmp_path / "out" / "model")
+    assert np.abs(draw(theirs, flow.call) - plain).max() > 0.01

@@ -131,8 +131,9 @@ class DenoisingLoss:
             and a pooled output: b p, cached under the family's `embedding_columns`.
         lengths: b, the tokens of each text that are not padding, where the family has it.
         time_ids: b 6, where the family has micro-conditioning.
-        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
-            InstructPix2Pix alone: the images before the edit.
+        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For edits alone:
+            the images before them, further channels of the input as in InstructPix2Pix, or
+            images to look at in a family that has these.
         prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
             weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
@@ -316,6 +317,8 @@ class DenoisingLoss:
             control = self._denoiser.embed(weights, (pictures[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
+        if image is not None and self.family.looks_at_images:
+            image, added = None, {**(added or {}), "references": (self._scaled(weights, image),)}
         return Conditions(*prompt, channels=image, added=added, control=control)
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:

@@ -202,8 +202,8 @@ class Family:
     """Whether image to image samples an image's latents once for all images that start from it,
     even if these have seeds of their own."""
     encodes_to_mode: bool = False
-    """Whether images become the mode of the autoencoder's distribution of latents instead of samples
-    of it, also in training."""
+    """Whether images are encoded to the mode of the autoencoder's distribution of latents instead
+    of to samples of it, also in training."""
     looks_at_images: bool = False
     """Whether text to image takes images to look at. The denoiser is given their latents among
     `Conditions.added` as "references", a tuple of arrays b 1 h w c."""

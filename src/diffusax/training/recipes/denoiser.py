@@ -299,7 +299,7 @@ class Denoiser:
     ) -> list[Image.Image]:
         """Generates an image for each validation prompt, with the seed of the run.
 
-        arguments: arguments of the call, besides those of all recipes.
+        arguments: arguments of the call, besides those of all recipes or in their place.
         """
         config, lora = self.config, self.lora
         params = {**frozen, **trained} if lora is None else dict(frozen)
@@ -313,15 +313,15 @@ class Denoiser:
             components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
             arguments["adapters"] = {"lora": 1.0}
         height, width = self.validation_size
-        call = Call(
-            prompt=list(config.validation.prompts),
-            height=height,
-            width=width,
-            num_inference_steps=config.validation.steps,
-            guidance_scale=config.validation.guidance,
-            seed=config.seed,
-            **arguments,
-        )
+        own = {
+            "prompt": list(config.validation.prompts),
+            "height": height,
+            "width": width,
+            "num_inference_steps": config.validation.steps,
+            "guidance_scale": config.validation.guidance,
+            "seed": config.seed,
+        }
+        call = Call(**{**own, **arguments})
         return draw_images(components, task, call)
 
     @property
@@ -393,7 +393,10 @@ class Denoiser:
                     f"(got {n}); use {low} or {low + multiple}"
                 )
         if options.every:
-            self.base.scheduler.schedule(options.steps)
+            scheduler = self.base.scheduler
+            shifts = getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu
+            # Any shift does to see whether the scheduler takes so many steps.
+            scheduler.schedule(options.steps, **({"mu": 1.0} if shifts else {}))
 
 
 def _check_parts(data: DataConfig, cache: CachedSource) -> None:
