@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
-from diffusax.images.pictures import nearest
+from diffusax.images.pictures import bilinear, nearest
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import DecoderCondition, Images, Inpainting, PreparedRun
+from diffusax.pipelines.references import with_inpainted, with_own_size
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import (
     are_latents,
@@ -36,8 +37,11 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     """Prepares a run that generates images anew where the mask is white.
 
     A network with as many input channels as the latents keeps the rest of the image by replacing it
-    after each row; one with more is given the mask and the masked image beside the latents.
+    after each row; one with more is given the mask and the masked image beside the latents. A
+    family that looks at images looks at the one to inpaint, and at those in image_reference.
     """
+    if c.family.looks_at_images:
+        call = with_own_size(c, call)
     b, height, width = count_images(call), *_inpainted_size(c, call)
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
@@ -53,7 +57,8 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         require_channels(c, 2 * shape[-1] + 1, "inpainting")
 
     start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
-    whole = call.strength == 1 and call.denoising_start is None
+    # A run of flow matching begins at its first level even if that is not pure noise.
+    whole = call.strength == 1 and call.denoising_start is None and not c.family.begins_early
     clean = None
     if own_channels or (start is None and not whole):
         clean = encode(c, noise, pixels, b)
@@ -66,18 +71,21 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
         x = noised(schedule, clean, eps)
 
     check_count(mask, b, "mask_image")
-    small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
+    shrink = bilinear if c.family.soft_masks else nearest
+    small = np.tile(shrink(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
     own: dict[str, Any] = {"size": (height, width)}
     if own_channels:
         own["inpainting"] = Inpainting(small, clean, eps)
         encodes = call.masked_image_latents is None and not are_latents(pixels)
-        if encodes and isinstance(noise, TorchNoise):
+        if encodes and isinstance(noise, TorchNoise) and not c.family.encodes_to_mode:
             # diffusers encodes the masked image in any case, which takes random numbers.
             noise.draw("masked", shape, max(len(pixels), len(mask)))
     else:
         masked = _masked_latents(c, call, noise, pixels, mask, b)
         own["channels"] = programs.join_channels(small, masked)
     run = prepare_run(c, call, schedule, noise, x, **own)
+    if c.family.looks_at_images:
+        run = with_inpainted(c, call, run, clean)
     shown = _decoder_condition(c, call, pixels, mask, b)
     finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
     return dataclasses.replace(run, decoder_condition=shown, finish=finish)

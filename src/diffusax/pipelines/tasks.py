@@ -216,7 +216,8 @@ def encode(
     purpose: Any = "image",
     per_seed: bool = False,
 ) -> Any:
-    """Encodes images to latents of b images, b h w z; latents in their place are only repeated.
+    """Encodes images to latents of b images, b h w z; latents in their place are only repeated, and
+    normalised by the statistics of an autoencoder that has some.
 
     noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
     purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
@@ -225,9 +226,9 @@ def encode(
     check_count(pixels, b, "image")
     channels = c.latents.channels
     if are_latents(pixels):
-        return programs.tile(pixels, b)
-    eps = None
-    if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
+        return programs.tile(programs.normalized(c.autoencoder, c.autoencoder_params, pixels), b)
+    eps, mode = None, c.family.encodes_to_mode or c.autoencoder.class_name in _NOT_SAMPLED
+    if noise is not None and not mode:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))

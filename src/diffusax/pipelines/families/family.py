@@ -207,6 +207,8 @@ class Family:
     looks_at_images: bool = False
     """Whether text to image takes images to look at. The denoiser is given their latents among
     `Conditions.added` as "references", a tuple of arrays b 1 h w c."""
+    soft_masks: bool = False
+    """Whether inpainting mixes the old and the new latents at the rim of the mask."""
     shows_kept: bool = False
     """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
     micro_conditioned: bool = False

@@ -184,5 +184,7 @@ FLUX2_KLEIN = Family(
     default_size=default_size,
     encodes_to_mode=True,
     looks_at_images=True,
+    soft_masks=True,
+    begins_early=True,
 )
 """FLUX.2 klein, distilled to four steps and not."""
