@@ -5,7 +5,12 @@ import pytest
 from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from pairs import picture
 
-from diffusax.images.references import as_images, reference_image, reference_size
+from diffusax.images.references import (
+    as_images,
+    reference_image,
+    reference_images,
+    reference_size,
+)
 
 
 def upstream(image, multiple):
@@ -30,6 +35,14 @@ def test_large_ones_are_made_smaller_and_borders_cut_off(size):
     actual = reference_image(image, 16)
     np.testing.assert_array_equal(actual, expected)
     assert reference_size(image, 16) == expected.shape[1:3]
+
+
+def test_several_have_the_size_of_the_first():
+    images = [picture(1, 90, 75), picture(2, 60, 200), picture(3, 120, 40)]
+    processor = Flux2ImageProcessor(vae_scale_factor=4)
+    expected = processor.preprocess(images, height=72, width=88, resize_mode="crop")
+    actual = reference_images(images, 4)
+    np.testing.assert_array_equal(actual, expected.permute(0, 2, 3, 1).numpy())
 
 
 def test_a_file_is_an_image(tmp_path):

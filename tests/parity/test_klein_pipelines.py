@@ -1,11 +1,14 @@
 """FLUX.2 klein's pipeline against PyTorch's: every pixel, on the same weights and noise."""
 
+import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.image_processor import VaeImageProcessor
 from diffusers.pipelines.flux2 import pipeline_flux2_klein
-from kleins import CALL, pipeline
-from pairs import Pair, picture, slow
+from effort import first
+from kleins import CALL, SIZE, pipeline
+from pairs import Pair, mask, picture, slow
 
 import diffusax
 from diffusax.pipelines.families.flux2 import empirical_mu
@@ -121,3 +124,71 @@ def test_encode_prompt_returns_embeddings_and_positions(pairs_of):
     actual = pair.ours.encode_prompt(PROMPTS, **call)
     assert np.abs(np.asarray(actual[0]) - expected[0].numpy()).max() < 1e-4
     np.testing.assert_array_equal(actual[1], expected[1])
+
+
+def repainter(pairs_of, **options):
+    """Both pipelines for inpainting, of the components of those for text to image."""
+    pair = pairs_of(**options)
+    theirs = diffusers.Flux2KleinInpaintPipeline.from_pipe(pair.reference)
+    theirs.set_progress_bar_config(disable=True)
+    ours = diffusax.AutoPipelineForInpainting.from_pipe(pair.ours)
+    assert type(ours) is diffusax.Flux2KleinInpaintPipeline
+    ours.set_progress_bar_config(disable=True)
+    return Pair(theirs, ours)
+
+
+REPAINT = {
+    "prompt": PROMPTS,
+    "image": picture(1, 42, 26),
+    "mask_image": mask(2, 42, 26),
+    "strength": 0.7,
+    **{k: v for k, v in CALL.items() if k not in SIZE},
+}
+"""Of 6x10 latents: the borders of the image are no multiples of 4."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    first(
+        [
+            {"image_reference": picture(3, 30, 35), "guidance_scale": 3.0},
+            {"image_reference": [picture(3, 30, 35), picture(4, 20, 40)], "strength": 1.0},
+            {"image_reference": [picture(3, 30, 35)] * 3, "prompt": "a hat"},
+            {"guidance_scale": 1.0, "num_images_per_prompt": 2, "height": 80, "width": 64},
+            {"sigmas": [0.9, 0.6, 0.3], "strength": 1.0},
+            {"output_type": "latent", "prompt": "a hat", "image": [picture(5, 42, 26)]},
+        ]
+    ),
+)
+def test_inpainting(pairs_of, call):
+    repainter(pairs_of).check(**{**REPAINT, **call})
+
+
+@pytest.mark.slow
+def test_inpainting_around_the_mask(pairs_of):
+    pair = repainter(pairs_of)
+    call = {**REPAINT, "padding_mask_crop": 4, "output_type": "pil", "num_inference_steps": 3}
+    # FLUX.2's processor puts the middle of what is generated into the image, instead of making all
+    # of it as small as the part around the mask.
+    old, factor = pair.reference.image_processor, pair.reference.vae_scale_factor
+    pair.reference.image_processor = VaeImageProcessor(vae_scale_factor=2 * factor)
+    expected, actual = pair.draw(**call)
+    pair.reference.image_processor = old
+    assert actual.shape == expected.shape == (2, 26, 42, 3)
+    # In steps of 1/255, where rounding may turn a half.
+    assert np.abs(actual - expected).max() <= 1
+    assert np.abs(expected - np.asarray(REPAINT["image"])).max() > 100
+
+
+@pytest.mark.slow
+def test_inpainting_of_latents(pairs_of):
+    generator = torch.Generator().manual_seed(1)
+    given = {
+        "image": torch.randn(1, 16, 6, 10, generator=generator),
+        "image_reference": torch.randn(1, 16, 4, 5, generator=generator),
+        "latents": torch.randn(2, 16, 6, 10, generator=generator),
+        "prompt_embeds": torch.randn(2, 64, 48, generator=generator),
+        "negative_prompt_embeds": torch.randn(2, 64, 48, generator=generator),
+    }
+    call = {k: v for k, v in REPAINT.items() if k != "prompt"}
+    repainter(pairs_of).check(**{**call, **given})

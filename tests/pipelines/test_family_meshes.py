@@ -1,4 +1,4 @@
-"""Transformers on meshes: their tokens split over devices, and their parameters and images."""
+"""Transformers on several devices: tokens, parameters, images, and text encoders elsewhere."""
 
 from pathlib import Path
 
@@ -36,6 +36,17 @@ def test_parameters_and_images_over_four_devices_give_the_same_images(tmp_path, 
     FAMILIES[name][0](tmp_path)
     found = run_on_devices(Path(__file__).with_name("family_on_mesh.py"), name, tmp_path)
     assert found == ["data=2,tensor=2", "data=2,fsdp=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_encoders_on_devices_of_their_own_give_the_same_images(tmp_path, name):
+    build, options = FAMILIES[name]
+    build(tmp_path)
+    script = Path(__file__).with_name("encoders_apart.py")
+    found = " ".join(run_on_devices(script, tmp_path, *options, devices=8))
+    assert found.startswith("one and seven two and four one and one another class a running batch")
+    assert found.endswith("compiled ahead adapters generate_fn says no")
 
 
 def test_the_axis_is_there_only_if_it_is_asked_for():

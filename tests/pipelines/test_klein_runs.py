@@ -179,13 +179,13 @@ def test_converted_from_pytorch_objects_and_saved(both, tmp_path):
 def test_the_task_classes_and_the_server_find_it(pipe, tmp_path):
     pipe.save_pretrained(tmp_path)
     entry = describe_model(tmp_path, "klein", "FLUX.2 klein").entry
-    assert entry.tasks == ("text-to-image", "image-to-image")
+    assert entry.tasks == ("text-to-image", "image-to-image", "inpainting")
     assert (entry.height, entry.multiple, entry.guidance_scale) == (256, 4, 4.0)
     other = diffusax.AutoPipelineForImage2Image.from_pipe(pipe)
     assert type(other) is diffusax.Flux2KleinPipeline
     assert other.params["transformer"] is pipe.params["transformer"]
-    with pytest.raises(ValueError, match=r"no inpaint for FLUX\.2 klein"):
-        diffusax.AutoPipelineForInpainting.from_pipe(pipe)
+    other = diffusax.AutoPipelineForInpainting.from_pipe(pipe)
+    assert type(other) is diffusax.Flux2KleinInpaintPipeline
 
 
 @pytest.mark.parametrize(

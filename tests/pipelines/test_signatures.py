@@ -75,7 +75,7 @@ def test_every_pipeline_of_diffusers_for_these_families_is_here():
     }
     wanted |= {f"ZImage{task}Pipeline" for task in tasks[:3]}
     wanted |= {f"Flux{task}Pipeline" for task in (*tasks[:3], "Fill", "Kontext", "ControlNet")}
-    wanted |= {"Flux2KleinPipeline"}
+    wanted |= {"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}
     assert set(NAMES) == wanted | set(WITHOUT_TEXT)
 
 

@@ -1,6 +1,7 @@
 """Images that a network looks at beside the one that it generates, in their own sizes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,30 @@ def reference_image(image: Any, multiple: int) -> np.ndarray:
         ValueError: the image cannot be read, is too small or too narrow.
     """
     loaded = load_image(image)
-    within = _within_area(*_checked(loaded.size))
-    if within != loaded.size:
-        loaded = loaded.resize(within, Image.Resampling.LANCZOS)
-    width, height = (side // multiple * multiple for side in within)
-    left, top = (within[0] - width) // 2, (within[1] - height) // 2
-    loaded = loaded.crop((left, top, left + width, top + height))
-    return to_pixels(loaded, factor=multiple)
+    _checked(loaded.size)
+    return reference_images([loaded], multiple)
+
+
+def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
+    """Prepares images to look at, n H W 3 float32 in [-1, 1], in the size of the first.
+
+    As `reference_image`, but of any size and shape; black fills up where another image is smaller
+    than the first. Upstream: pipeline_flux2_klein_inpaint.py in diffusers.
+    """
+    within = [limit_area(image) for image in images]
+    width, height = (side // multiple * multiple for side in within[0].size)
+    cut = []
+    for image in within:
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        cut.append(image.crop((left, top, left + width, top + height)))
+    return to_pixels(cut, factor=multiple)
+
+
+def limit_area(image: Any) -> Image.Image:
+    """Returns an image or the one in a file, made smaller if it has over 1024x1024 pixels."""
+    loaded = load_image(image)
+    within = limited_size(*loaded.size)
+    return loaded if within == loaded.size else loaded.resize(within, Image.Resampling.LANCZOS)
 
 
 def reference_size(image: Any, multiple: int) -> tuple[int, int]:
@@ -56,11 +74,11 @@ def reference_size(image: Any, multiple: int) -> tuple[int, int]:
     Raises:
         ValueError: the image cannot be read, is too small or too narrow.
     """
-    width, height = _within_area(*_checked(load_image(image).size))
+    width, height = limited_size(*_checked(load_image(image).size))
     return height // multiple * multiple, width // multiple * multiple
 
 
-def _within_area(width: int, height: int) -> tuple[int, int]:
+def limited_size(width: int, height: int) -> tuple[int, int]:
     """Returns the size of an image without more pixels than 1024x1024 has."""
     if width * height <= _MAX_AREA:
         return width, height

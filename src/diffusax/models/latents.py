@@ -81,8 +81,17 @@ def scale_latents(
     become one latent, b h/2 w/2 4z, of which each channel is normalised by its mean and variance
     (diffusers pipeline_flux2_klein.py, _encode_vae_image).
     """
+    return scale_folded(
+        config, fold_latents(z, _fold(config)), normalize=normalize, statistics=statistics
+    )
+
+
+def scale_folded(
+    config: Any, z: jax.Array, *, normalize: bool = False, statistics: Any = None
+) -> jax.Array:
+    """Returns what `scale_latents` does for latents whose patches are one latent already."""
     shift, scale = _shift_and_scale(config, normalize, statistics)
-    return (fold_latents(z, _fold(config)) - shift) * scale
+    return (z - shift) * scale
 
 
 def unscale_latents(

@@ -44,8 +44,9 @@ class Stacks:
             ValueError: an adapter does not fit the network, which was assigned after it.
         """
         leaf = jax.tree.leaves(c.params[component])[0]
-        place = None if c.mesh is not None else _device_of(leaf)
-        key = (tuple(adapters.values()), tuple(networks.items()), leaf.dtype, place, c.mesh, shape)
+        mesh = c.mesh_for(component)
+        place = None if mesh is not None else _device_of(leaf)
+        key = (tuple(adapters.values()), tuple(networks.items()), leaf.dtype, place, mesh, shape)
         with self._lock:
             kept = self._found.setdefault(component, {})
             found = kept.pop(key, None)
@@ -112,6 +113,6 @@ def _put(c: Any, name: str, layers: Layers, dtype: Any, device: Any) -> Layers:
     }
     # Also where a call is only traced: the stacks that are kept must be arrays.
     with jax.ensure_compile_time_eval():
-        if c.mesh is not None:
-            return put_params(c.mesh, c.family.role(name), c.networks[name], cast)
+        if (mesh := c.mesh_for(name)) is not None:
+            return put_params(mesh, c.family.role(name), c.networks[name], cast)
         return jax.device_put(cast, device)

@@ -84,9 +84,15 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     device = None if mesh is not None else placement.device_of(c.denoiser_params)
     unique = {}
     for request in found:
-        placed = request._replace(dynamic=_placed(request, mesh, device))
+        own = c.encoder_mesh if encodes_texts(request) else None
+        placed = request._replace(dynamic=_placed(request, own or mesh, device))
         unique[key(placed)] = placed
     return list(unique.values())
+
+
+def encodes_texts(request: Request) -> bool:
+    """Returns whether a program encodes texts, perhaps on devices of its own."""
+    return "encoders" in dict(request.static)
 
 
 def image_axes(request: Request) -> tuple[Any, ...]:
@@ -138,7 +144,7 @@ def shapes_only(
 
 def _whole_call(c: Components, task: Task, call: Call, mesh: Mesh | None, params: Any) -> Any:
     """Computes all of a call, from prompts to images; it is only traced for its shapes."""
-    c = dataclasses.replace(c, params=params, mesh=None)
+    c = dataclasses.replace(c, params=params, mesh=None, encoder_mesh=None)
     run = task(c, call)
     plan, shown = run.plan, run.decoder_condition
     if mesh is not None:

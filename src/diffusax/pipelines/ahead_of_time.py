@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from diffusax.pipelines.ahead import example_call, requests
+from diffusax.pipelines.ahead import encodes_texts, example_call, requests
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.fits import memory_there
 from diffusax.runtime.ahead import compile_all, memory_of
@@ -47,6 +47,9 @@ class AheadOfTime:
             for b in batch_sizes:
                 call = example_call(self, b, size, arguments)
                 found += requests(self.parts, self.task, call)
+        if self.parts.encoder_mesh is not None:
+            compile_all([r for r in found if encodes_texts(r)], self.parts.encoder_mesh)
+            found = [r for r in found if not encodes_texts(r)]
         compile_all(found, self.parts.mesh)
         return self
 

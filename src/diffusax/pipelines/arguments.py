@@ -55,6 +55,7 @@ class Call:
     prompt_weighting: bool = False
 
     image: Any = None
+    image_reference: Any = None
     mask_image: Any = None
     control_image: Any = None
     masked_image_latents: Any = None
@@ -128,6 +129,8 @@ DESCRIPTIONS = {
     "prompt_3": "For the third text encoder, where it differs.",
     "image": "The picture or pictures to start from, edit or be steered by: paths, PIL images, or "
     "arrays in [0, 1].",
+    "image_reference": "Further pictures to look at, in the size of the first: one or several for "
+    "all pictures that are drawn, or one for each.",
     "mask_image": "White where to draw anew, black where to keep.",
     "control_image": "What the ControlNets see; a list with one entry for each of several.",
     "masked_image_latents": "b 4 h/8 w/8, in the place of what is encoded of the masked picture.",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from diffusax.checkpoints import resolve
-from diffusax.pipelines import classes, control, flux_tasks, tasks
+from diffusax.pipelines import classes, control, flux_tasks, inpainting, tasks
 from diffusax.pipelines.loading import class_for
 from diffusax.pipelines.pipeline import DiffusionPipeline
 
@@ -90,5 +90,5 @@ class AutoPipelineForImage2Image(_Auto):
 class AutoPipelineForInpainting(_Auto):
     """Inpaints images, with ControlNets if they are given."""
 
-    task = staticmethod(tasks.inpaint)
+    task = staticmethod(inpainting.inpaint)
     controlled = (control.control_inpaint,)

@@ -42,6 +42,9 @@ class Components:
     options: dict[str, Any]
     mesh: Mesh | None = None
     """The mesh of devices over which parameters and batches are split; None for a single device."""
+    encoder_mesh: Mesh | None = None
+    """The devices of the text encoders, where they are others than those of the other components;
+    None for the same."""
     process: Kind | None = None
     """The process that the networks were trained with, from the scheduler that they came with; None
     where it is not known."""
@@ -116,15 +119,21 @@ class Components:
         """Returns a component's parameters where they stay between calls."""
         if self.offloaded and self.family.role(name) in OFFLOADED:
             return to_host(params)
-        return in_order(params) if self.mesh is None else self._on_mesh(self.mesh, name, params)
+        mesh = self.mesh_for(name)
+        return in_order(params) if mesh is None else self._on_mesh(mesh, name, params)
+
+    def mesh_for(self, name: str) -> Mesh | None:
+        """Returns the mesh that a component belongs to; None for a single device."""
+        encodes = self.family.role(name) == "text_encoder"
+        return self.encoder_mesh if encodes and self.encoder_mesh is not None else self.mesh
 
     def ready(self, name: str) -> Params:
         """Returns a component's parameters on its devices, for one turn where it is offloaded."""
         params = self.params[name]
         if not on_host(params):
             return params
-        if self.mesh is not None:
-            return self._on_mesh(self.mesh, name, params)
+        if (mesh := self.mesh_for(name)) is not None:
+            return self._on_mesh(mesh, name, params)
         return in_order(jax.device_put(params, device_of(self.denoiser_params)))
 
     def _on_mesh(self, mesh: Mesh, name: str, params: Params) -> Params:

@@ -10,9 +10,10 @@ from diffusax.models.controlnet import guess_scales
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser
+from diffusax.pipelines.inpainting import crop_options, inpaint
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import count_images
-from diffusax.pipelines.tasks import Task, crop_options, image_to_image, inpaint, text_to_image
+from diffusax.pipelines.tasks import Task, image_to_image, text_to_image
 
 
 def controlled(task: Task) -> Task:

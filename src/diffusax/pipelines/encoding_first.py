@@ -1,6 +1,7 @@
 """Encodes the texts of calls first, so that text encoder and denoiser never meet in memory."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from diffusax.pipelines.prompts import embed_prompts
 from diffusax.runtime.mesh import in_mesh
 
 _OF_TEXTS = ("text_encoder", "tokenizer")
-_CHANGING = ("clip_skip", "long_prompt", "prompt_weighting", "max_sequence_length")
+_CHANGING = (
+    *("clip_skip", "long_prompt", "prompt_weighting"),
+    *("max_sequence_length", "text_encoder_out_layers"),
+)
 """The arguments of a call that would encode its texts otherwise."""
 
 
@@ -30,6 +34,8 @@ class EncodedTexts:
     """The embeddings of each text, 1 ... ."""
     encoders: tuple[str, ...]
     """The names of the text encoders, whose parameters are freed."""
+    arguments: Mapping[str, Any]
+    """The arguments of a call that the texts were encoded with."""
 
     def find(self, call: Call, texts: Mapping[str, Sequence[str]]) -> Prompt:
         """Returns the embeddings of n texts, of which those with lengths are filled up to one.
@@ -39,8 +45,8 @@ class EncodedTexts:
         Raises:
             ValueError: a text is not among the encoded ones, or the call would encode it otherwise.
         """
-        for name in _CHANGING:
-            if getattr(call, name) != getattr(Call, name):
+        for name, value in self.arguments.items():
+            if getattr(call, name) != value:
                 raise ValueError(
                     f"{name} cannot be given after encode_first, which has encoded the texts "
                     "without it; leave one of the two out"
@@ -75,6 +81,7 @@ def load_encoding_first(
     *,
     variant: str | None = None,
     device: Any = None,
+    encoder_mesh: Mesh | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], EncodedTexts | None]:
     """Reads a checkpoint's components like `load_components`, and the texts' embeddings.
@@ -86,14 +93,16 @@ def load_encoding_first(
         ValueError: for the reasons of `load_components`; or a text encoder is given, or there are
             none.
     """
-    places: dict[str, Any] = {"variant": variant, "device": device}
+    places: dict[str, Any] = {"variant": variant, "device": device, "encoder_mesh": encoder_mesh}
     if texts is None:
         return load_components(target, folder, given, dtype, **options, **places), None
     _check(target, texts, given)
     others = [c.name for c in target.all_components if c.role not in _OF_TEXTS]
     first = load_components(target, folder, [*others, *given], dtype, **places)
     encoders = [name for name in target.family.names("text_encoder") if name in first]
-    encoded = EncodedTexts(_encode(target.family, first, texts, device), tuple(encoders))
+    arguments = _arguments(target)
+    prompts = _encode(target.family, first, texts, arguments, device, encoder_mesh)
+    encoded = EncodedTexts(prompts, tuple(encoders), arguments)
     for name in encoders:
         for leaf in jax.tree.leaves(first[name].params):
             leaf.delete()
@@ -115,8 +124,21 @@ def _check(target: Any, texts: Sequence[str], given: Mapping[str, Any]) -> None:
         )
 
 
+def _arguments(target: Any) -> dict[str, Any]:
+    """Returns the arguments that texts are encoded with: the defaults of a pipeline's call."""
+    declared = inspect.signature(target.__call__).parameters
+    given = {name: declared[name].default for name in _CHANGING if name in declared}
+    call = check_call({"prompt": "", **given})
+    return {name: getattr(call, name) for name in _CHANGING}
+
+
 def _encode(
-    family: Any, loaded: Mapping[str, Any], texts: Sequence[str], device: Any
+    family: Any,
+    loaded: Mapping[str, Any],
+    texts: Sequence[str],
+    arguments: Mapping[str, Any],
+    device: Any,
+    encoder_mesh: Mesh | None,
 ) -> dict[str, Prompt]:
     """Returns the embeddings of the texts, and of the empty one, which guidance needs."""
     models = {name: model for name, model in loaded.items() if isinstance(model, Model)}
@@ -128,11 +150,12 @@ def _encode(
         scheduler=None,
         options=dict(family.options),
         mesh=device if isinstance(device, Mesh) else None,
+        encoder_mesh=encoder_mesh,
     )
     found = {}
     with in_mesh(components.local_mesh):
         for text in dict.fromkeys(["", *texts]):
-            prompt = embed_prompts(components, check_call({"prompt": text}), 1)
+            prompt = embed_prompts(components, check_call({**arguments, "prompt": text}), 1)
             found[text] = jax.block_until_ready(jax.tree.map(lambda x: x[:, 0], prompt))
     return found
 

@@ -73,8 +73,11 @@ def load_components(
     vae_dtype: Any = None,
     variant: str | None = None,
     device: Any = None,
+    encoder_mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint's options for a class of pipelines, and the components not given.
+
+    encoder_mesh: the devices for text encoders, where they are others.
 
     Raises:
         ValueError: a component is missing or cannot be read; says which file and why.
@@ -103,7 +106,9 @@ def load_components(
         else:
             own = role == "autoencoder" and vae_dtype is not None
             kind = vae_dtype if own else dtype
-            place = component_mesh(device, role) if isinstance(device, Mesh) else device
+            own_place = role == "text_encoder" and encoder_mesh is not None
+            place = encoder_mesh if own_place else device
+            place = component_mesh(place, role) if isinstance(place, Mesh) else place
             options = {"dtype": kind, "device": place}
             paths = [component_folder(folder, name)]
             if role in NUMBERED_ROLES:

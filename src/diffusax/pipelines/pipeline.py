@@ -41,7 +41,14 @@ from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.mesh import check_processes, devices_for, in_mesh, make_mesh, mesh_of
+from diffusax.runtime.mesh import (
+    check_processes,
+    devices_for,
+    in_mesh,
+    make_mesh,
+    mesh_of,
+    mesh_on,
+)
 
 
 @hinting(missing.PIPELINE)
@@ -101,12 +108,14 @@ class DiffusionPipeline(
     def __init__(self, **components: Any):
         """Makes a pipeline of components, which are given under their names in a checkpoint.
 
+        encoder_mesh: the mesh of the text encoders, where they are on devices of their own.
+
         Raises:
             ValueError: one is missing, unknown, or of the wrong type.
         """
         enable_compilation_cache()
-        options = dict(self.family.options)
-        self.parts = Components(self.family, {}, {}, {}, None, options)
+        options, encoder_mesh = dict(self.family.options), components.pop("encoder_mesh", None)
+        self.parts = Components(self.family, {}, {}, {}, None, options, encoder_mesh=encoder_mesh)
         self.progress_bar_options: dict[str, Any] = {}
         self.call_defaults: dict[str, float] = {}
         self._guidance_scale: float | None = None
@@ -125,6 +134,8 @@ class DiffusionPipeline(
         # The denoiser's mesh comes first: others may have only this process's part of it.
         first = self.family.names("denoiser")[0]
         known = sorted(self.parts.params, key=lambda name: name != first)
+        if encoder_mesh is not None:
+            known = [n for n in known if self.family.role(n) != "text_encoder"]
         meshes = (mesh_of(self.parts.params[name]) for name in known)
         self.spread_over(next((mesh for mesh in meshes if mesh is not None), None))
         self.parts.scheduler = with_class_options(self.parts.scheduler, self.scheduler_options)
@@ -196,6 +207,8 @@ class DiffusionPipeline(
             )
         dtype = components.pop("torch_dtype", None)
         shared = {n: v for n, v in pipe.components.items() if n in cls.component_names}
+        if pipe.parts.encoder_mesh is not None:
+            components.setdefault("encoder_mesh", pipe.parts.encoder_mesh)
         new = cls(**{**shared, **pipe.config, **components})
         if "scheduler" not in components:
             new.parts.process = pipe.parts.process
@@ -224,6 +237,7 @@ class DiffusionPipeline(
         custom_pipeline: str | Path | None = None,
         trust_remote_code: bool = False,
         encode_first: Sequence[str] | None = None,
+        encoder_device: Any = None,
         **components: Any,
     ) -> Self:
         """Loads a checkpoint in diffusers' layout; any of the class's family is accepted.
@@ -249,6 +263,8 @@ class DiffusionPipeline(
             encode_first: all prompts and negative prompts that calls will have. They are encoded
                 and the text encoders freed before other networks are read, so that less memory
                 does; calls with other texts are an error.
+            encoder_device: a device, or a mesh of devices, for the text encoders alone, whose
+                embeddings are copied from there; others are for the other networks then.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,
                 `scheduler=`, `controlnet=` or `adapter=` a model or a list), or None for optional
                 ones.
@@ -258,7 +274,8 @@ class DiffusionPipeline(
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
-        devices = devices_for(device, mesh)
+        encoder_mesh = None if encoder_device is None else mesh_on(encoder_device)
+        devices = devices_for(device, mesh, without=encoder_mesh)
         custom = None
         if custom_pipeline is not None:
             consent = {"trust_remote_code": trust_remote_code}
@@ -269,6 +286,8 @@ class DiffusionPipeline(
         wanted = torch_dtype if dtype is None else dtype
         wanted = None if wanted == "auto" else "float32" if wanted is None else wanted
         places: dict[str, Any] = {"vae_dtype": vae_dtype, "variant": variant, "device": devices}
+        if encoder_mesh is not None:
+            given["encoder_mesh"] = places["encoder_mesh"] = encoder_mesh
         first = encode_first, given, wanted
         loaded, encoded = load_encoding_first(target, folder, *first, **places)
         try:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from diffusax.models.latents import (
     latent_statistics,
     sample_latents,
+    scale_folded,
     scale_latents,
     to_unit,
     unscale_latents,
@@ -236,6 +237,14 @@ def own_latents(vae: Network, params: Params, latents: jax.Array, *, normalize: 
     """Returns the autoencoder's own latents for a diffusion model's, see `unscale_latents`."""
     statistics = latent_statistics(params)
     return unscale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
+
+
+@functools.partial(jax.jit, static_argnames=("vae",))
+def normalized(vae: Network, params: Params, latents: jax.Array) -> jax.Array:
+    """Normalises patches of latents, b h w c, by the autoencoder's statistics, if it has some."""
+    statistics = latent_statistics(params)
+    x = latents.astype(jnp.float32)
+    return x if statistics is None else scale_folded(vae.config, x, statistics=statistics)
 
 
 @functools.partial(jax.jit, static_argnames=("order", "repeats"))

@@ -18,6 +18,7 @@ from diffusax.pipelines.arguments import Call, as_list, check_call, match_length
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
+from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
 
 Found = Mapping[str, Prompt]
@@ -116,12 +117,16 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
         def ready() -> tuple[Params, ...]:
             return tuple(map(c.ready, names))
 
-        if c.texts is None:
-            encoded = encode_texts(c.family, networks, ready(), tokens, adapters, **options)
-        else:
-            params = tuple(c.params[name] for name in names)
-            options["ready"] = ready
-            encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
+        with in_mesh(c.encoder_mesh):
+            if c.texts is None:
+                encoded = encode_texts(c.family, networks, ready(), tokens, adapters, **options)
+            else:
+                params = tuple(c.params[name] for name in names)
+                options["ready"] = ready
+                encoded = c.texts.encode(c.family, networks, params, tokens, adapters, **options)
+        if c.encoder_mesh is not None:
+            # From the host they go wherever the denoiser is.
+            encoded = jax.device_get(encoded)
         found |= dict(zip(texts, encoded))
     found = _same_length(c, found)
     shapes = [embeds.context.shape for embeds in found.values()]
@@ -239,6 +244,11 @@ def token_groups(c: Components, call: Call, *, guided: bool) -> Tokens:
         raise ValueError(
             "generate_fn needs the text encoders, which encode_first has freed; load the pipeline "
             "without it"
+        )
+    if c.encoder_mesh is not None:
+        raise ValueError(
+            "generate_fn needs all networks on the same devices; load the pipeline without "
+            "encoder_device"
         )
     tokens = tokenize(c, call, prefixes, _length(found))
     grouped: Tokens = jax.tree.map(lambda x: x.reshape(len(prefixes), -1, *x.shape[1:]), tokens)

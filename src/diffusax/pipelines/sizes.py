@@ -25,8 +25,10 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
         ValueError: one is not a multiple of the autoencoder's factor, or of a token's size.
     """
     own, factor = c.family.default_size, c.latents.multiple
-    height, width = c.default_size if own is None else own(c, call)
-    size = call.height or height, call.width or width
+    size = call.height or 0, call.width or 0
+    if not all(size):
+        height, width = c.default_size if own is None else own(c, call)
+        size = call.height or height, call.width or width
     for name, value in zip(("height", "width"), size):
         if value < factor or value % factor:
             low = max(value // factor, 1) * factor

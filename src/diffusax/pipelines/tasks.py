@@ -9,22 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
-from diffusax.images.pictures import nearest, to_pixels
+from diffusax.images.pictures import to_pixels
 from diffusax.models.freeu import freeu_rows
 from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.image_prompts import image_prompts
-from diffusax.pipelines.plan import (
-    DecoderCondition,
-    Images,
-    Inpainting,
-    Plan,
-    PreparedRun,
-    StepInputs,
-)
+from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
 from diffusax.pipelines.references import with_references
 from diffusax.pipelines.schedules import make_schedule
@@ -91,57 +83,6 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
         if call.denoising_start is None:
             x = noised(schedule, x, noise.draw("start", shape))
     return prepare_run(c, call, schedule, noise, x, size=size)
-
-
-def inpaint(c: Components, call: Call) -> PreparedRun:
-    """Prepares a run that generates images anew where the mask is white.
-
-    A network with as many input channels as the latents keeps the rest of the image by replacing it
-    after each row; one with more is given the mask and the masked image beside the latents.
-    """
-    b, height, width = count_images(call), *_inpainted_size(c, call)
-    # diffusers puts the image back without noise after the last row, also where denoising_end or
-    # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
-    schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
-    noise = noise_source(call.noise, call.seed, b)
-    crop = crop_options(call, height, width)
-    pixels = read_pixels(c, call, height, width, **crop)
-    crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}
-    mask = to_mask(required(call, "mask_image"), height, width, **crop_mask)
-    shape = c.latents.shape(height, width)
-    own_channels = c.denoiser.in_channels == shape[-1]
-    if not own_channels:
-        require_channels(c, 2 * shape[-1] + 1, "inpainting")
-
-    start = None if call.latents is None else check_latents(c.latents, call.latents, b, *shape[:2])
-    whole = call.strength == 1 and call.denoising_start is None
-    clean = None
-    if own_channels or (start is None and not whole):
-        clean = encode(c, noise, pixels, b)
-    eps = noise.draw("start", shape) if start is None else start
-    if call.denoising_start is not None:
-        x = clean
-    elif whole or start is not None:
-        x = programs.begin(eps, np.float32(schedule.init_noise_sigma), None, None)
-    else:
-        x = noised(schedule, clean, eps)
-
-    _check_count(mask, b, "mask_image")
-    small = np.tile(nearest(mask, *shape[:2]), (b // len(mask), 1, 1, 1))
-    own: dict[str, Any] = {"size": (height, width)}
-    if own_channels:
-        own["inpainting"] = Inpainting(small, clean, eps)
-        encodes = call.masked_image_latents is None and not are_latents(pixels)
-        if encodes and isinstance(noise, TorchNoise):
-            # diffusers encodes the masked image in any case, which takes random numbers.
-            noise.draw("masked", shape, max(len(pixels), len(mask)))
-    else:
-        masked = _masked_latents(c, call, noise, pixels, mask, b)
-        own["channels"] = programs.join_channels(small, masked)
-    run = prepare_run(c, call, schedule, noise, x, **own)
-    shown = _decoder_condition(c, call, pixels, mask, b)
-    finish = _overlay(call, crop["crops_coords"]) if call.padding_mask_crop is not None else None
-    return dataclasses.replace(run, decoder_condition=shown, finish=finish)
 
 
 def instruct(c: Components, call: Call) -> PreparedRun:
@@ -275,90 +216,25 @@ def encode(
     purpose: Any = "image",
     per_seed: bool = False,
 ) -> Any:
-    """Encodes images to latents of b images, b h w z; latents in their place are only repeated.
+    """Encodes images to latents of b images, b h w z; latents in their place are only repeated, and
+    normalised by the statistics of an autoencoder that has some.
 
     noise: the source of the noise that samples the autoencoder's distribution; None takes its mode.
     purpose: the name of that noise. per_seed: whether, with a seed for each image, fewer images
     than b are repeated before they are sampled.
     """
-    _check_count(pixels, b, "image")
+    check_count(pixels, b, "image")
     channels = c.latents.channels
     if are_latents(pixels):
-        return programs.tile(pixels, b)
-    eps = None
-    if noise is not None and c.autoencoder.class_name not in _NOT_SAMPLED:
+        return programs.tile(programs.normalized(c.autoencoder, c.autoencoder_params, pixels), b)
+    eps, mode = None, c.family.encodes_to_mode or c.autoencoder.class_name in _NOT_SAMPLED
+    if noise is not None and not mode:
         many = per_seed and isinstance(noise, TorchNoise) and len(noise.generators) > 1
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
     options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
     encoded = programs.encode_image(c.autoencoder, c.autoencoder_params, pixels, eps, **options)
     return programs.tile(encoded, b)
-
-
-def _masked_latents(
-    c: Components, call: Call, noise: Noise, pixels: np.ndarray, mask: np.ndarray, b: int
-) -> Any:
-    """Returns the latents of the image with the masked region blanked, b h w z."""
-    if call.masked_image_latents is not None:
-        given, name = call.masked_image_latents, "masked_image_latents"
-        n = len(given) if getattr(given, "shape", ()) else b
-        given = check_latents(
-            c.latents, given, n, *c.latents.shape(*mask.shape[1:3])[:2], name=name
-        )
-        _check_count(given, b, name)
-        return programs.tile(given, b)
-    if are_latents(pixels):
-        raise ValueError(
-            "masked_image_latents must be given where image is latents and the network takes the "
-            "masked picture"
-        )
-    return encode(c, noise, pixels * (mask < 0.5), b, purpose="masked")
-
-
-def _inpainted_size(c: Components, call: Call) -> tuple[int, int]:
-    """Returns height and width of the images to inpaint, see `Family.keeps_size`."""
-    if not c.family.keeps_size or (call.height and call.width):
-        return image_size(c, call)
-    own = pixel_size(c, read_pixels(c, call, call.height, call.width))
-    size = dataclasses.replace(call, height=call.height or own[0], width=call.width or own[1])
-    return image_size(c, size)
-
-
-def _decoder_condition(
-    c: Components, call: Call, pixels: np.ndarray, mask: np.ndarray, b: int
-) -> DecoderCondition | None:
-    """Returns the inputs of an AsymmetricAutoencoderKL's decoder; None for other autoencoders."""
-    shown = c.family.shows_kept and call.output_type != "latent"
-    if not shown or c.autoencoder.class_name != "AsymmetricAutoencoderKL":
-        return None
-    if are_latents(pixels):
-        raise ValueError(
-            "image must be a picture, not latents, where vae is an AsymmetricAutoencoderKL, whose "
-            "decoder looks at it"
-        )
-    return DecoderCondition(*(np.tile(x, (b // len(x), 1, 1, 1)) for x in (pixels, mask)))
-
-
-def _overlay(call: Call, coords: Any) -> Callable[[Images], Images]:
-    """Returns a function that pastes generated crops back into the original image."""
-    return lambda images: [
-        apply_overlay(call.mask_image, call.image, image, coords) for image in images
-    ]
-
-
-def crop_options(call: Call, height: int, width: int) -> dict[str, Any]:
-    """Returns how images and masks are resized: as a whole, or cropped around the masked region."""
-    if call.padding_mask_crop is None:
-        return {"resize_mode": "default", "crops_coords": None}
-    for name in ("image", "mask_image"):
-        if not hasattr(getattr(call, name), "convert"):
-            raise ValueError(f"{name} must be a PIL image where padding_mask_crop is given")
-    if call.output_type != "pil":
-        raise ValueError(
-            f"output_type must be 'pil' where padding_mask_crop is given (got {call.output_type!r})"
-        )
-    coords = get_crop_region(call.mask_image, width, height, pad=call.padding_mask_crop)
-    return {"resize_mode": "fill", "crops_coords": coords}
 
 
 def pure_noise(
@@ -402,6 +278,7 @@ def required(call: Call, name: str) -> Any:
     return value
 
 
-def _check_count(pictures: Any, b: int, name: str) -> None:
+def check_count(pictures: Any, b: int, name: str) -> None:
+    """Raises ValueError unless images can be repeated to b of them."""
     if len(pictures) > b or b % len(pictures):
         raise ValueError(f"{name} has {len(pictures)} pictures for {b} images to draw; give one")

@@ -389,15 +389,25 @@ def mesh_of(params: Any) -> Mesh | None:
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 
 
-def devices_for(device: Any, mesh: Mesh | str | None) -> Any:
+def mesh_on(place: Any) -> Mesh:
+    """Returns the mesh of a device, or a mesh as it is."""
+    return make_mesh(place) if isinstance(place, Mesh) else make_mesh(devices=[place])
+
+
+def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = None) -> Any:
     """Returns the device, or the mesh of several, that a pipeline is loaded on.
+
+    without: the devices to leave out where neither is named one by one.
 
     Raises:
         ValueError: both are given, or the mesh does not fit the devices.
     """
     if device is not None and mesh is not None:
         raise ValueError("only one of device and mesh can be given")
+    taken = () if without is None else tuple(without.devices.flat)
+    left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
     if mesh is None and (device is not None or jax.local_device_count() == 1):
         return device
-    made = make_mesh(mesh, devices=None if mesh else jax.local_devices())
+    every = left if taken or not mesh else None
+    made = make_mesh(mesh, devices=every)
     return made if made.size > 1 else made.devices.flat[0]

@@ -18,7 +18,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.loading import class_for, load_scheduler
 from diffusax.samplers import Scheduler
-from diffusax.training.converting import check_channels
+from diffusax.training.converting import check_channels, instruct_class
 from diffusax.training.data.examples import clean_caption
 from diffusax.training.denoising import LENGTHS, ids_name
 
@@ -47,7 +47,8 @@ class BaseModel:
             path_or_repo: a folder in diffusers' layout, or a Hub repository id.
             prediction_type: the prediction type, instead of the scheduler's own.
             edits: whether the denoiser takes the latents of another image as further input
-                channels, as InstructPix2Pix's does; a denoiser that does not is widened.
+                channels, as InstructPix2Pix's does; a denoiser that does not is widened, unless
+                its family looks at images.
 
         Raises:
             ValueError: it cannot be found or read, or is of another kind; says why.
@@ -69,8 +70,14 @@ class BaseModel:
         (denoiser,), (vae,) = family.names("denoiser"), family.names("autoencoder")
         latents = family.latents(networks[vae].config).channels
         channels = family.denoiser({denoiser: networks[denoiser]}).in_channels
-        check_channels(path_or_repo, channels, latents, edits=edits)
-        if edits:
+        widens = edits and not family.looks_at_images
+        if widens and instruct_class(family) is None:
+            raise ValueError(
+                f"{path_or_repo} is {family.name}, which cannot be trained to edit images; start "
+                "from Stable Diffusion or FLUX.2 klein"
+            )
+        check_channels(path_or_repo, channels, latents, edits=widens)
+        if widens:
             networks[denoiser] = widen_network(networks[denoiser], 2 * latents)
         options, name = dict(family.options), family.scheduler_name
         changes = {} if prediction_type is None else {"prediction_type": prediction_type}

@@ -14,8 +14,11 @@ _INSTRUCT = (StableDiffusionInstructPix2PixPipeline, StableDiffusionXLInstructPi
 
 
 def instruct_class(family: Family) -> Any:
-    """Returns the class that edits with a family's checkpoints like InstructPix2Pix."""
-    return next(cls for cls in _INSTRUCT if cls.family is family)
+    """Returns the class that edits with a family's checkpoints like InstructPix2Pix; None for none.
+
+    A family that looks at images needs no class of its own for that.
+    """
+    return next((cls for cls in _INSTRUCT if cls.family is family), None)
 
 
 def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
@@ -25,8 +28,14 @@ def to_instruct_pix2pix(pipe: DiffusionPipeline) -> DiffusionPipeline:
     other components with `pipe`.
 
     Raises:
-        ValueError: the denoiser already takes something else besides the latents.
+        ValueError: the denoiser already takes something else besides the latents, or the family has
+            no such pipelines.
     """
+    if instruct_class(pipe.family) is None:
+        raise ValueError(
+            f"the pipeline is of {pipe.family.name}, which has no pipelines for edits; give one of "
+            "Stable Diffusion"
+        )
     c = pipe.parts
     name, latents, channels = c.denoiser.components[0], c.latents.channels, c.denoiser.in_channels
     check_channels("the pipeline", channels, latents, edits=True)

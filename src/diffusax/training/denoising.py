@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from diffusax.models.latents import (
     from_bytes,
-    latent_statistics,
     sample_latents,
     scale_latents,
 )
@@ -35,6 +34,8 @@ LENGTHS = "lengths"
 """The name in a batch of the number of tokens that are not padding, where the family has it."""
 PRIOR = "prior"
 """The name in a batch of whether an example is of DreamBooth's class, not of its subject."""
+STATISTICS = "statistics"
+"""The name among the frozen parameters of the statistics that latents are normalised by."""
 _OF_SCHEMES = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
 """The options of weighting schemes."""
 # What the key of an example is folded with for the adapters' dropout.
@@ -44,8 +45,9 @@ _ADAPTERS = 5
 class Draws(NamedTuple):
     """The random numbers of a batch, with one row per example."""
 
-    latent_noise: jax.Array
-    """The noise that samples the autoencoder's distribution, b h w z."""
+    latent_noise: jax.Array | None
+    """The noise that samples the autoencoder's distribution, b h w z; None where its mode is taken,
+    and where there is no autoencoder."""
     noise: jax.Array
     """The noise that is added to the latents, with the noise offset, b h w z."""
     timesteps: jax.Array
@@ -129,15 +131,17 @@ class DenoisingLoss:
             and a pooled output: b p, cached under the family's `embedding_columns`.
         lengths: b, the tokens of each text that are not padding, where the family has it.
         time_ids: b 6, where the family has micro-conditioning.
-        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For
-            InstructPix2Pix alone: the images before the edit.
+        original_pixel_values: b H W 3 uint8, or original_latents: b h w z, cached. For edits alone:
+            the images before them, further channels of the input as in InstructPix2Pix, or
+            images to look at in a family that has these.
         prior: b bool. For DreamBooth alone: which examples are of the class; `snr_gamma` does not
             weigh them (diffusers examples/dreambooth/train_dreambooth.py).
         conditioning_pixel_values: b H W 3 uint8. For ControlNet alone: the control images.
         loss_weights: b h w float32, where there are masks: what each latent's error counts for.
 
     The frozen parameters hold under "empty" the replacement for a dropped caption: the names of the
-    caption's entries in a batch, with arrays that lack the axis b.
+    caption's entries in a batch, with arrays that lack the axis b; and under "statistics" those of
+    `latent_statistics`, float32, where the autoencoder has some.
     """
 
     family: Family
@@ -207,7 +211,7 @@ class DenoisingLoss:
 
     def draw(self, batch: Batch, keys: jax.Array) -> Draws:
         """Draws the random numbers of each example from its key alone."""
-        shape = self._latent_shape(batch)
+        shape, sampled = self._latent_shape(batch), not self.family.encodes_to_mode
         dropout = self.lora is not None and self.lora.dropout > 0
 
         def draw_one(key: jax.Array) -> Draws:
@@ -216,7 +220,7 @@ class DenoisingLoss:
             u = jax.random.uniform(drop)
             text, image = drop_conditions(u, self.conditioning_dropout)
             return Draws(
-                jax.random.normal(latent, shape),
+                jax.random.normal(latent, shape) if sampled else None,
                 jax.random.normal(noise, shape) + mean,
                 self.process.sample_time(timestep, self.timestep_probabilities),
                 Dropped(text | (u < self.caption_dropout), image),
@@ -233,7 +237,8 @@ class DenoisingLoss:
             )
             adapted = dataclasses.replace(self, networks=networks, lora=None)
             return adapted.with_draws({}, frozen, batch, draws)
-        weights = cast_params({**frozen, **trained}, self.compute_dtype)
+        exact = {name: frozen[name] for name in (STATISTICS,) if name in frozen}
+        weights = {**cast_params({**frozen, **trained}, self.compute_dtype), **exact}
         x0 = self._latents(weights, batch, draws.latent_noise)
         process, t = self.process, draws.timesteps
         prediction = self._denoiser(
@@ -270,15 +275,16 @@ class DenoisingLoss:
         return jnp.ones((b, 1, len(nets[0].shapes["controlnet_down_blocks"]) + 1), jnp.float32)
 
     def _latent_shape(self, batch: Batch) -> tuple[int, int, int]:
-        if "moments" in batch:
-            _, h, w, channels = batch["moments"].shape
-            return h, w, channels // 2
-        _, h, w, channels = batch["pixel_values"].shape
         if self._autoencoder is None:
+            _, h, w, channels = batch["pixel_values"].shape
             return h, w, channels
-        return self.family.latents(self.networks[self._autoencoder].config).shape(h, w)
+        form = self.family.latents(self.networks[self._autoencoder].config)
+        if "moments" in batch:
+            _, h, w, _ = batch["moments"].shape
+            return h // form.fold, w // form.fold, form.channels
+        return form.shape(*batch["pixel_values"].shape[1:3])
 
-    def _latents(self, weights: Params, batch: Batch, noise: jax.Array) -> jax.Array:
+    def _latents(self, weights: Params, batch: Batch, noise: jax.Array | None) -> jax.Array:
         if self._autoencoder is None:
             return from_bytes(batch["pixel_values"])
         vae = self.networks[self._autoencoder]
@@ -286,10 +292,14 @@ class DenoisingLoss:
             mean, logvar = jnp.split(batch["moments"].astype(jnp.float32), 2, axis=-1)
         else:
             mean, logvar = encode_pixels(vae, weights[self._autoencoder], batch["pixel_values"])
-        latents = sample_latents(mean, logvar, noise)
-        normalize = self.family.latents(vae.config).normalize
-        statistics = latent_statistics(weights.get(self._autoencoder))
-        return scale_latents(vae.config, latents, normalize=normalize, statistics=statistics)
+        latents = mean if noise is None else sample_latents(mean, logvar, noise)
+        return self._scaled(weights, latents)
+
+    def _scaled(self, weights: Params, latents: jax.Array) -> jax.Array:
+        """Returns latents of the autoencoder as the denoiser takes them."""
+        config = self.networks[self._autoencoder or ""].config
+        normalize, known = self.family.latents(config).normalize, weights.get(STATISTICS)
+        return scale_latents(config, latents, normalize=normalize, statistics=known)
 
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Returns the conditions without the axis of the branches, as training has one branch."""
@@ -307,6 +317,8 @@ class DenoisingLoss:
             control = self._denoiser.embed(weights, (pictures[:, None],))
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
+        if image is not None and self.family.looks_at_images:
+            image, added = None, {**(added or {}), "references": (self._scaled(weights, image),)}
         return Conditions(*prompt, channels=image, added=added, control=control)
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:

@@ -16,7 +16,7 @@ from diffusax.pipelines.classes.flux import (
     FluxKontextPipeline,
     FluxPipeline,
 )
-from diffusax.pipelines.classes.flux2 import Flux2KleinPipeline
+from diffusax.pipelines.classes.flux2 import Flux2KleinInpaintPipeline, Flux2KleinPipeline
 from diffusax.pipelines.classes.stable_diffusion import (
     LatentConsistencyModelImg2ImgPipeline,
     LatentConsistencyModelPipeline,
@@ -45,6 +45,7 @@ from diffusax.pipelines.classes.z_image import (
 __all__ = [
     "DDIMPipeline",
     "DDPMPipeline",
+    "Flux2KleinInpaintPipeline",
     "Flux2KleinPipeline",
     "FluxControlNetPipeline",
     "FluxFillPipeline",

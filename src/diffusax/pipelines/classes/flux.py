@@ -8,7 +8,8 @@ from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import Flux
 from diffusax.pipelines.families.family import CONTROLNET, IMAGE_PROMPTS
 from diffusax.pipelines.flux_tasks import control, fill, kontext
-from diffusax.pipelines.tasks import image_to_image, inpaint, text_to_image
+from diffusax.pipelines.inpainting import inpaint
+from diffusax.pipelines.tasks import image_to_image, text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off

@@ -3,8 +3,10 @@
 The call's arguments, their order and defaults are diffusers'; those after the star are added.
 """
 
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import Flux2Klein
+from diffusax.pipelines.inpainting import inpaint
 from diffusax.pipelines.tasks import image_to_image, text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
@@ -31,4 +33,28 @@ class Flux2KleinPipeline(Flux2Klein):
 
         All images are looked at for each prompt; height and width are by default the first one's.
         A distilled checkpoint ignores guidance_scale.
+        """
+
+
+class Flux2KleinInpaintPipeline(Flux2Klein):
+    """Generates images anew where a mask is white, and looks at these and at further images."""
+
+    task = staticmethod(inpaint)
+    mask_processor = diffusers_methods.mask_processor
+
+    @documented
+    def __call__(
+        self, prompt=None, image=None, image_reference=None, mask_image=None, height=None,
+        width=None, padding_mask_crop=None, strength=0.8, num_inference_steps=50, sigmas=None,
+        guidance_scale=8.0, num_images_per_prompt=1, generator=None, latents=None,
+        prompt_embeds=None, negative_prompt_embeds=None, output_type="pil", return_dict=True,
+        attention_kwargs=None, callback_on_step_end=None,
+        callback_on_step_end_tensor_inputs=TENSORS, max_sequence_length=512,
+        text_encoder_out_layers=(9, 18, 27), *, seed=None, noise="jax", guidance_start=0.0,
+        guidance_end=1.0, adapters=None, guide=None,
+    ):
+        """Generates the masked regions anew, in the size of the given image.
+
+        height and width have no effect, as in diffusers. A distilled checkpoint ignores
+        guidance_scale.
         """

@@ -6,10 +6,10 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import StableDiffusion
+from diffusax.pipelines.inpainting import inpaint
 from diffusax.pipelines.tasks import (
     consistency_image_to_image,
     image_to_image,
-    inpaint,
     instruct,
     text_to_image,
 )

@@ -6,7 +6,8 @@ The calls' arguments, their order and defaults are diffusers'; those after the s
 from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.arguments import TENSORS, documented
 from diffusax.pipelines.classes.bases import ZImage
-from diffusax.pipelines.tasks import image_to_image, inpaint, text_to_image
+from diffusax.pipelines.inpainting import inpaint
+from diffusax.pipelines.tasks import image_to_image, text_to_image
 
 # Types and ranges of the arguments are declared in pipelines/arguments.py.
 # fmt: off

@@ -201,9 +201,14 @@ class Family:
     samples_once: bool = False
     """Whether image to image samples an image's latents once for all images that start from it,
     even if these have seeds of their own."""
+    encodes_to_mode: bool = False
+    """Whether images are encoded to the mode of the autoencoder's distribution of latents instead
+    of to samples of it, also in training."""
     looks_at_images: bool = False
     """Whether text to image takes images to look at. The denoiser is given their latents among
     `Conditions.added` as "references", a tuple of arrays b 1 h w c."""
+    soft_masks: bool = False
+    """Whether inpainting mixes the old and the new latents at the rim of the mask."""
     shows_kept: bool = False
     """Whether inpainting gives the image to a decoder that reads it; not beside a ControlNet."""
     micro_conditioned: bool = False

@@ -57,8 +57,7 @@ class Flux2KleinDenoiser(TransformerDenoiser):
         """
         options: dict[str, Any] = {"gradient_checkpointing": gradient_checkpointing}
         options |= adapter_options(params, "transformer", inputs and inputs.adapters)
-        if conditions.added is not None:
-            options["references"] = conditions.added["references"]
+        options["references"] = (conditions.added or {}).get("references", ())
         given = x, timestep.astype(jnp.float32) / 1000, conditions.context
         prediction: jax.Array = self.transformer.apply(params["transformer"], *given, **options)
         return prediction
@@ -183,6 +182,9 @@ FLUX2_KLEIN = Family(
     schedule_options=schedule_options,
     batch_key=longest_text,
     default_size=default_size,
+    encodes_to_mode=True,
     looks_at_images=True,
+    soft_masks=True,
+    begins_early=True,
 )
 """FLUX.2 klein, distilled to four steps and not."""

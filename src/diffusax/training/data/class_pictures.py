@@ -88,7 +88,7 @@ class ClassPictures:
         for block in tqdm(blocks, desc="class pictures", unit="batch"):
             prompts = [self.prompt] * len(block)
             size = {"height": self.size, "width": self.size}
-            images = pipe(prompts, seed=list(block), **size, **options).images
+            images = pipe(prompt=prompts, seed=list(block), **size, **options).images
             for number in _missing(folder, block[: max(own - block.start, 0)]):
                 with written_whole(folder / _name(number)) as partial:
                     images[number - block.start].save(partial, "PNG")

@@ -13,6 +13,7 @@ from PIL import Image
 
 from diffusax.checkpoints.networks import read_network
 from diffusax.images.sheets import captioned
+from diffusax.models.latents import latent_statistics
 from diffusax.models.network import (
     Model,
     Network,
@@ -34,6 +35,7 @@ from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
 from diffusax.training.denoising import (
+    STATISTICS,
     DenoisingConfig,
     DenoisingLoss,
     embedding_entries,
@@ -230,9 +232,14 @@ class Denoiser:
         }
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """Returns the frozen networks in the dtype of the computation, and the empty caption."""
+        """Returns the frozen networks in the dtype of the computation, and the empty caption.
+
+        The statistics of latents are float32, where the autoencoder has some.
+        """
         base, dtype = self.base, self.config.compute_dtype
         frozen = {name: self.load(name, dtype, device=mesh) for name in self._frozen_names()}
+        if latent_statistics(base.networks[base.autoencoder].shapes) is not None:
+            frozen[STATISTICS] = latent_statistics(self.load(base.autoencoder))
         empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
         if not self.embedded:
             return {**frozen, "empty": empty}
@@ -247,6 +254,9 @@ class Denoiser:
         """Returns the shapes of what `frozen` returns; no parameters are read."""
         networks, dtype = self.base.networks, self.config.compute_dtype
         frozen = {name: cast_shapes(networks[name].shapes, dtype) for name in self._frozen_names()}
+        statistics = latent_statistics(networks[self.base.autoencoder].shapes)
+        if statistics is not None:
+            frozen[STATISTICS] = statistics
         empty = jax.eval_shape(lambda: self.base.tokenize(""))
         if self.embedded:
             params = {name: networks[name].shapes for name in self.base.text_encoders}
@@ -289,11 +299,12 @@ class Denoiser:
     ) -> list[Image.Image]:
         """Generates an image for each validation prompt, with the seed of the run.
 
-        arguments: arguments of the call, besides those of all recipes.
+        arguments: arguments of the call, besides those of all recipes or in their place.
         """
         config, lora = self.config, self.lora
         params = {**frozen, **trained} if lora is None else dict(frozen)
-        params.pop("empty")
+        for name in ("empty", STATISTICS):
+            params.pop(name, None)
         # Adapters are drawn with the checkpoint as it is, its options too.
         options = self.result_options() if lora is None else {}
         components = self.base.components(params, **options)
@@ -302,15 +313,15 @@ class Denoiser:
             components.adapters.add("lora", to_adapter(lora, to_host(trained), networks), networks)
             arguments["adapters"] = {"lora": 1.0}
         height, width = self.validation_size
-        call = Call(
-            prompt=list(config.validation.prompts),
-            height=height,
-            width=width,
-            num_inference_steps=config.validation.steps,
-            guidance_scale=config.validation.guidance,
-            seed=config.seed,
-            **arguments,
-        )
+        own = {
+            "prompt": list(config.validation.prompts),
+            "height": height,
+            "width": width,
+            "num_inference_steps": config.validation.steps,
+            "guidance_scale": config.validation.guidance,
+            "seed": config.seed,
+        }
+        call = Call(**{**own, **arguments})
         return draw_images(components, task, call)
 
     @property
@@ -382,7 +393,10 @@ class Denoiser:
                     f"(got {n}); use {low} or {low + multiple}"
                 )
         if options.every:
-            self.base.scheduler.schedule(options.steps)
+            scheduler = self.base.scheduler
+            shifts = getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu
+            # Any shift does to see whether the scheduler takes so many steps.
+            scheduler.schedule(options.steps, **({"mu": 1.0} if shifts else {}))
 
 
 def _check_parts(data: DataConfig, cache: CachedSource) -> None:

@@ -1,7 +1,9 @@
 """Trains InstructPix2Pix (Brooks et al. 2023), which edits images as a text says.
 
 The denoising loss of the edited image, with the latents of the original image as further input
-channels and the instruction as the caption, as in diffusers' examples/instruct_pix2pix.
+channels and the instruction as the caption, as in diffusers' examples/instruct_pix2pix. A family
+that looks at images learns to look at the original one instead, as in diffusers'
+examples/dreambooth/train_dreambooth_lora_flux2_klein_img2img.py.
 """
 
 import dataclasses
@@ -43,7 +45,8 @@ class InstructPix2PixConfig(DenoiserConfig):
 
     conditioning_dropout: Annotated[float, Meta(ge=0, le=1 / 3)] = 0.05
     """The share of examples without their instruction, that without their picture, and that without
-    both, for guidance by each."""
+    both, for guidance by each; for networks that look at pictures (FLUX.2 klein) the share without
+    their instruction alone."""
     keep_pooled: bool = False
     """Keep SDXL's pooled embedding where the instruction is dropped, as diffusers' script does;
     pipelines do not have it there."""
@@ -59,7 +62,8 @@ def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
     """Returns the recipe for these options.
 
     The denoiser of a text-to-image checkpoint gets input channels for the other image, with weights
-    of zero; that of an InstructPix2Pix checkpoint is trained as it is.
+    of zero; that of an InstructPix2Pix checkpoint, or of one that looks at images, is trained as it
+    is.
 
     Raises:
         ValueError: the checkpoint, the data set or a validation image cannot be used, or options do
@@ -84,7 +88,15 @@ class InstructPix2Pix(Denoiser):
             conditioning_dropout=config.conditioning_dropout,
             keep_pooled=config.keep_pooled,
         )
-        self.pipeline_class = instruct_class(self.base.family)
+        if self.base.family.looks_at_images:
+            # Its pipelines look at the image with and without the instruction.
+            self.denoising = dataclasses.replace(
+                self.denoising,
+                conditioning_dropout=0.0,
+                caption_dropout=config.conditioning_dropout,
+            )
+        else:
+            self.pipeline_class = instruct_class(self.base.family)
         self.pictures = [self._cut(path) for path in config.validation.images]
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
@@ -100,13 +112,7 @@ class InstructPix2Pix(Denoiser):
         """Returns each validation image beside its edited one, with the prompt beneath."""
         count = len(self.config.validation.prompts)
         before = self.pictures * (count // len(self.pictures))
-        after = self.draw(
-            trained,
-            frozen,
-            tasks.instruct,
-            image=before,
-            image_guidance_scale=self.config.validation.image_guidance,
-        )
+        after = self._edited(trained, frozen, before)
         return self.captioned(
             [make_image_grid(pair, rows=1, cols=2) for pair in zip(before, after, strict=True)]
         )
@@ -119,6 +125,20 @@ class InstructPix2Pix(Denoiser):
     def card(self) -> dict[str, Any]:
         """Returns the model that this one was trained from."""
         return {"base_model": self.config.model, "pipeline_tag": "image-to-image"}
+
+    def _edited(
+        self, trained: Params, frozen: Params, before: list[Image.Image]
+    ) -> list[Image.Image]:
+        """Returns the images after the edits that the validation prompts ask for."""
+        if not self.base.family.looks_at_images:
+            scale = self.config.validation.image_guidance
+            own = {"image": before, "image_guidance_scale": scale}
+            return self.draw(trained, frozen, tasks.instruct, **own)
+        # All images of a call are looked at for each of its prompts.
+        return [
+            self.draw(trained, frozen, tasks.text_to_image, prompt=prompt, image=image)[0]
+            for prompt, image in zip(self.config.validation.prompts, before, strict=True)
+        ]
 
     def _cut(self, path: str) -> Image.Image:
         """Returns the center of a validation image, at the size of the validation."""

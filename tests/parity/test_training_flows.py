@@ -1,0 +1,276 @@
+"""Training of transformers by flow matching against the loops of diffusers' scripts.
+
+The references are the scripts' inner loops on the same images, prompts, noise and noise levels.
+"""
+
+import dataclasses
+from typing import Any
+
+import diffusers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft
+import pytest
+import torch
+from diffusers.utils import convert_state_dict_to_diffusers
+from effort import few
+from flow_training import (
+    FLOWS,
+    SCALE,
+    draw_batches,
+    edit_options,
+    options,
+    our_losses,
+    torch_losses,
+)
+from lora import ATTENTION
+from lora_training import ALPHA, add_trained, trained_tree
+from peft.utils import get_peft_model_state_dict
+from training.pictures import edit_row, picture, row, write_image_folder, write_parquet
+
+import diffusax
+from diffusax.checkpoints.tree import params_to_tensors
+from diffusax.training import (
+    CacheConfig,
+    CacheDataConfig,
+    CaptionedDataConfig,
+    DreamBoothConfig,
+    InstructPix2PixValidationConfig,
+    LoRAConfig,
+    OptimizerConfig,
+    cache_latents,
+    dreambooth,
+    instruct_pix2pix,
+    text_to_image,
+    train,
+)
+from diffusax.training.denoising import DenoisingLoss
+
+RANK = 4
+LOSS, GRADIENT = 1e-5, 1e-4
+LORA_FILE = "pytorch_lora_weights.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    family: str
+    scheme: str
+    adapters: bool
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of the pipeline."""
+    texts: tuple[int, int] | None = None
+    """The shape of embeddings that take the place of prompts."""
+    edits: bool = False
+    """Whether another image is looked at (train_dreambooth_lora_flux2_klein_img2img.py)."""
+
+
+CASES = {
+    "z-image-lora-cosmap": Case("z-image", "cosmap", True),
+    "z-image-lora-sigma-sqrt": Case("z-image", "sigma_sqrt", True),
+    "z-image-full-logit-normal": Case("z-image", "logit_normal", False),
+    "flux-lora-guided": Case("flux", "cosmap", True),
+    "flux-lora": Case("flux", "cosmap", True, {"guidance_embeds": False}),
+    "klein-lora": Case("klein", "none", True, {"layers": 4}, (40, 48)),
+    "klein-full": Case("klein", "cosmap", False),
+    "klein-edits": Case("klein", "cosmap", True, {"layers": 4}, (40, 48), edits=True),
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_parquet(tmp_path / "data", [row(i) for i in range(6)])
+
+
+@pytest.mark.parametrize("name", few(CASES, "z-image-lora-cosmap", "klein-lora"))
+def test_losses_of_the_first_steps_and_gradients_are_upstreams(tmp_path, data, name):
+    case = CASES[name]
+    flow = FLOWS[case.family]
+    pipe = flow.pipeline(tmp_path / "model", **case.options)
+    changes: dict[str, Any] = {"guidance_scale": SCALE, "gradient_checkpointing": "blocks"}
+    if case.adapters:
+        add_trained(pipe.transformer, RANK, list(flow.targets))
+        changes["lora"] = LoRAConfig(rank=RANK, alpha=ALPHA * RANK, targets=flow.targets)
+    else:
+        pipe.transformer.requires_grad_(True)
+    if case.scheme != "none":
+        changes["weighting_scheme"] = case.scheme
+    if case.edits:
+        data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+        recipe = instruct_pix2pix(edit_options(tmp_path / "model", data, **changes))
+    else:
+        recipe = text_to_image(options(tmp_path / "model", data, **changes))
+    trained = recipe.trained()
+    if case.adapters:
+        own = {"transformer": trained_tree(pipe.transformer)}
+        assert jax.tree.map(np.shape, own) == jax.tree.map(np.shape, trained)
+        trained = own
+    base, run = recipe.base, draw_batches(flow, texts=case.texts, edits=case.edits)
+    loss = DenoisingLoss.of(
+        recipe.config, base.family, base.networks, base.scheduler, lora=recipe.lora
+    )
+    if base.scheduler.config["use_dynamic_shifting"]:
+        # The scripts train checkpoints whose shift depends on the image without any.
+        assert loss.process.shift == 1
+    losses, first = our_losses(loss, recipe, trained, run)
+    expected, theirs = torch_losses(flow, pipe, run, case.scheme)
+    assert np.ptp(expected) > 1e-3
+    np.testing.assert_allclose(losses, expected, rtol=LOSS)
+    check_gradients(first if case.adapters else params_to_tensors(first["transformer"]), theirs)
+
+
+def check_gradients(ours: Any, theirs: Any) -> None:
+    """Asserts that they are alike, compared with the largest of each array."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    largest = max(np.abs(g).max() for g in jax.tree.leaves(theirs))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(theirs)
+    for (path, value), gradient in zip(leaves, jax.tree.leaves(ours), strict=True):
+        scale = max(np.abs(value).max(), 1e-3 * largest)
+        assert np.abs(np.asarray(gradient) - value).max() < GRADIENT * scale, path
+
+
+def draw(pipe: Any, call: dict[str, Any]) -> np.ndarray:
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": 2, "output_type": "np", **call}
+    generator = torch.Generator().manual_seed(0)
+    return pipe(prompt="a red apple", generator=generator, **call).images
+
+
+def trained_run(
+    family: str, folder: Any, data: Any, output: Any, steps: int = 3, **changes: Any
+) -> Any:
+    config = options(
+        folder,
+        data,
+        output=str(output),
+        steps=steps,
+        lora=LoRAConfig(rank=2, alpha=3.0, targets=FLOWS[family].targets),
+        optimizer=OptimizerConfig(learning_rate=0.1),
+        **changes,
+    )
+    train(text_to_image(config), config)
+    return output / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FLOWS)
+def test_pytorch_draws_the_same_with_the_adapters_of_a_run(tmp_path, data, family):
+    flow = FLOWS[family]
+    theirs = flow.pipeline(tmp_path / "model")
+    found = trained_run(family, tmp_path / "model", data, tmp_path / "out", weighting_scheme="mode")
+    plain = draw(theirs, flow.call)
+    theirs.load_lora_weights(found)
+    expected = draw(theirs, flow.call)
+    assert np.abs(expected - plain).max() > 0.01
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    ours.load_lora_weights(found)
+    assert np.abs(draw(ours, flow.call) - expected).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_are_trained_further(tmp_path, data):
+    pipe = FLOWS["z-image"].pipeline(tmp_path / "model")
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=ATTENTION, init_lora_weights=False)
+    pipe.transformer.add_adapter(config)
+    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(pipe.transformer))
+    diffusers.ZImagePipeline.save_lora_weights(tmp_path / "lora", transformer_lora_layers=layers)
+    lora = LoRAConfig(path=str(tmp_path / "lora"))
+    recipe = text_to_image(options(tmp_path / "model", data, lora=lora))
+    recipe.save(recipe.trained(), tmp_path / "out")
+    again = text_to_image(
+        options(tmp_path / "model", data, lora=LoRAConfig(path=str(tmp_path / "out")))
+    )
+    jax.tree.map(np.testing.assert_array_equal, again.trained(), recipe.trained())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["z-image", "klein"])
+def test_a_run_goes_on_in_the_same_bits(tmp_path, data, family):
+    FLOWS[family].pipeline(tmp_path / "model")
+    whole = trained_run(family, tmp_path / "model", data, tmp_path / "whole", steps=4)
+    part = tmp_path / "part"
+    trained_run(family, tmp_path / "model", data, part, steps=2)
+    (part / "model").rename(tmp_path / "old")
+    parted = trained_run(family, tmp_path / "model", data, part, steps=4)
+    assert (whole / LORA_FILE).read_bytes() == (parted / LORA_FILE).read_bytes()
+    assert (tmp_path / "old" / LORA_FILE).read_bytes() != (parted / LORA_FILE).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FLOWS)
+def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
+    FLOWS[family].pipeline(tmp_path / "model")
+    cached = CacheConfig(
+        model=str(tmp_path / "model"),
+        output=str(tmp_path / "cache"),
+        text_embeddings=True,
+        data=CacheDataConfig(str(data), resolution=24),
+    )
+    assert cache_latents(cached) == 6
+    losses = []
+    for source, changes in ((data, {}), (tmp_path / "cache", {"data": str(tmp_path / "cache")})):
+        config = options(tmp_path / "model", source, caption_dropout=0.5)
+        if changes:
+            config = dataclasses.replace(config, data=CaptionedDataConfig(changes["data"]))
+        recipe = text_to_image(config)
+        rows = [
+            recipe.example(recipe.source[i], np.random.default_rng((0, 0, i))) for i in range(4)
+        ]
+        batch = {name: np.stack([own[name] for own in rows]) for name in rows[0]}
+        assert ("encoder_hidden_states" in batch) is bool(changes)
+        keys = jax.vmap(jax.random.key)(jnp.arange(4))
+        frozen = recipe.frozen()
+        shapes = jax.tree.map(lambda x: (np.shape(x), str(np.asarray(x).dtype)), frozen)
+        wanted = jax.tree.map(lambda x: (x.shape, str(x.dtype)), recipe.frozen_shapes())
+        assert shapes == wanted
+        losses.append(recipe.loss(recipe.trained(), frozen, batch, keys))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dreambooth", "edits"])
+def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, kind):
+    flow = FLOWS["klein"]
+    theirs = flow.pipeline(tmp_path / "model")
+    common = {
+        "output": str(tmp_path / "out"),
+        "steps": 2,
+        "lora": LoRAConfig(rank=2, targets=flow.targets),
+        "optimizer": OptimizerConfig(learning_rate=0.1),
+    }
+    drawn = {"every": 2, "steps": 2, "prompts": ("a red apple", "a hat")}
+    if kind == "edits":
+        picture(1, (80, 64)).save(tmp_path / "photo.png")
+        seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 80}
+        validation = InstructPix2PixValidationConfig(**seen)
+        data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(3)])
+        config = edit_options(tmp_path / "model", data, validation=validation, **common)
+        assert not (recipe := instruct_pix2pix(config)).denoising.conditioning_dropout
+        assert recipe.denoising.caption_dropout == config.conditioning_dropout
+    else:
+        write_image_folder(tmp_path / "subject", 2)
+        config = DreamBoothConfig(
+            **common,
+            model=str(tmp_path / "model"),
+            instance_data=str(tmp_path / "subject"),
+            instance_prompt="a red apple",
+            class_prompt="an apple",
+            class_images=2,
+            class_batch_size=2,
+            class_steps=1,
+            batch_size=2,
+            compute_dtype="float32",
+        )
+        config = dataclasses.replace(
+            config,
+            data=dataclasses.replace(config.data, resolution=24),
+            validation=dataclasses.replace(config.validation, **drawn),
+        )
+        recipe = dreambooth(config)
+        assert len(list((tmp_path / "out" / "class").glob("*.png"))) == 2
+    train(recipe, config)
+    images = recipe.validate(recipe.trained(), recipe.frozen())
+    assert len(images) == 2
+    plain = draw(theirs, flow.call)
+    theirs.load_lora_weights(tmp_path / "out" / "model")
+    assert np.abs(draw(theirs, flow.call) - plain).max() > 0.01
