@@ -60,6 +60,7 @@ def step_program(
         accumulate=config.accumulate,
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
+        by_rows=_whole_on_gpus(mesh),
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
@@ -72,6 +73,11 @@ def step_program(
         return jax.jit(train_step, donate_argnums=0)
     # A constraint inside the program says nothing of the order in which its results are stored.
     return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, None))
+
+
+def _whole_on_gpus(mesh: Mesh) -> bool:
+    """Returns whether the devices are GPUs, each with all parameters."""
+    return mesh.devices.flat[0].platform == "gpu" and mesh.size == mesh.shape["data"]
 
 
 def abstract_state(
