@@ -22,6 +22,9 @@ from diffusax.runtime.kernels import kernels_of
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, operations_of
 from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
+from diffusax.training import CaptionedDataConfig, EMAConfig, TextToImageConfig, text_to_image
+from diffusax.training.memory import bytes_on_device
+from diffusax.training.program import abstract_arguments, lower_step
 
 pytestmark = [
     pytest.mark.gpu_compiler,
@@ -112,6 +115,17 @@ def test_no_weights_are_copied_before_the_steps():
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))
     copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
     assert copied < arguments / 100
+
+
+@pytest.mark.parametrize("mesh", ["data=1", "data=1,fsdp=4"])
+def test_a_training_step_copies_no_weights(mesh, rows):
+    data = CaptionedDataConfig(path=str(rows), resolution=64)
+    config = TextToImageConfig(model="emoji", data=data, batch_size=8, ema=EMAConfig(rule="ramp"))
+    recipe, devices = text_to_image(config), topology_mesh("h200:4", mesh)
+    kernels = kernels_of(compile_there(lower_step(recipe, config, devices)).as_text())
+    state, _, _ = abstract_arguments(recipe, config, devices)
+    copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
+    assert copied < bytes_on_device(state) / 100
 
 
 def test_memory_says_whether_a_call_fits_a_card():

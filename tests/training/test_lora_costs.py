@@ -30,7 +30,8 @@ class Step:
         self.mesh = make_mesh("data=1", devices=jax.local_devices()[:1])
         self.state, self.frozen, self.batch = abstract_arguments(self.recipe, config, self.mesh)
         self.keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), BATCH))
-        program = step_program(self.recipe, config, optimizer_of(config), self.mesh)
+        optimizer = optimizer_of(config)
+        program = step_program(self.recipe, config, optimizer, self.mesh, self.state)
         with jax.set_mesh(self.mesh):
             self.compiled = program.lower(self.state, self.frozen, self.batch).compile()
 

@@ -1,8 +1,9 @@
 """The order in memory in which a device's library reads the parameters of convolutions.
 
-cuDNN reads the kernel of a convolution of images b h w c as d h w c. XLA stores arrays row by row
-unless it is told otherwise, so that every call of a program would copy all kernels, h w c d, into
-that order first. Shapes and values stay what they are, and files know nothing of it.
+cuDNN reads the kernel of a convolution of images b h w c as d h w c, and writes gradients so. XLA
+stores arrays row by row unless it is told otherwise, so that every call of a program would copy all
+kernels, h w c d, into that order first, and a training step their gradients and moments, too.
+Shapes and values stay what they are, and files know nothing of it.
 """
 
 from collections.abc import Sequence

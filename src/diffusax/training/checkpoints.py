@@ -175,7 +175,7 @@ class Checkpoints:
                 f"{self.average or 'no average'}; give the options in its config.yaml, or another "
                 "output folder"
             )
-        restore = args.StandardRestore(shapes)
+        restore = args.StandardRestore(shapes, support_layout=True)
         state = self._manager.restore(step, args=args.Composite(state=restore))["state"]
         return state, positions[jax.process_index()]
 

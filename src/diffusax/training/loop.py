@@ -17,6 +17,7 @@ from diffusax.files import locked
 from diffusax.models.network import Params
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.flops import count_training_flops
+from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import (
     batch_size,
     check_processes,
@@ -41,6 +42,7 @@ from diffusax.training.program import (
     abstract_frozen,
     abstract_state,
     optimizer_of,
+    places,
     step_program,
     tensor_rules,
 )
@@ -262,7 +264,7 @@ class _Run:
             Interrupted: a signal came.
         """
         config, mesh, began = self.config, self.mesh, time.perf_counter()
-        program = step_program(self.recipe, config, optimizer_of(config), mesh)
+        program = step_program(self.recipe, config, optimizer_of(config), mesh, self.state)
         with self.reports.compiling(size) as show, self.stop.at_once():
 
             def tick() -> None:
@@ -316,8 +318,8 @@ def _with_average(
 ) -> TrainState:
     """Adds an average to the state, which begins as a copy of the parameters."""
     copy = functools.partial(copy_as_average, averages=config.ema.averages)
-    shardings = tree_sharding(mesh, jax.eval_shape(copy, state.params), tensor_rules(recipe))
-    return state._replace(ema=jax.jit(copy, out_shardings=shardings)(state.params))
+    kept = places(recipe, jax.eval_shape(copy, state.params), mesh)
+    return state._replace(ema=jax.jit(copy, out_shardings=kept)(state.params))
 
 
 def _check_options(config: TrainConfig, mesh: jax.sharding.Mesh) -> None:
@@ -363,15 +365,14 @@ def _first_state(
     create: Callable[[Params], TrainState], recipe: Recipe, mesh: jax.sharding.Mesh
 ) -> TrainState:
     """Makes the state of a new run from the recipe's parameters, whose memory it takes over."""
-    shapes = recipe.shapes()
-    shardings = tree_sharding(mesh, jax.eval_shape(create, shapes), tensor_rules(recipe))
-    make = jax.jit(create, out_shardings=shardings, donate_argnums=0)
+    kept = places(recipe, jax.eval_shape(create, recipe.shapes()), mesh)
+    make = jax.jit(create, out_shardings=kept, donate_argnums=0)
     return make(_spread(recipe, mesh, recipe.trained(mesh)))
 
 
 def _spread(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params) -> Params:
-    """Puts the parameters on the mesh, unless they are there."""
-    return jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe)))
+    """Puts the parameters on the mesh, unless they are there, in the order of its devices."""
+    return in_order(jax.device_put(params, tree_sharding(mesh, params, tensor_rules(recipe))))
 
 
 def _note_changes(config: TrainConfig, before: Path, *, resumed: bool) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from msgspec import Meta
 from optax.contrib import MuonDimensionNumbers, muon
 
 from diffusax.models.network import Params
+from diffusax.training.norms import global_norm
 from diffusax.typed.options import Options, Weight
 
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
@@ -90,16 +92,19 @@ def _with_rates(
 
     The optimizer's state stays as it is without, so that a run can go on with other rates.
     """
+    inner = optax.with_extra_args_support(optimizer)
 
-    def update(grads: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
-        updates, state = optimizer.update(grads, state, params)
+    def update(
+        grads: Params, state: Any, params: Params | None = None, **given: Any
+    ) -> tuple[Params, Any]:
+        updates, state = inner.update(grads, state, params, **given)
         for name, own in updates.items():
             factor = next((f for start, f in factors.items() if name.startswith(start)), None)
             if factor is not None:
                 updates = {**updates, name: jax.tree.map(lambda x, f=factor: x * f, own)}
         return updates, state
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def _clipped(
@@ -107,7 +112,25 @@ def _clipped(
 ) -> optax.GradientTransformation:
     if math.isinf(config.max_grad_norm):
         return optimizer
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+    return optax.chain(_clip(config.max_grad_norm), optimizer)
+
+
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Scales gradients as `optax.clip_by_global_norm`, by the norm that the step knows already."""
+
+    def update(
+        grads: Params,
+        state: optax.OptState,
+        params: Params | None = None,
+        *,
+        grad_norm: jax.Array | None = None,
+        **_: Any,
+    ) -> tuple[Params, optax.OptState]:
+        size = global_norm(grads) if grad_norm is None else grad_norm
+        inside = size < max_norm
+        return jax.tree.map(lambda g: jnp.where(inside, g, g / size * max_norm), grads), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from diffusax.models import TENSOR_RULES
 from diffusax.models.network import Params
 from diffusax.runtime.flops import count_training_flops
+from diffusax.runtime.layouts import tree_places
 from diffusax.runtime.mesh import Rules, batch_sharding, rules_below, tree_sharding
 from diffusax.runtime.topology import lowering_platforms
 from diffusax.training.config import TrainConfig
@@ -36,10 +37,22 @@ def tensor_rules(recipe: Recipe) -> Rules:
     return (*itertools.chain.from_iterable(own), *TENSOR_RULES)
 
 
+def places(recipe: Recipe, tree: Any, mesh: Mesh) -> Any:
+    """Returns where on the mesh each array (or shape) of a recipe lies, and in which order."""
+    return tree_places(tree, tree_sharding(mesh, tree, tensor_rules(recipe)))
+
+
 def step_program(
-    recipe: Recipe, config: TrainConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+    recipe: Recipe,
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    state: TrainState,
 ) -> jax.stages.Wrapped:
-    """Jits the step of a run; it donates its state, which keeps its place on the mesh."""
+    """Jits the step of a run; it donates its state, which keeps its place and order on the mesh.
+
+    state: the state, or its shapes.
+    """
     rules = tensor_rules(recipe)
     step = make_train_step(
         recipe.loss,
@@ -47,6 +60,7 @@ def step_program(
         accumulate=config.accumulate,
         ema=config.ema,
         ema_start=config.ema.start_step(config.steps) or 0,
+        by_rows=_whole_on_gpus(mesh),
     )
 
     def train_step(state: TrainState, frozen: Params, batch: Any) -> Any:
@@ -54,7 +68,16 @@ def step_program(
         shardings = tree_sharding(mesh, state, rules)
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
-    return jax.jit(train_step, donate_argnums=0)
+    kept = places(recipe, state, mesh)
+    if kept == tree_sharding(mesh, state, rules):
+        return jax.jit(train_step, donate_argnums=0)
+    # A constraint inside the program says nothing of the order in which its results are stored.
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, None))
+
+
+def _whole_on_gpus(mesh: Mesh) -> bool:
+    """Returns whether the devices are GPUs, each with all parameters."""
+    return mesh.devices.flat[0].platform == "gpu" and mesh.size == mesh.shape["data"]
 
 
 def abstract_state(
@@ -69,7 +92,7 @@ def abstract_state(
     if averaged:
         copy = functools.partial(copy_as_average, averages=averages)
         shapes = shapes._replace(ema=jax.eval_shape(copy, shapes.params))
-    return _placed(shapes, tree_sharding(mesh, shapes, tensor_rules(recipe)))
+    return _placed(shapes, places(recipe, shapes, mesh))
 
 
 def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple[Any, ...]:
@@ -89,7 +112,7 @@ def abstract_arguments(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> tuple
 def abstract_frozen(recipe: Recipe, mesh: Mesh) -> Params:
     """Returns the frozen parameters as shapes with shardings; none are read."""
     frozen = recipe.frozen_shapes()
-    return _placed(frozen, tree_sharding(mesh, frozen, tensor_rules(recipe)))
+    return _placed(frozen, places(recipe, frozen, mesh))
 
 
 def abstract_batch(example: Element, config: TrainConfig, mesh: Mesh) -> Any:
@@ -106,7 +129,8 @@ def lower_step(recipe: Recipe, config: TrainConfig, mesh: Mesh) -> jax.stages.Lo
     optimizer = optimizer_of(config)
     arguments = abstract_arguments(recipe, config, mesh)
     with jax.set_mesh(mesh):
-        traced = step_program(recipe, config, optimizer, mesh).trace(*arguments)
+        program = step_program(recipe, config, optimizer, mesh, arguments[0])
+        traced = program.trace(*arguments)
         return traced.lower(lowering_platforms=lowering_platforms(mesh))
 
 

@@ -1,5 +1,6 @@
 """One training step as one compiled program."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import optax
 
 from diffusax.models.network import Params
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
+from diffusax.training.norms import global_norm, global_norm_by_rows
 
 Batch = dict[str, jax.Array]
 Loss = Callable[[Params, Params, Batch, jax.Array], jax.Array]
@@ -48,6 +50,7 @@ def make_train_step(
     accumulate: int = 1,
     ema: EMAConfig | None = None,
     ema_start: int = 0,
+    by_rows: bool = False,
 ) -> Callable[[TrainState, Params, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the function (state, frozen parameters, batch) -> (state, metrics), to be jitted.
 
@@ -60,6 +63,7 @@ def make_train_step(
         accumulate: the number of microbatches of a batch, which must divide its size.
         ema: the rule of the average, for states that hold one.
         ema_start: the step after which the average began.
+        by_rows: whether to compute norms by `global_norm_by_rows`.
 
     Returns:
         The function. Its metrics are scalars: loss, grad_norm (before clipping) and skipped (so
@@ -85,6 +89,12 @@ def make_train_step(
         total, _ = jax.lax.scan(add, zero, split)
         return jax.tree.map(lambda x: x / accumulate, total)
 
+    update = optax.with_extra_args_support(optimizer).update
+    norm_of_grads = norm_of_updates = global_norm
+    if by_rows:
+        norm_of_grads = functools.partial(global_norm_by_rows, stored=True)
+        norm_of_updates = functools.partial(global_norm_by_rows, stored=False)
+
     def train_step(
         state: TrainState, frozen: Params, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -92,8 +102,8 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
         value, grads = gradients(state.params, frozen, batch, keys)
-        grad_norm = _global_norm(grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        grad_norm = norm_of_grads(grads)
+        updates, opt_state = update(grads, state.opt_state, state.params, grad_norm=grad_norm)
         params = optax.apply_updates(state.params, updates)
         step = state.step + 1
         average = maybe_update_ema(
@@ -104,7 +114,7 @@ def make_train_step(
             images_per_step=size,
         )
 
-        norms = jnp.stack([value, grad_norm, _global_norm(updates)])
+        norms = jnp.stack([value, grad_norm, norm_of_updates(updates)])
         finite = jnp.isfinite(norms).all()
         params, opt_state, average = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
@@ -116,11 +126,6 @@ def make_train_step(
         return TrainState(step, params, opt_state, average, state.key, skipped), metrics
 
     return train_step
-
-
-def _global_norm(tree: Any) -> jax.Array:
-    """Returns the norm of all numbers of a tree together."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def _microbatches(x: jax.Array, count: int) -> jax.Array:
