@@ -1,12 +1,16 @@
 """Runs that are killed, or told to stop, and started again."""
 
+import functools
 import json
 import os
 import random
 import signal
 import socket
 
+import fluxes
+import kleins
 import pytest
+import z_images
 from offline.runs import (
     errors,
     files,
@@ -106,6 +110,37 @@ def test_a_killed_run_makes_each_picture_once(tmp_path, model, prompts, undistur
     options = [*OPTIONS, *model, "--format", name]
     assert run_killed(prompts, tmp_path, kills, name, *options) == kills
     check_each_once(tmp_path, undisturbed(name), 60)
+
+
+TRANSFORMERS = {
+    "flux": fluxes.pipeline,
+    # The hidden states that it reads by default.
+    "klein": functools.partial(kleins.pipeline, layers=28),
+    "z-image": z_images.pipeline,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_killed_runs_of_transformers_over_two_processes_make_each_picture_once(tmp_path, family):
+    TRANSFORMERS[family](tmp_path / "model")
+    size, count = '"height": 24, "width": 40', 14
+
+    def line(number):
+        scale = ', "guidance": 0.0, "steps": 3' if number % 2 else ""
+        return '{"prompt": 1}' if number % 7 == 3 else f'{{"prompt": "a {number}", {size}{scale}}}'
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(line(number) + "\n" for number in range(1, count + 1)))
+    options = ["--steps", 2, "--batch-size", 2, "--images-per-shard", 4]
+    options += ["--model", tmp_path / "model"]
+    finish(start(prompts, tmp_path / "whole", *options))
+    assert run_killed(prompts, tmp_path / "killed", 1, 0, *options) == 1
+    check_each_once(tmp_path / "killed", tmp_path / "whole", count)
+    parts = [start(prompts, tmp_path / "parts", *options, "--shard", f"{i}/2") for i in range(2)]
+    for part in parts:
+        finish(part)
+    check_each_once(tmp_path / "parts", tmp_path / "whole", count)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`diffusax export`."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,12 @@ from diffusax.cli.compile import TASKS, parse_size
 from diffusax.cli.drawing import Dtype
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import ahead
-from diffusax.pipelines.exporting import parameter_files, write_example, write_parameters
+from diffusax.pipelines.exporting import (
+    parameter_files,
+    reads_plain_texts,
+    write_example,
+    write_parameters,
+)
 from diffusax.printable import escaped
 from diffusax.runtime.exporting import export_requests
 from diffusax.typed.options import Count, Options
@@ -22,8 +28,8 @@ from diffusax.typed.ranges import Steps
 class Export(Options):
     """Write a model's programs as StableHLO files, which run without diffusax on any platform.
 
-    Weights are arguments of the programs and in files of their own. For text-to-image there is a
-    script, draw.py, that generates images with all of them.
+    Weights are arguments of the programs and in files of their own. For text-to-image with Stable
+    Diffusion there is a script, draw.py, that generates images with all of them.
     """
 
     model: Positional[str]
@@ -41,7 +47,7 @@ class Export(Options):
     dtype: Dtype = "float32"
     """The dtype of the parameters and of the computation."""
     weights: bool = True
-    """Write the weights, and draw.py, beside the programs."""
+    """Write the weights beside the programs, and for Stable Diffusion draw.py."""
     steps: Annotated[Steps | None, OWN] = None
     """The number of sampler steps of draw.py; the pipeline's own by default."""
     output: Path = Path("exported")
@@ -65,7 +71,7 @@ class Export(Options):
         if self.weights:
             names = list(pipe.params)
             files += write_parameters(checkpoint, names, self.output, dtype=self.dtype)
-        if self.weights and self.task == "text-to-image":
+        if self.weights and self.task == "text-to-image" and reads_plain_texts(pipe.parts):
             call = ahead.example_call(pipe, self.batch_size or 1, size, arguments)
             (denoise,) = (request for request in found if request.program.name == "denoise")
             files += write_example(pipe.parts, pipe.task, call, denoise, self.output)
@@ -79,8 +85,10 @@ class Export(Options):
             arguments: dict[str, Any] = {"guidance_scale": pipe.family.unguided}
         else:
             scale = pipe.call_defaults.get("guidance_scale", 7.5)
-            # Needed even where no negative prompt means zeros: the programs take any prompt.
-            arguments = {"guidance_scale": scale, "negative_prompt": ""}
+            arguments = {"guidance_scale": scale}
+            if "negative_prompt" in inspect.signature(type(pipe).__call__).parameters:
+                # Needed even where no negative prompt means zeros: the programs take any prompt.
+                arguments["negative_prompt"] = ""
         steps = self.steps or pipe.call_defaults.get("num_inference_steps")
         return arguments if steps is None else {**arguments, "num_inference_steps": int(steps)}
 

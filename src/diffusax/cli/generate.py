@@ -41,7 +41,7 @@ class Generate(drawing.ToFile):
     """Run diffusax's own networks, or with torch the checkpoint's PyTorch pipeline, of any kind
     that diffusers has, through torchax."""
     image: Annotated[Path | None, OWN] = None
-    """Start from this image instead of from noise."""
+    """Start from this image instead of from noise; FLUX.2 klein looks at it."""
     strength: Annotated[Fraction | None, OWN] = None
     """How much to change the image, from 0 to 1; the pipeline's own by default."""
     mask: Annotated[Path | None, OWN] = None
@@ -165,9 +165,12 @@ def _opened(
     options: Generate, pictures: dict[str, Any], runs: Sequence[Generate]
 ) -> drawing.Drawer:
     """Loads the pipeline; returns a function that generates any of these runs with it."""
+    from diffusax.images.pictures import load_image
     from diffusax.samplers import scheduler_from_name
 
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs))
+    if _is_looked_at(options, pipe):
+        pictures = {**pictures, "image": load_image(str(options.image))}
     own = pipe.scheduler
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
@@ -250,9 +253,14 @@ def _pictures(options: Generate) -> dict[str, Any]:
     return given
 
 
+def _is_looked_at(options: Generate, pipe: Any) -> bool:
+    """Returns whether the image is none to start from, and so keeps its own size."""
+    return bool(options.image and not options.mask and pipe.family.looks_at_images)
+
+
 def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
     """Returns height and width: those of the image to paint in, if all of it is painted."""
-    if options.image and not options.mask:
+    if options.image and not options.mask and not _is_looked_at(options, pipe):
         return {}
     if options.mask and options.mask_crop is None:
         factor, image = pipe.vae_scale_factor, pictures["image"]

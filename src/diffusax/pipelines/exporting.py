@@ -51,6 +51,11 @@ def write_parameters(
         yield path
 
 
+def reads_plain_texts(c: Components) -> bool:
+    """Returns whether `write_example` can: whether all texts are CLIP's, without a chat or T5's."""
+    return all(hasattr(tokenizer, "windows") for tokenizer in c.tokenizers.values())
+
+
 def write_example(
     c: Components, task: Task, call: Call, denoise: Request, folder: Path
 ) -> list[Path]:
