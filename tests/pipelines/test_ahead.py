@@ -179,7 +179,7 @@ def test_memory_on_devices_that_are_elsewhere(pipe):
         assert whole["parameters"] == sum(report["parameters"].values())
         # Small arrays, and those that two devices do not divide, are whole.
         share = report["parameters"]["unet"] / (sizes["unet"] / 1e9)
-        assert 1 / parts <= share < 1 / parts + 0.1
+        assert 1 / parts - 1e-9 < share < 1 / parts + 0.1
         names = [name.split(" ")[0] for name in report if " " in name]
         assert names == ["encode_texts", "denoise", "decode"]
         for name, program in report.items():
