@@ -332,6 +332,12 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
     seen = ["--image", str(tmp_path / "photo.png"), "--output", first]
     main(["generate", PROMPT, "--model", folder, *size, *seen])
     assert diffusax.load_image(first).size == (40, 24)
+    if name == "flux":
+        fluxes.controlnet().save_pretrained(tmp_path / "net")
+        steering = ["--control", seen[1], "--controlnet", str(tmp_path / "net")]
+        main(["generate", PROMPT, "--model", folder, *size, *steering, "--output", first])
+        image = np.asarray(diffusax.load_image(first), np.int32)
+        assert np.abs(image - found[0]).max() > 5
     out = tmp_path / "exported"
     options = ["--platforms", "cpu", "--size", "24x40", "--output", str(out)]
     main(["export", folder, *options])
