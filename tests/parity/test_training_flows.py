@@ -37,14 +37,19 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
+    ControlNetConfig,
     DreamBoothConfig,
+    InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     LoRAConfig,
     OptimizerConfig,
+    TextualInversionConfig,
     cache_latents,
+    controlnet,
     dreambooth,
     instruct_pix2pix,
     text_to_image,
+    textual_inversion,
     train,
 )
 from diffusax.training.denoising import DenoisingLoss
@@ -231,6 +236,27 @@ def test_cached_latents_and_captions_have_the_same_loss(tmp_path, data, family):
         assert shapes == wanted
         losses.append(recipe.loss(recipe.trained(), frozen, batch, keys))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config", "message"),
+    [
+        (instruct_pix2pix, InstructPix2PixConfig, "is FLUX.1, which cannot be trained to edit"),
+        (controlnet, ControlNetConfig, "is FLUX.1, for which diffusax trains no ControlNets"),
+        (textual_inversion, TextualInversionConfig, "is FLUX.1, whose encoders take no new words"),
+    ],
+)
+def test_what_a_family_is_not_trained_for_is_said(tmp_path, data, recipe, config, message):
+    FLOWS["flux"].pipeline(tmp_path / "model")
+    word = {"placeholder_token": "<x>", "initializer_token": "a"}
+    given = config(
+        model=str(tmp_path / "model"), **(word if config is TextualInversionConfig else {})
+    )
+    given = dataclasses.replace(
+        given, data=dataclasses.replace(given.data, path=str(data), resolution=24)
+    )
+    with pytest.raises(ValueError, match=message):
+        recipe(given)
 
 
 @pytest.mark.slow

@@ -231,6 +231,17 @@ def test_texts_that_are_encoded_first(whole, name):
             pipes[0](prompt=prompts, **{argument: value}, **size)
 
 
+def test_text_encoders_may_have_a_device_of_their_own(made):
+    kind, (_, pipe, folder) = KINDS["z-image"], made("z-image")
+    apart = opened(folder, encoder_device=jax.devices()[0])
+    call = {"prompt": PROMPT, "seed": 1, "num_inference_steps": 2, **kind.call, **kind.guided}
+    np.testing.assert_allclose(apart(**call).images, pipe(**call).images, atol=1e-5)
+    other = diffusax.ZImageImg2ImgPipeline.from_pipe(apart)
+    assert other.parts.encoder_mesh == apart.parts.encoder_mesh is not None
+    with pytest.raises(ValueError, match="load the pipeline without encoder_device"):
+        apart.prepare_inputs(**{k: v for k, v in call.items() if k != "output_type"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_embeddings_are_those_of_their_prompts(made, name):
@@ -321,6 +332,12 @@ def test_commands_compile_generate_and_export(whole, tmp_path, name):
     seen = ["--image", str(tmp_path / "photo.png"), "--output", first]
     main(["generate", PROMPT, "--model", folder, *size, *seen])
     assert diffusax.load_image(first).size == (40, 24)
+    if name == "flux":
+        fluxes.controlnet().save_pretrained(tmp_path / "net")
+        steering = ["--control", seen[1], "--controlnet", str(tmp_path / "net")]
+        main(["generate", PROMPT, "--model", folder, *size, *steering, "--output", first])
+        image = np.asarray(diffusax.load_image(first), np.int32)
+        assert np.abs(image - found[0]).max() > 5
     out = tmp_path / "exported"
     options = ["--platforms", "cpu", "--size", "24x40", "--output", str(out)]
     main(["export", folder, *options])

@@ -1,6 +1,7 @@
 """`diffusax generate`."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -165,12 +166,10 @@ def _opened(
     options: Generate, pictures: dict[str, Any], runs: Sequence[Generate]
 ) -> drawing.Drawer:
     """Loads the pipeline; returns a function that generates any of these runs with it."""
-    from diffusax.images.pictures import load_image
     from diffusax.samplers import scheduler_from_name
 
     pipe = _load(dataclasses.replace(options, sampler=None), _texts(runs))
-    if _is_looked_at(options, pipe):
-        pictures = {**pictures, "image": load_image(str(options.image))}
+    pictures = _fitted(options, pipe, pictures)
     own = pipe.scheduler
     schedulers = {
         name: own if name is None else scheduler_from_name(name, own)
@@ -222,13 +221,22 @@ def _load(options: Generate, texts: Sequence[str]) -> Any:
         if options.image
         else diffusax.AutoPipelineForText2Image
     )
-    nets = [
-        diffusax.ControlNetModel.from_pretrained(net, dtype=options.dtype)
-        for net in options.controlnet
-    ]
+    nets = [_controlnet(net, options.dtype) for net in options.controlnet]
     more: dict[str, Any] = {"controlnet": nets if len(nets) > 1 else nets[0]} if nets else {}
     more |= {"encode_first": texts} if options.encode_first else {}
     return options.prepare(auto.from_pretrained(options.model, **options.loading(), **more))
+
+
+def _controlnet(path: str, dtype: Any) -> Any:
+    """Loads a ControlNet of Stable Diffusion or of FLUX.1.
+
+    Raises:
+        ValueError: it cannot be read, or is none.
+    """
+    model = diffusax.AutoModel.from_pretrained(path, dtype=dtype)
+    if model.class_name not in ("ControlNetModel", "FluxControlNetModel"):
+        raise ValueError(f"{path} holds a {model.class_name}, not a ControlNetModel")
+    return model
 
 
 def _pictures(options: Generate) -> dict[str, Any]:
@@ -251,6 +259,18 @@ def _pictures(options: Generate) -> dict[str, Any]:
         mask = open_upright(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
     return given
+
+
+def _fitted(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
+    """Returns the image arguments in the size, and under the names, that the pipeline takes."""
+    from diffusax.images.pictures import load_image
+
+    if _is_looked_at(options, pipe):
+        return {**pictures, "image": load_image(str(options.image))}
+    names = inspect.signature(type(pipe).__call__).parameters
+    if options.control and not options.image and "control_image" in names:
+        return {"control_image": pictures["image"]}
+    return pictures
 
 
 def _is_looked_at(options: Generate, pipe: Any) -> bool:

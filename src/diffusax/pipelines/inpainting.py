@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.masks import apply_overlay, get_crop_region, to_mask
-from diffusax.images.pictures import bilinear, nearest
+from diffusax.images.masks import apply_overlay, bilinear, get_crop_region, to_mask
+from diffusax.images.pictures import nearest
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components

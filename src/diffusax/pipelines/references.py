@@ -52,14 +52,14 @@ def with_own_size(c: Components, call: Call) -> Call:
         call = dataclasses.replace(call, image=images if several else images[0])
         width, height = images[0].size
     else:
-        options = {"factor": multiple, "latent_channels": c.latents.channels}
-        own = pixel_size(c, to_pixels(call.image, **options))
+        channels = c.latents.channels
+        own = pixel_size(c, to_pixels(call.image, factor=multiple, latent_channels=channels))
         width, height = limited_size(*own[::-1])
     height, width = (side // multiple * multiple for side in (height, width))
     return dataclasses.replace(call, height=height, width=width)
 
 
-def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: jax.Array) -> PreparedRun:
+def with_inpainted(c: Components, call: Call, run: PreparedRun, clean: Any) -> PreparedRun:
     """Returns a run that looks at the image to inpaint, and at those in image_reference.
 
     Several of the latter are looked at for each image; as many as there are images to generate are
@@ -79,8 +79,8 @@ def _reference_maps(c: Components, call: Call, b: int) -> list[jax.Array]:
     if all(isinstance(image, str | Path | Image.Image) for image in images):
         pixels = reference_images(images, c.latents.multiple)
     else:
-        options = {"factor": c.latents.multiple, "latent_channels": c.latents.channels}
-        pixels = to_pixels(call.image_reference, **options)
+        channels, factor = c.latents.channels, c.latents.multiple
+        pixels = to_pixels(call.image_reference, factor=factor, latent_channels=channels)
     if are_latents(pixels):
         found = programs.normalized(c.autoencoder, c.autoencoder_params, pixels)
     else:

@@ -99,6 +99,11 @@ class BaseModel:
         Raises:
             ValueError: it cannot be found or read, or does not suit the checkpoint; says why.
         """
+        if self.networks[self.denoiser].class_name != "UNet2DConditionModel":
+            raise ValueError(
+                f"{self.folder} is {self.family.name}, for which diffusax trains no ControlNets; "
+                "start from Stable Diffusion"
+            )
         network = controlnet_of(self.networks[self.denoiser])
         if path_or_repo:
             network = read_network(resolve(path_or_repo))

@@ -304,7 +304,7 @@ class DenoisingLoss:
     def _conditions(self, weights: Params, batch: Batch, dropped: Dropped) -> Conditions:
         """Returns the conditions without the axis of the branches, as training has one branch."""
         prompt = self._text(weights, batch, dropped.text)
-        added = None
+        added: dict[str, Any] | None = None
         if self.family.micro_conditioned:
             added = {"time_ids": batch["time_ids"].astype(jnp.float32)}
         if getattr(self._denoiser, "reads_guidance", False):
@@ -318,7 +318,7 @@ class DenoisingLoss:
             control = tuple(hint[:, 0] for hint in control)
         image = self._image(weights, batch, dropped.image)
         if image is not None and self.family.looks_at_images:
-            image, added = None, {**(added or {}), "references": (self._scaled(weights, image),)}
+            added, image = {**(added or {}), "references": (self._scaled(weights, image),)}, None
         return Conditions(*prompt, channels=image, added=added, control=control)
 
     def _text(self, weights: Params, batch: Batch, dropped: jax.Array) -> Prompt:

@@ -396,7 +396,7 @@ class Denoiser:
             scheduler = self.base.scheduler
             shifts = getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu
             # Any shift does to see whether the scheduler takes so many steps.
-            scheduler.schedule(options.steps, **({"mu": 1.0} if shifts else {}))
+            scheduler.schedule(options.steps, mu=1.0 if shifts else None)
 
 
 def _check_parts(data: DataConfig, cache: CachedSource) -> None:

@@ -131,6 +131,11 @@ class TextualInversion(Denoiser):
             )
         data = config.data
         super().__init__(config, tuple(filter(None, (data.image_column, data.caption_column))))
+        if not all(hasattr(tokenizer, "windows") for tokenizer in self.base.tokenizers.values()):
+            raise ValueError(
+                f"{config.model} is {self.base.family.name}, whose encoders take no new words; "
+                "start from Stable Diffusion"
+            )
         if self.embedded:
             raise ValueError(
                 f"{data.path} holds text embeddings, which cannot name the word; write it again "
