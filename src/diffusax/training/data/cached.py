@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from diffusax.extras import require_extra
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Params
+from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import Element
@@ -335,7 +336,7 @@ def _batches(
 def _encoder(base: BaseModel, params: Params, text_embeddings: bool) -> Any:
     """Returns a function that encodes batches, padded to one shape, on this process's devices."""
     mesh = make_mesh(devices=jax.local_devices())
-    params = jax.device_put(params, replicated(mesh))
+    params = in_order(jax.device_put(params, replicated(mesh)))
 
     @functools.partial(jax.jit, out_shardings=replicated(mesh))
     def run(params: Params, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
