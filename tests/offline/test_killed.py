@@ -132,7 +132,7 @@ def test_killed_runs_of_transformers_over_two_processes_make_each_picture_once(t
 
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(line(number) + "\n" for number in range(1, count + 1)))
-    options = ["--steps", 2, "--batch-size", 2, "--images-per-shard", 4]
+    options = ["--steps", 2, "--batch-size", 2, "--images-per-shard", 2]
     options += ["--model", tmp_path / "model"]
     finish(start(prompts, tmp_path / "whole", *options))
     assert run_killed(prompts, tmp_path / "killed", 1, 0, *options) == 1

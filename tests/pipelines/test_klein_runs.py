@@ -1,11 +1,12 @@
 """What FLUX.2 klein has beside other families: images to look at, and files of LoRAs."""
 
+import jax
 import numpy as np
 import pytest
 import torch
 from kleins import CALL, pipeline
 from lora import add_lora
-from pairs import picture
+from pairs import mask, picture
 from peft import get_peft_model_state_dict
 
 import diffusax
@@ -33,6 +34,15 @@ def test_programs_that_are_listed_ahead_encode_images_to_look_at(pipe):
     looking = ahead.example_call(pipe, 1, (24, 40), {**given, "image": picture(1)})
     found = {r.program.name for r in ahead.requests(pipe.parts, pipe.task, looking)}
     assert found == {"encode_texts", "encode_image", "denoise", "decode"}
+    repaint = diffusax.Flux2KleinInpaintPipeline.from_pipe(pipe)
+    call = {**given, "image": picture(1, 40, 24), "mask_image": mask(1, 40, 24)}
+    ahead_of = ahead.example_call(repaint, 1, (24, 40), call)
+    again = {r.program.name for r in ahead.requests(repaint.parts, repaint.task, ahead_of)}
+    assert again == found
+    own = {"seed": 0, "num_inference_steps": 3, "image_reference": picture(2, 30, 35), **call}
+    images = jax.jit(repaint.generate_fn)(repaint.params, repaint.prepare_inputs(**own))
+    expected = repaint(**own, output_type="np").images
+    np.testing.assert_allclose(images, expected, atol=1e-5)
 
 
 @pytest.mark.slow

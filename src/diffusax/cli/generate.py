@@ -279,12 +279,15 @@ def _is_looked_at(options: Generate, pipe: Any) -> bool:
 
 
 def _size(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
-    """Returns height and width: those of the image to paint in, if all of it is painted."""
-    if options.image and not options.mask and not _is_looked_at(options, pipe):
+    """Returns height and width: those of the image to paint in or over, if all of it is painted."""
+    from_image = options.image and not options.mask and not _is_looked_at(options, pipe)
+    if from_image and not pipe.family.resizes_images:
         return {}
-    if options.mask and options.mask_crop is None:
-        factor, image = pipe.vae_scale_factor, pictures["image"]
+    if from_image or (options.mask and options.mask_crop is None):
+        factor, image = pipe.parts.latents.multiple, pictures["image"]
         own = image.height // factor * factor, image.width // factor * factor
+        if from_image:
+            return {"height": own[0], "width": own[1]}
         return {"height": options.height or own[0], "width": options.width or own[1]}
     return {"height": options.height, "width": options.width}
 
