@@ -63,7 +63,7 @@ ROWS = {
     "xl-control": Row("with a ControlNet, one image", "xl", program="control"),
     "sd2-train": Row("Training SD 2, 256x256, batch 8", "sd2", 8, 256, "train"),
     "sd2-train-ema": Row("with an average (EMA)", "sd2", 8, 256, "train", ema="ramp"),
-    "sd2-train-512": Row("512x512, batch 4", "sd2", 4, 512, "train"),
+    "sd2-train-512": Row("512x512, batch 8", "sd2", 8, 512, "train"),
     "sd2-train-fsdp": Row(
         "256x256, batch 8, on each of eight, fsdp=8",
         "sd2",

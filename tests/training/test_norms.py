@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from effort import first
 
 from diffusax.training.norms import global_norm, global_norm_by_rows
 from diffusax.training.optimizers import OptimizerConfig, make_optimizer
@@ -26,11 +27,13 @@ def test_rows_give_the_norm_of_all_numbers(names, stored):
     assert float(global_norm(tree)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_step_by_rows_is_the_same():
+@pytest.mark.parametrize("name", first(["adamw", "adafactor", "lion", "muon"]))
+def test_a_step_by_rows_is_the_same(name):
     def loss(params, frozen, batch, keys):
         return batch["x"] * sum((x**4).sum() for x in params.values())
 
-    optimizer = make_optimizer(OptimizerConfig(max_grad_norm=0.1, learning_rate=0.01), 3)
+    config = OptimizerConfig(name=name, max_grad_norm=0.1, learning_rate=0.01)
+    optimizer = make_optimizer(config, 3, {"matrix": 0.02})
     batch = {"x": np.ones(2, np.float32)}
     found = []
     for by_rows in (False, True):
