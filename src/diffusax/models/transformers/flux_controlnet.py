@@ -119,8 +119,8 @@ class FluxControlNetModel(nnx.Module):
         blocks, singles = len(self.transformer_blocks), len(self.single_transformer_blocks)
         of_x, of_context, of_both = activations(temb, blocks, blocks, singles)
         each = zip(self.transformer_blocks, self.controlnet_blocks, zip(of_x, of_context))
-        for block, output, active in each:
-            x, context = block(x, context, active, rotation)
+        for block, output, pair in each:
+            x, context = block(x, context, pair, rotation)
             found.append(output(x))
         joined = jnp.concatenate([context, x], axis=1)
         rest = zip(self.single_transformer_blocks, self.controlnet_single_blocks, of_both)
