@@ -1,0 +1,218 @@
+"""Loads networks alone: what the classes with diffusers' and transformers' names share."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.locate import config_folder, find_file
+from diffusax.checkpoints.networks import class_name_of, load_network, network_of
+from diffusax.checkpoints.single_file import Reading, opened_view
+from diffusax.checkpoints.single_file.original_config import prediction_of
+from diffusax.files import load_json
+from diffusax.missing import NETWORK, hinting
+from diffusax.models import MODELS
+from diffusax.models.clip_vision import tower
+from diffusax.models.network import Model, initialize_params, parse_dtype
+from diffusax.typed.config import config_to_dict
+
+WITHOUT_MEANING = ("low_cpu_mem_usage", "disable_mmap", "num_in_channels", "upcast_attention")
+"""The arguments of diffusers' from_single_file that are accepted and change nothing."""
+
+
+@hinting({"from_single_file": NETWORK["from_single_file"]})
+class AutoModel:
+    """Loads any network that a config.json names. The networks are in `diffusax.models`."""
+
+    class_names: ClassVar[tuple[str, ...]] = ()
+    tower: ClassVar[bool] = False
+    """Whether it is a part of a CLIPModel, and can be loaded from one."""
+
+    def __new__(cls, config: Any = None, **options: Any) -> Model:  # type: ignore[misc]
+        """Makes a network of a config or of options, with random parameters; see `from_config`."""
+        return cls.from_config({} if config is None else config, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path,
+        *,
+        subfolder: str | None = None,
+        torch_dtype: Any = None,
+        dtype: Any = "float32",
+        variant: str | None = None,
+        device: Any = None,
+        use_safetensors: bool | None = None,
+        low_cpu_mem_usage: bool | None = None,
+        **hub: Any,
+    ) -> Model:
+        """Loads a network from a folder or Hub repository.
+
+        Args:
+            path_or_repo: a folder or a Hub repository id.
+            subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
+            torch_dtype: diffusers' name for `dtype`; may be one of PyTorch's dtypes.
+            dtype: the dtype of parameters and computation, a name or a JAX dtype; "auto" keeps the
+                file's.
+            variant: a variant such as "fp16", if the checkpoint has one.
+            device: a device or sharding to put the parameters on.
+            use_safetensors: accepted for diffusers' sake; only safetensors are read.
+            low_cpu_mem_usage: accepted for diffusers' sake; memory is always used sparingly.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: the network cannot be found or read, or is of another class; says which and
+                why.
+        """
+        wanted = dtype if torch_dtype is None else torch_dtype
+        model = load_network(
+            path_or_repo,
+            subfolder=subfolder,
+            dtype=None if wanted == "auto" else wanted,
+            variant=variant,
+            device=device,
+            **hub,
+        )
+        if model.class_name == "CLIPModel" and cls.tower:
+            return tower(model, MODELS[cls.class_names[0]])
+        if cls.class_names and model.class_name not in cls.class_names:
+            raise ValueError(
+                f"{path_or_repo} holds a {model.class_name}, not a {' or '.join(cls.class_names)}"
+            )
+        return model
+
+    @classmethod
+    def from_config(
+        cls, config: Any, *, seed: int = 0, dtype: Any = "float32", **changes: Any
+    ) -> Model:
+        """Makes a network of a config, with random parameters.
+
+        Args:
+            config: the options: a parsed config.json of diffusers or transformers, or the `config`
+                of a model, theirs too.
+            seed: the seed of the parameters.
+            dtype: the dtype of the parameters, a name or a JAX dtype.
+            **changes: options that replace those of the config.
+
+        Raises:
+            ValueError: an option is unknown or has a value that is not supported, or the config is
+                another network's.
+        """
+        data: Any = config
+        # transformers' configs are dataclasses, too.
+        if hasattr(config, "to_dict"):
+            data = config.to_dict()
+        elif dataclasses.is_dataclass(config):
+            data = config_to_dict(cast(Any, config))
+        if not isinstance(data, Mapping):
+            raise ValueError(
+                f"config must be a mapping of options or a model's config (got {config!r:.200})"
+            )
+        name = cls._class_of(data)
+        options = {k: v for k, v in data.items() if not k.startswith("_")}
+        network = network_of(name, {**options, **changes}, source="config")
+        params = initialize_params(network.shapes, seed=seed, dtype=parse_dtype(dtype))
+        return Model(network, params)
+
+    @classmethod
+    def load_config(
+        cls, path_or_repo: str | Path, *, subfolder: str | None = None, **hub: Any
+    ) -> dict[str, Any]:
+        """Returns the parsed config.json of a network in a folder or Hub repository.
+
+        Args:
+            path_or_repo: a folder or a Hub repository id.
+            subfolder: the folder inside it, such as "unet" for a pipeline's checkpoint.
+            **hub: revision, token, local_files_only, cache_dir.
+
+        Raises:
+            ValueError: there is none, or it cannot be read.
+        """
+        folder = resolve(path_or_repo, subfolder=subfolder, weights=False, **hub)
+        return load_json(folder / "config.json")
+
+    @classmethod
+    def _class_of(cls, data: Mapping[str, Any]) -> str:
+        """Returns the class of the network to make of a config.
+
+        Raises:
+            ValueError: the config is for another class, or does not say for which.
+        """
+        named = data.get("_class_name") or data.get("architectures")
+        # An encoder's config is the same with a projection and without.
+        if cls.class_names and (cls.tower or not named):
+            return cls.class_names[0]
+        name = class_name_of(data, "config")
+        if cls.class_names and name not in cls.class_names:
+            raise ValueError(f"config is for a {name}, not a {' or '.join(cls.class_names)}")
+        return name
+
+
+class FromSingleFile(AutoModel):
+    """A network that single files hold, alone or with the rest of a model."""
+
+    component: ClassVar[str]
+    """The network's name in a pipeline's checkpoint."""
+
+    @classmethod
+    def from_single_file(
+        cls,
+        path_or_address: str | Path,
+        *,
+        config: str | Path | None = None,
+        original_config: Any = None,
+        subfolder: str | None = None,
+        torch_dtype: Any = None,
+        dtype: Any = "float32",
+        use_ema: bool = False,
+        extract_ema: bool = False,
+        device: Any = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
+        **changes: Any,
+    ) -> Model:
+        """Loads a network from a .safetensors file, in the original layout or in diffusers'.
+
+        The file may hold a whole model. Its config is in the package, so that nothing is fetched.
+
+        Args:
+            path_or_address: the file's path, its address on the Hub, or "owner/name/file".
+            config: a folder or Hub repository with the network's config.json, at its top, in
+                `subfolder` or under the network's name in a pipeline.
+            original_config: a YAML file of the original code, or its contents; see
+                `DiffusionPipeline.from_single_file`.
+            subfolder: the folder in `config`.
+            torch_dtype: diffusers' name for `dtype`; may be one of PyTorch's dtypes.
+            dtype: the dtype of parameters and computation, a name or a JAX dtype; "auto" keeps the
+                file's.
+            use_ema: whether to read a UNet's averaged parameters (`model_ema.`).
+            extract_ema: diffusers' name for `use_ema`.
+            device: a device or sharding to put the parameters on.
+            revision: a branch, tag or commit of the file's repository.
+            token: the token for private and gated repositories; by default the stored login.
+            local_files_only: whether to use only files that were downloaded before.
+            cache_dir: the folder of downloads, instead of the one in HF_HOME.
+            **changes: options that replace those of the config, such as `scaling_factor`.
+
+        Raises:
+            ValueError: the file cannot be found or read, does not hold this network, or holds one
+                of which the package has no config; says what to pass.
+        """
+        hub: dict[str, Any] = {
+            **{"token": token, "cache_dir": cache_dir},
+            **{"local_files_only": local_files_only, "revision": revision},
+        }
+        for name in WITHOUT_MEANING:
+            changes.pop(name, None)
+        reading = Reading(
+            config_folder(config, subfolder=subfolder, **hub),
+            prediction_of(original_config),
+            use_ema or extract_ema,
+            changes=tuple(changes.items()),
+        )
+        with opened_view(find_file(path_or_address, **hub), reading, cls.component) as folder:
+            options = {"torch_dtype": torch_dtype, "dtype": dtype, "device": device}
+            return cls.from_pretrained(folder, **options)
