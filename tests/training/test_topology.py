@@ -1,6 +1,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from diffusax.cli.console import main
 from diffusax.runtime.mesh import make_mesh
@@ -119,3 +120,25 @@ def test_what_does_not_fit_is_an_error_with_the_size():
 def test_a_chip_of_v4_is_one_device():
     pytest.importorskip("libtpu")
     assert topology_mesh("v4:2x2x4").size == 16
+
+
+def test_a_program_for_devices_elsewhere_is_not_cached(tmp_path):
+    pytest.importorskip("libtpu")
+    mesh = topology_mesh("v5e:2x2", "data=1")
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    x = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    try:
+        lowered = jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=("tpu",))
+        compile_there(lowered)
+        assert not list(tmp_path.iterdir())
+        compile_there(lowered, effort=None)
+        assert list(tmp_path.iterdir())
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()

@@ -12,6 +12,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from diffusax.extras import install_command, require_extra
+from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.chips import CARDS, Card, target_config
 from diffusax.runtime.mesh import make_mesh, parse_mesh
 
@@ -104,8 +105,11 @@ def compile_there(
     """
     if effort is not None:
         options["exec_time_optimization_effort"] = effort
+    # What is compiled for devices that are elsewhere cannot be read from the cache again.
+    uncached = contextlib.nullcontext() if effort is None else without_compilation_cache()
     try:
-        return lowered.compile(options or None)
+        with uncached:
+            return lowered.compile(options or None)
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
