@@ -2,7 +2,7 @@
 
 Each server gets the same requests at the same times. They differ in sampler, steps, guidance and
 prompt. The load is the rate of arrivals over the rate at which one picture at a time can be served.
-    python benchmarks/continuous_cpu.py [--requests 60] [--load 0.5 0.8 1.2]
+    python benchmarks/continuous_cpu.py [--requests 300] [--load 0.5 0.8 1.2]
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--load", type=float, nargs="+", default=[0.5, 0.8, 1.2])
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--model", default="emoji")
