@@ -15,7 +15,7 @@ from flax import nnx
 from diffusax.models.activations import approximate_gelu, gated_silu
 from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
-from diffusax.models.matmul import apart, matmul
+from diffusax.models.matmul import apart, concatenate, matmul
 from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import (
     Rule,
@@ -226,9 +226,9 @@ class JointAttention(nnx.Module):
         added = split_heads(
             context, (self.add_q_proj, self.add_k_proj, self.add_v_proj), self.heads
         )
-        q = jnp.concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
-        k = jnp.concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
-        v = jnp.concatenate([added[2], own[2]], axis=1)
+        q = concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
+        k = concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
+        v = concatenate([added[2], own[2]], axis=1)
         y = attention(rotate(q, rotation), rotate(k, rotation), v)
         y = y.reshape(*y.shape[:2], -1)
         s = context.shape[1]
@@ -250,7 +250,7 @@ class JoinedLinear(Linear):
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
         parts, c = tensor_parts(), x.shape[-1]
-        joined = jnp.concatenate([x, y], axis=-1)
+        joined = concatenate([x, y], axis=-1)
         if parts == 1 or c % parts or y.shape[-1] % parts:
             return super().__call__(joined)
         kernel = self.kernel[...]
