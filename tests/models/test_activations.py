@@ -37,6 +37,14 @@ def test_an_activation_equals_pytorch(name):
     np.testing.assert_allclose(found, CASES[name](*theirs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("form", [activations._gelu_by_tanh, activations._gelu_by_sigmoid])
+def test_both_formulas_of_the_approximate_gelu_are_pytorchs(form):
+    """The second is the one that GPUs have."""
+    x = np.linspace(-9, 9, 1001, dtype=np.float32)
+    expected = functional.gelu(torch.tensor(x), approximate="tanh")
+    np.testing.assert_allclose(form(x), expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_cpus_round_half_precision_once(name):
     """As PyTorch's kernels do: all but a few results have the bits of the exact ones, rounded."""
