@@ -491,7 +491,8 @@ def test_cpus_move_half_precision_as_bits(dtype):
     xs = [jnp.asarray(RNG.standard_normal((3, n)), dtype) for n in (2, 5)]
     xs[0] = xs[0].at[0, 0].set(jnp.nan)
     join = jax.jit(lambda *xs: matmul_module.concatenate(xs, axis=-1))
-    np.testing.assert_array_equal(join(*xs), jnp.concatenate(xs, axis=-1))
+    expected = jnp.concatenate(xs, axis=-1).astype(jnp.float32)
+    np.testing.assert_array_equal(join(*xs).astype(jnp.float32), expected)
     on_cpu, on_tpu = (
         join.trace(*xs).lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "tpu")
