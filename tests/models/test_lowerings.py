@@ -483,3 +483,19 @@ def test_matmul_accumulates_and_adds_the_bias_in_float32(dtype):
 @pytest.mark.parametrize(("n", "block"), [(77, 128), (1040, 384), (4096, 512), (4160, 384)])
 def test_a_tpu_pads_positions_as_little_as_its_blocks_allow(n, block):
     assert attention_module._block(n) == block
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cpus_move_half_precision_as_bits(dtype):
+    """Concatenation in float32 would write twice the bytes; the result is the same anyhow."""
+    xs = [jnp.asarray(RNG.standard_normal((3, n)), dtype) for n in (2, 5)]
+    xs[0] = xs[0].at[0, 0].set(jnp.nan)
+    join = jax.jit(lambda *xs: matmul_module.concatenate(xs, axis=-1))
+    expected = jnp.concatenate(xs, axis=-1).astype(jnp.float32)
+    np.testing.assert_array_equal(join(*xs).astype(jnp.float32), expected)
+    on_cpu, on_tpu = (
+        join.trace(*xs).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "tpu")
+    )
+    assert ("ui16" in on_cpu) == (dtype == "bfloat16")
+    assert "ui16" not in on_tpu

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import gelu, quick_gelu
 from diffusax.models.attention import attention
 from diffusax.models.clip_configs import CLIPTextConfig, CLIPVisionConfig
 from diffusax.models.inputs import check_ids, check_token_ids
-from diffusax.models.layers import Embedding, LayerNorm, Linear, gelu
+from diffusax.models.layers import Embedding, LayerNorm, Linear
 from diffusax.runtime.mesh import Rule, Rules
 
 TowerConfig = CLIPTextConfig | CLIPVisionConfig
@@ -206,8 +207,4 @@ class CLIPTextModelWithProjection(CLIPTextModel):
         return self.text_projection(pooled)
 
 
-def _quick_gelu(x: jax.Array) -> jax.Array:
-    return x * nnx.sigmoid(1.702 * x)
-
-
-_ACTIVATIONS = {"quick_gelu": _quick_gelu, "gelu": gelu}
+_ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": gelu}

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from diffusax.models import resnet, transformer
+from diffusax.models.activations import silu
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d
 from diffusax.models.unet_encoder import UNetEncoder, UNetEncoderConfig, skip_widths
@@ -60,9 +61,9 @@ class ConditioningEmbedding(nnx.Module):
         self.conv_out = Conv2d(widths[-1], d, 3, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nnx.silu(self.conv_in(x))
+        x = silu(self.conv_in(x))
         for block in self.blocks:
-            x = nnx.silu(block(x))
+            x = silu(block(x))
         return self.conv_out(x)
 
 

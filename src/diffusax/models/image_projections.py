@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import normal
 
+from diffusax.models.activations import gelu
 from diffusax.models.attention import attention
-from diffusax.models.layers import LayerNorm, Linear, gelu
+from diffusax.models.layers import LayerNorm, Linear
 from diffusax.models.network import Network
 from diffusax.models.rngs import shaped
 

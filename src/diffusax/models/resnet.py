@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.models.activations import silu
 from diffusax.models.layers import Conv2d, GroupNorm, Linear
 from diffusax.runtime.mesh import Rules
 
@@ -52,7 +53,7 @@ class ResnetBlock2D(nnx.Module):
         self.conv_shortcut = Conv2d(c, d, 1, rngs=rngs) if c != d else None
 
     def __call__(self, x: jax.Array, temb: jax.Array | None = None) -> jax.Array:
-        h = nnx.silu(self.norm1(x))
+        h = silu(self.norm1(x))
         if self.resample is not None:
             x, h = (_resampled(y, self.resample) for y in (x, h))
         h = self.conv1(h)
@@ -60,14 +61,14 @@ class ResnetBlock2D(nnx.Module):
         if self.time_emb_proj is None or temb is None:
             h = self.norm2(h)
         else:
-            shift = self.time_emb_proj(nnx.silu(temb))
+            shift = self.time_emb_proj(silu(temb))
             if self.scale_shift:
                 scale, shift = jnp.split(shift[:, None, None], 2, axis=-1)
                 h = self.norm2(h) * (1 + scale) + shift
             else:
                 h = self.norm2(h, shift)
 
-        h = self.conv2(nnx.silu(h))
+        h = self.conv2(silu(h))
         if self.conv_shortcut is not None:
             x = self.conv_shortcut(x)
         return (x + h) / self.output_scale_factor

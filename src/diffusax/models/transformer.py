@@ -5,9 +5,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from diffusax.models.activations import gated_gelu
 from diffusax.models.attention import attention
 from diffusax.models.image_prompts import LayerImagePrompts
-from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear, gelu
+from diffusax.models.layers import Conv2d, GroupNorm, LayerNorm, Linear, SplitLinear
 from diffusax.models.matmul import apart
 from diffusax.runtime.mesh import Rule, Rules
 
@@ -65,7 +66,7 @@ class GEGLU(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h, gate = self.proj(x)
-        return h * gelu(gate)
+        return gated_gelu(gate, h)
 
 
 class FeedForward(nnx.Module):

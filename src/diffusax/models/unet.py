@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diffusax.models import resnet, transformer
+from diffusax.models.activations import silu
 from diffusax.models.freeu import of_level
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.unet_blocks import UpBlock, rematerialized
@@ -207,4 +208,4 @@ class UNet2DConditionModel(UNetEncoder):
             size = (skips[-1].shape[1], skips[-1].shape[2]) if skips else None
             run_up = functools.partial(up, size=size, remat=inner)
             x = rematerialized(run_up, whole)(x, taken, temb, context, of_level(freeu, level))
-        return self.conv_out(nnx.silu(self.conv_norm_out(x)))
+        return self.conv_out(silu(self.conv_norm_out(x)))

@@ -11,6 +11,7 @@ from flax import nnx
 from msgspec import Meta
 
 from diffusax.models import resnet
+from diffusax.models.activations import silu
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d, Embedding, GroupNorm
@@ -278,7 +279,7 @@ class UNet2DModel(nnx.Module):
         for up in self.up_blocks:
             taken = [skips.pop() for _ in up.resnets]
             x = rematerialized(functools.partial(up, remat=inner), whole)(x, taken, temb)
-        y = self.conv_out(nnx.silu(self.conv_norm_out(x)))
+        y = self.conv_out(silu(self.conv_norm_out(x)))
         if self.config.time_embedding_type == "fourier":
             # Networks of noise levels predict the score (Song et al. 2021).
             y = y / timestep.astype(dtype)[:, None, None, None]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from diffusax.models.activations import silu
 from diffusax.models.inputs import check_map
 from diffusax.models.layers import Conv2d, GroupNorm
 from diffusax.models.resnet import TENSOR_RULES, Downsample2D, ResnetBlock2D, Upsample2D
@@ -132,7 +133,7 @@ class Encoder(nnx.Module):
         for block in self.down_blocks:
             x = block(x)
         x = self.mid_block(x)
-        return self.conv_out(nnx.silu(self.conv_norm_out(x)))
+        return self.conv_out(silu(self.conv_norm_out(x)))
 
 
 class Decoder(nnx.Module):
@@ -161,7 +162,7 @@ class Decoder(nnx.Module):
 
     def head(self, x: jax.Array) -> jax.Array:
         """Converts the last level's map to an image. x: b H W c -> b H W 3."""
-        return self.conv_out(nnx.silu(self.conv_norm_out(x)))
+        return self.conv_out(silu(self.conv_norm_out(x)))
 
 
 class AutoencoderKL(nnx.Module):

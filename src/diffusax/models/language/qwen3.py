@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import gated_silu
 from diffusax.models.attention import attention
 from diffusax.models.inputs import check_ids, check_token_ids
 from diffusax.models.language.configs import Qwen3Config
@@ -86,7 +87,7 @@ class Qwen3MLP(nnx.Module):
         self.down_proj = Linear(d, c, bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Qwen3DecoderLayer(nnx.Module):

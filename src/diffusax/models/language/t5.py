@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import gated_approximate_gelu
 from diffusax.models.attention import attention
 from diffusax.models.inputs import check_ids, check_token_ids
 from diffusax.models.language.configs import T5Config
@@ -108,7 +109,7 @@ class T5Dense(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.gated:
-            h = nnx.gelu(self.wi_0(x), approximate=True) * self.wi_1(x)
+            h = gated_approximate_gelu(self.wi_0(x), self.wi_1(x))
         else:
             h = nnx.relu(self.wi(x))
         if h.dtype != jnp.float16:

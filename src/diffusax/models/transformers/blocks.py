@@ -4,7 +4,6 @@ Shapes in the docstrings: b images, t tokens, h heads of width d, c the model's 
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import approximate_gelu, gated_silu
 from diffusax.models.attention import attention
 from diffusax.models.layers import Linear, RMSNorm, normalized
-from diffusax.models.matmul import apart, matmul
+from diffusax.models.matmul import apart, concatenate, matmul
 from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import (
     Rule,
@@ -226,9 +226,9 @@ class JointAttention(nnx.Module):
         added = split_heads(
             context, (self.add_q_proj, self.add_k_proj, self.add_v_proj), self.heads
         )
-        q = jnp.concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
-        k = jnp.concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
-        v = jnp.concatenate([added[2], own[2]], axis=1)
+        q = concatenate([self.norm_added_q(added[0]), self.norm_q(own[0])], axis=1)
+        k = concatenate([self.norm_added_k(added[1]), self.norm_k(own[1])], axis=1)
+        v = concatenate([added[2], own[2]], axis=1)
         y = attention(rotate(q, rotation), rotate(k, rotation), v)
         y = y.reshape(*y.shape[:2], -1)
         s = context.shape[1]
@@ -250,7 +250,7 @@ class JoinedLinear(Linear):
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
         parts, c = tensor_parts(), x.shape[-1]
-        joined = jnp.concatenate([x, y], axis=-1)
+        joined = concatenate([x, y], axis=-1)
         if parts == 1 or c % parts or y.shape[-1] % parts:
             return super().__call__(joined)
         kernel = self.kernel[...]
@@ -302,27 +302,6 @@ def within_range(x: jax.Array) -> jax.Array:
     return jnp.clip(x, -65504, 65504) if x.dtype == jnp.float16 else x
 
 
-def approximate_gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU by its formula with a hyperbolic tangent (Hendrycks and Gimpel 2016)."""
-    if is_plain():
-        return _gelu_by_tanh(x)
-    return by_platform(lambda p: "sigmoid" if p == "cuda" else "tanh", _GELUS, x)
-
-
-def _gelu_by_tanh(x: jax.Array) -> jax.Array:
-    return nnx.gelu(x, approximate=True)
-
-
-def _gelu_by_sigmoid(x: jax.Array) -> jax.Array:
-    """Has the sigmoid of twice the argument instead, as GPUs have an exponential function."""
-    y = x.astype(jnp.float32)
-    return (y * jax.nn.sigmoid(2 * _GELU * (y + 0.044715 * y**3))).astype(x.dtype)
-
-
-_GELU = math.sqrt(2 / math.pi)
-_GELUS = {"tanh": _gelu_by_tanh, "sigmoid": _gelu_by_sigmoid}
-
-
 class GELULayer(nnx.Module):
     """A linear layer and the approximate GELU (Hendrycks and Gimpel 2016). x: ... c -> ... d."""
 
@@ -354,7 +333,7 @@ class SwiGLU(nnx.Module):
         self.w3 = Linear(c, inner, bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.w2(nnx.silu(self.w1(x)) * self.w3(x))
+        return self.w2(gated_silu(self.w1(x), self.w3(x)))
 
 
 def patchify(x: jax.Array, size: int, *, channels_first: bool = False) -> jax.Array:

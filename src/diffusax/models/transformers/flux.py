@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import approximate_gelu
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.inputs import check_tokens
 from diffusax.models.layers import Linear
@@ -23,7 +24,6 @@ from diffusax.models.transformers.blocks import (
     RotaryAttention,
     Rotation,
     activations,
-    approximate_gelu,
     modulate,
     rotation_at,
     within_range,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.models.activations import gated_silu
 from diffusax.models.attention import attention
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
 from diffusax.models.inputs import check_map, check_tokens
@@ -76,7 +77,7 @@ class Flux2FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, h = self.linear_in(x)
-        return self.linear_out(nnx.silu(gate) * h)
+        return self.linear_out(gated_silu(gate, h))
 
 
 class Flux2TransformerBlock(nnx.Module):
@@ -141,7 +142,7 @@ class Flux2ParallelSelfAttention(nnx.Module):
         *qkv, gate, h = self.to_qkv_mlp_proj(x)
         q, k, v = (y.reshape(*y.shape[:2], -1, self.head_dim) for y in qkv)
         q, k = rotate(self.norm_q(q), rotation), rotate(self.norm_k(k), rotation)
-        return self.to_out(attention(q, k, v).reshape(x.shape), nnx.silu(gate) * h)
+        return self.to_out(attention(q, k, v).reshape(x.shape), gated_silu(gate, h))
 
 
 class Flux2SingleTransformerBlock(nnx.Module):
