@@ -9,7 +9,6 @@ attention (Li et al. 2021, "Sequence Parallelism", without the ring).
 
 import contextlib
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -42,33 +41,6 @@ class Rule(NamedTuple):
 
 Rules = Sequence[Rule | tuple[str, int]]
 """Rules for the parameters of a network; the first that matches a name holds."""
-
-
-def initialize(heartbeat_seconds: int = 30) -> None:
-    """Joins the other processes of a run; call it before using JAX otherwise.
-
-    JAX finds them on TPU pods and under Slurm (see `jax.distributed.initialize`); elsewhere the
-    variables JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID
-    say where they are. On CPUs they communicate by gloo. Each process generates its own images.
-
-    Args:
-        heartbeat_seconds: the time without a sign of a process after which the others end with an
-            error.
-
-    Raises:
-        ValueError: only some of the variables are set.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    values = [os.environ.get(name) for name in names]
-    options: dict[str, Any] = {"heartbeat_timeout_seconds": heartbeat_seconds}
-    if not any(values):
-        jax.distributed.initialize(**options)
-    elif not all(values):
-        raise ValueError(f"{', '.join(names)} must be set together (got {values})")
-    else:
-        address, count, index = values
-        jax.distributed.initialize(address, int(str(count)), int(str(index)), **options)
 
 
 def make_mesh(
