@@ -38,6 +38,7 @@ from diffusax.training import (
     CaptionedDataConfig,
     ControlNetConfig,
     DreamBoothConfig,
+    DreamBoothOptimizerConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     LoRAConfig,
@@ -266,7 +267,6 @@ def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, ki
         "output": str(tmp_path / "out"),
         "steps": 2,
         "lora": LoRAConfig(rank=2, targets=flow.targets),
-        "optimizer": OptimizerConfig(learning_rate=0.1),
     }
     drawn = {"every": 2, "steps": 2, "prompts": ("a red apple", "a hat")}
     if kind == "edits":
@@ -274,13 +274,20 @@ def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, ki
         seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 80}
         validation = InstructPix2PixValidationConfig(**seen)
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(3)])
-        config = edit_options(tmp_path / "model", data, validation=validation, **common)
+        config = edit_options(
+            tmp_path / "model",
+            data,
+            validation=validation,
+            optimizer=OptimizerConfig(learning_rate=0.1),
+            **common,
+        )
         assert not (recipe := instruct_pix2pix(config)).denoising.conditioning_dropout
         assert recipe.denoising.caption_dropout == config.conditioning_dropout
     else:
         write_image_folder(tmp_path / "subject", 2)
         config = DreamBoothConfig(
             **common,
+            optimizer=DreamBoothOptimizerConfig(learning_rate=0.1),
             model=str(tmp_path / "model"),
             instance_data=str(tmp_path / "subject"),
             instance_prompt="a red apple",
