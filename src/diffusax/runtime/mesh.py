@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -361,9 +361,21 @@ def mesh_of(params: Any) -> Mesh | None:
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 
 
-def mesh_on(place: Any) -> Mesh:
-    """Returns the mesh of a device, or a mesh as it is."""
+def mesh_on(place: Any, name: str) -> Mesh:
+    """Returns the mesh of a device, or a mesh as it is.
+
+    Raises:
+        ValueError: the argument of this name is neither.
+    """
+    _check_device(place, name)
     return make_mesh(place) if isinstance(place, Mesh) else make_mesh(devices=[place])
+
+
+def _check_device(place: Any, name: str) -> None:
+    if not isinstance(place, Mesh | Sharding) and not hasattr(place, "process_index"):
+        raise ValueError(
+            f"{name} must be a device, such as jax.devices()[0], or a mesh (got {place!r:.200})"
+        )
 
 
 def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = None) -> Any:
@@ -372,10 +384,12 @@ def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = 
     without: the devices to leave out where neither is named one by one.
 
     Raises:
-        ValueError: both are given, or the mesh does not fit the devices.
+        ValueError: both are given, the device is none, or the mesh does not fit the devices.
     """
     if device is not None and mesh is not None:
         raise ValueError("only one of device and mesh can be given")
+    if device is not None:
+        _check_device(device, "device")
     taken = () if without is None else tuple(without.devices.flat)
     left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
     if mesh is None and (device is not None or jax.local_device_count() == 1):
