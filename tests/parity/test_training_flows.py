@@ -258,6 +258,15 @@ def test_what_a_family_is_not_trained_for_is_said(tmp_path, data, recipe, config
         recipe(given)
 
 
+def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
+    FLOWS["klein"].pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    given = InstructPix2PixValidationConfig(image_guidance=2.0)
+    message = r"validation.image_guidance=2.0 does nothing for FLUX.2 klein, .*; leave it out"
+    with pytest.raises(ValueError, match=message):
+        instruct_pix2pix(edit_options(tmp_path / "model", data, validation=given))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dreambooth", "edits"])
 def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, kind):
