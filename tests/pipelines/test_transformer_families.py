@@ -314,6 +314,13 @@ def _is_of(family, cls):
     return isinstance(cls, type) and getattr(cls, "family", None) is family
 
 
+def test_commands_refuse_a_negative_prompt_that_flux_would_not_read(whole, capsys):
+    size = ["--height", "24", "--width", "40", "--steps", "1"]
+    with pytest.raises(SystemExit):
+        main(["generate", PROMPT, "--model", str(whole("flux")), *size, "--negative-prompt", "fog"])
+    assert "reads a negative prompt only with true_cfg_scale" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_commands_compile_generate_and_export(whole, tmp_path, name):
