@@ -11,7 +11,8 @@ from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines
 from diffusax.pipelines.pipeline import CONVERTERS
-from diffusax.runtime.mesh import initialize, make_mesh
+from diffusax.runtime.mesh import make_mesh
+from diffusax.runtime.processes import initialize
 from diffusax.samplers import *  # noqa: F403
 from diffusax.samplers import SCHEDULERS
 

@@ -302,6 +302,7 @@ def test_eight_bits_with_scales(made, tmp_path, kind, ends):
         load(path, config=folder, dtype="auto")
     with pytest.raises(ValueError, match="with a scale, which cannot be copied as it is"):
         unpack_single_file(path, tmp_path / "out", Reading(config=folder / "transformer"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_scales_of_blocks_are_a_sentence(made, tmp_path):

@@ -110,6 +110,14 @@ def ai_toolkit(network):
     return written(products(network, in_blocks), "diffusion_model.")
 
 
+def cut(network):
+    """The names of diffusers as some files of FLUX.2 have them, without their first letters."""
+    kernels = kernel_shapes(network)
+    found = {n: [s] for n, s in kernels.items() if n.startswith("transformer_blocks.")}
+    layers = random_pairs({n.removeprefix("tran"): s for n, s in found.items()})
+    return written(layers, "diffusion_model.")
+
+
 def mixture(network):
     """kohya's names for attention's layers in diffusers."""
     ends = ("attn.to_q", "attn.to_v", "attn.to_out.0", "attn.add_k_proj")
@@ -125,6 +133,7 @@ FORMATS = [
     ("klein", kohya),
     ("klein", ai_toolkit),
     ("klein", fal),
+    ("klein", cut),
 ]
 # diffusers takes the B of FLUX.2's last norm as it is, though it swaps the layer's weights.
 DRAWN = [*(case for case in FORMATS if case != ("klein", fal)), ("flux", mixture)]
@@ -136,7 +145,8 @@ def by_layer(pipe, path):
     file = read_lora(path)
     found = {}
     for (component, layer), parts in with_alphas(find_layers(file, networks), file).items():
-        scale = float(parts.get("alpha", len(parts["down"]))) / len(parts["down"])
+        rank = len(parts["down"])
+        scale = float(np.reshape(parts.get("alpha", rank), ())) / rank
         found[f"{component}.{layer}"] = parts["up"] @ parts["down"] * scale
     return found
 
@@ -251,7 +261,8 @@ def test_diffusers_reads_kohyas_files_that_we_write(both, tmp_path, kind, alphas
     tensors, expected = {}, {}
     for i, (name, (down, up)) in enumerate(random_pairs(chosen).items()):
         alpha = alphas[i % 2]
-        tensors |= written({name: (down, up)}, "transformer.", alpha=alpha)
+        # Some files have alphas of one axis.
+        tensors |= written({name: (down, up)}, "transformer.", alpha=alpha if i % 3 else [alpha])
         expected[f"transformer.{name}"] = up @ down * alpha / RANK
     file, networks = read_lora(tensors), adaptable_networks(ours.parts)
     layers = with_alphas(find_layers(file, networks), file)
@@ -300,6 +311,49 @@ def test_t5_has_layers_of_its_own(both, tmp_path):
     finally:
         theirs.text_encoder_2.load_state_dict(state)
         ours.unload_lora_weights()
+
+
+def test_all_that_comfyui_extracts_of_clip_is_read(both, tmp_path, caplog):
+    theirs, ours = both("flux")
+    prefix, generator = "text_encoders.clip_l.transformer.", torch.Generator().manual_seed(9)
+    state = {key: x.clone() for key, x in theirs.text_encoder.state_dict().items()}
+    changed, tensors = dict(state), {}
+    for key in state:
+        name, _, leaf = key.rpartition(".")
+        given = f"{prefix}text_model.{name.removeprefix('text_model.')}"
+        if name.endswith("token_embedding"):
+            down, up = (numbers(s, generator) for s in ((2, 16), (len(state[key]), 2)))
+            tensors |= {f"{given}.lora_down.weight": down, f"{given}.lora_up.weight": up}
+            changed[key] = state[key] + up @ down
+        elif "norm" in name or name.endswith("position_embedding"):
+            delta = numbers(tuple(state[key].shape), generator)
+            tensors[f"{given}.diff{'_b' if leaf == 'bias' else ''}"] = delta
+            changed[key] = state[key] + delta
+    # FLUX.1's CLIP has neither, and no picture depends on them.
+    tensors |= written({"text_projection": (torch.ones(2, 16), torch.ones(16, 2))}, prefix, KOHYA)
+    tensors[f"{prefix}logit_scale.diff"] = torch.ones(1)
+    save_file(tensors, tmp_path / "clip.safetensors")
+    plain = theirs.encode_prompt("a red apple", None)[1]
+    ours.load_lora_weights(tmp_path / "clip.safetensors")
+    assert "3 tensors are of what the pipeline lacks" in caplog.text
+    theirs.text_encoder.load_state_dict(changed)
+    try:
+        expected = theirs.encode_prompt("a red apple", None)[1]
+        np.testing.assert_allclose(ours.encode_prompt("a red apple")[1], expected, atol=1e-5)
+        assert (expected - plain).abs().max() > 0.01
+    finally:
+        theirs.text_encoder.load_state_dict(state)
+        ours.unload_lora_weights()
+
+
+def test_what_does_not_fit_is_not_called_a_lora_for_flux(both):
+    _, ours = both("flux")
+    tensors = {"transformer.transformer_blocks.0.attn.to_q.lora_B.bias": torch.ones(24)}
+    with pytest.raises(
+        ValueError, match="fits no layer of text_encoder, text_encoder_2, transfo"
+    ) as error:
+        ours.load_lora_weights(tensors)
+    assert "seems to be" not in str(error.value)
 
 
 def test_control_loras_are_a_sentence(both, tmp_path):

@@ -38,6 +38,7 @@ from diffusax.training import (
     CaptionedDataConfig,
     ControlNetConfig,
     DreamBoothConfig,
+    DreamBoothOptimizerConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     LoRAConfig,
@@ -257,6 +258,15 @@ def test_what_a_family_is_not_trained_for_is_said(tmp_path, data, recipe, config
         recipe(given)
 
 
+def test_a_scale_that_nothing_is_guided_by_is_refused(tmp_path):
+    FLOWS["klein"].pipeline(tmp_path / "model")
+    data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(2)])
+    given = InstructPix2PixValidationConfig(image_guidance=2.0)
+    message = r"validation.image_guidance=2.0 does nothing for FLUX.2 klein, .*; leave it out"
+    with pytest.raises(ValueError, match=message):
+        instruct_pix2pix(edit_options(tmp_path / "model", data, validation=given))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dreambooth", "edits"])
 def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, kind):
@@ -266,7 +276,6 @@ def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, ki
         "output": str(tmp_path / "out"),
         "steps": 2,
         "lora": LoRAConfig(rank=2, targets=flow.targets),
-        "optimizer": OptimizerConfig(learning_rate=0.1),
     }
     drawn = {"every": 2, "steps": 2, "prompts": ("a red apple", "a hat")}
     if kind == "edits":
@@ -274,13 +283,20 @@ def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, ki
         seen = {**drawn, "images": (str(tmp_path / "photo.png"),), "height": 64, "width": 80}
         validation = InstructPix2PixValidationConfig(**seen)
         data = write_parquet(tmp_path / "edits", [edit_row(i) for i in range(3)])
-        config = edit_options(tmp_path / "model", data, validation=validation, **common)
+        config = edit_options(
+            tmp_path / "model",
+            data,
+            validation=validation,
+            optimizer=OptimizerConfig(learning_rate=0.1),
+            **common,
+        )
         assert not (recipe := instruct_pix2pix(config)).denoising.conditioning_dropout
         assert recipe.denoising.caption_dropout == config.conditioning_dropout
     else:
         write_image_folder(tmp_path / "subject", 2)
         config = DreamBoothConfig(
             **common,
+            optimizer=DreamBoothOptimizerConfig(learning_rate=0.1),
             model=str(tmp_path / "model"),
             instance_data=str(tmp_path / "subject"),
             instance_prompt="a red apple",

@@ -11,6 +11,7 @@ import numpy as np
 
 import diffusax
 from diffusax.models.adapters import kernel_shapes
+from diffusax.pipelines.ahead import example_call, requests
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.mesh import make_mesh
 
@@ -64,6 +65,12 @@ with count_compilations() as compiled:
     single(prompt=PROMPTS[0], **{**CALL, "height": 32, "width": 24})
 assert not {"denoise", "encode_texts", "decode"} & set(compiled), compiled
 print("compiled ahead")
+elsewhere = make_mesh("data=2", devices=DEVICES[3:5])
+call = example_call(single, 2, (32, 24), GIVEN)
+for request in requests(single.parts, single.task, call, elsewhere):
+    shardings = [x.sharding for x in jax.tree.leaves(request.dynamic) if x.sharding is not None]
+    assert {sharding.mesh for sharding in shardings} == {elsewhere}, request.program.name
+print("on devices that are elsewhere")
 if not GIVEN.get("text_encoder_out_layers"):
     first = opened(encoder_device=DEVICES[5], device=DEVICES[2], encode_first=PROMPTS)
     options = {k: v for k, v in CALL.items() if k != "max_sequence_length"}

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
+import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.runtime.mesh import (
     AXES,
@@ -170,6 +171,14 @@ def test_meshes_that_cannot_be(shape, message):
 
     with pytest.raises(ValueError, match=message):
         make_mesh(shape, devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize("name", ["device", "encoder_device"])
+@pytest.mark.parametrize("value", ["cpu:1", 0, ["a", "b"]])
+def test_what_is_no_device_is_a_sentence(name, value):
+    message = f"^{name} must be a device, such as jax.devices.*, or a mesh .got "
+    with pytest.raises(ValueError, match=message):
+        diffusax.DiffusionPipeline.from_pretrained("emoji", **{name: value})
 
 
 @pytest.mark.slow

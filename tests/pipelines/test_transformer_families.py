@@ -22,6 +22,7 @@ from pairs import mask, picture
 import diffusax
 from diffusax import offline
 from diffusax.cli.console import main
+from diffusax.offline.requests import Requests
 from diffusax.pipelines import ahead
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.program import PROGRAMS
@@ -312,6 +313,20 @@ def test_every_class_of_a_family_is_made_of_every_other(made, tmp_path, name):
 
 def _is_of(family, cls):
     return isinstance(cls, type) and getattr(cls, "family", None) is family
+
+
+def test_commands_refuse_a_negative_prompt_that_flux_would_not_read(whole, capsys):
+    size = ["--height", "24", "--width", "40", "--steps", "1"]
+    with pytest.raises(SystemExit):
+        main(["generate", PROMPT, "--model", str(whole("flux")), *size, "--negative-prompt", "fog"])
+    assert "reads a negative prompt only with true_cfg_scale" in capsys.readouterr().err
+    pipe = diffusax.DiffusionPipeline.from_pretrained(whole("flux"))
+    requests = Requests(pipe, offline.Settings(height=24, width=40))
+    with pytest.raises(
+        ValueError, match=r"^negative_prompt does nothing for FLUX\.1 without true_c"
+    ):
+        requests.of_row({"prompt": PROMPT, "negative_prompt": "fog"}, 0)
+    assert requests.of_row({"prompt": PROMPT, "negative_prompt": ""}, 0)
 
 
 @pytest.mark.slow

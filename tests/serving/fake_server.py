@@ -127,7 +127,7 @@ class FakeServer:
                 "samplers": SAMPLERS,
                 "loras": named("pixel") + named("sketch"),
                 "embeddings": named("sunny"),
-                "controlnets": named("edges"),
+                "controlnets": named("edges") + named("depth"),
                 "limits": {"steps": 60, "images": 8, "prompt": 2000, "pixels": 4194304},
                 "api_key_needed": self.key is not None,
             }

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from serving.browser import Visitor, visiting, waiting
+from serving.browser import Visitor, drop, png, visiting, waiting
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +28,38 @@ def test_pictures_settings_and_mask_survive_a_reload(visitor, server):
     page.press("#prompt", "Control+Enter")
     visitor.pictures(2)
     assert server.asked[1]["mask_image"]
+
+
+def test_the_controlnet_that_was_chosen_survives_a_reload(visitor, server):
+    kept = "(await m.get('drafts', 'pictures'))?.controls?.[0]?.model"
+    page = visitor.page
+    drop(visitor, png(), on="#controls .picker")
+    waiting(lambda: visitor.call("store.js", kept) == "edges")
+    page.select_option("#controls select", "depth")
+    waiting(lambda: visitor.call("store.js", kept) == "depth")
+    page.reload()
+    visitor.connected()
+    assert page.input_value("#controls select") == "depth"
+    visitor.draw("a frog")
+    visitor.pictures(1)
+    assert server.asked[0]["controls"][0]["model"] == "depth"
+
+
+def test_a_key_that_is_pressed_twice_deletes_one_picture(visitor, server):
+    page = visitor.page
+    for count, prompt in enumerate(("a frog", "a cat", "a dog"), 1):
+        visitor.draw(prompt)
+        visitor.pictures(count)
+    page.locator(".tile .open").first.click()
+    page.wait_for_selector("#viewer[open]")
+    pressed = "new KeyboardEvent('keydown', { key: 'Delete', bubbles: true })"
+    page.evaluate(
+        f"for (let i = 0; i < 2; i++) document.querySelector('#viewer').dispatchEvent({pressed})"
+    )
+    visitor.page.locator(".tile[data-kind=picture]").nth(2).wait_for(state="detached")
+    assert page.locator("#viewer[open] .prompt").inner_text() == "a cat"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#viewer[open] .prompt").inner_text() == "a frog"
 
 
 def test_a_drawing_goes_on_through_a_reload(visitor, server):

@@ -8,7 +8,7 @@ text-to-image.
 
 import sys
 
-from diffusax.runtime.mesh import initialize
+from diffusax.runtime.processes import initialize
 from diffusax.training import (
     DreamBoothConfig,
     InstructPix2PixConfig,

@@ -11,7 +11,8 @@ import pytest
 from effort import first
 from pictures import edit_row, picture, png, row, write_parquet
 from PIL import Image
-from test_devices import train_in_two_processes
+from test_devices import start_both, train_in_two_processes
+from test_devices import wait_for as wait_for_both
 from test_resume import TOY, finish, results, start, steps_logged, wait_for
 from toy_run import BucketedToy, Toy
 
@@ -245,6 +246,28 @@ def test_a_cache_in_buckets_gives_the_same_losses(
     run = Batches(cached.source, cached.example, batch_size=4, seed=0)
     seen = {next(run)["moments"].shape[1:3] for _ in range(10)}
     assert seen == {(8, 8), (6, 10)}
+
+
+@pytest.mark.slow
+def test_two_processes_cache_sizes_of_which_one_has_only_broken_rows(tiny_checkpoints, tmp_path):
+    folder, _ = tiny_checkpoints.pipeline("sd")
+    # The second and the fourth row are wide: of them the first process has the broken one.
+    rows = [row(i, size=SHAPES[2 if i in (1, 3) else 3]) for i in range(100)]
+    broken = rows[1]["image"]
+    rows[1]["image"] = {**broken, "bytes": broken["bytes"][: len(broken["bytes"]) // 2]}
+    data = write_parquet(tmp_path / "data", rows)
+    options = [
+        *("--model", str(folder), "--data.path", str(data), "--output", str(tmp_path / "cache")),
+        *("--data.buckets", "32x32", "40x24", "--batch-size", "50", "--distributed"),
+    ]
+    wait_for_both(start_both(["-m", "diffusax", "cache-latents", *options]))
+    config = TextToImageConfig(model=str(folder), data=CaptionedDataConfig(str(tmp_path / "cache")))
+    cached = text_to_image(config).source
+    assert dict(zip(cached.buckets.sizes, cached.buckets.counts, strict=True)) == {
+        (32, 32): 98,
+        (24, 40): 1,
+    }
+    assert sorted({cached[i]["moments"].shape for i in range(99)}) == [(6, 10, 8), (8, 8, 8)]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from test_devices import train as train_on_devices
 import diffusax
 from diffusax.checkpoints.lora.files import WEIGHT_NAME
 from diffusax.cli.console import main
+from diffusax.cli.train import plain, read_recipe
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
@@ -39,6 +40,7 @@ from diffusax.training import (
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.class_pictures import ClassPictures
 from diffusax.training.data.pairs import Repeated
+from diffusax.training.program import optimizer_of
 
 INSTANCE, CLASS = "a photo of sks dog", "a photo of dog"
 
@@ -209,6 +211,28 @@ def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
     assert read_config(DreamBoothConfig, None, pairs).data.path == "a"
 
 
+@pytest.mark.parametrize(
+    ("args", "rate"),
+    [
+        ((), 5e-6),
+        (("--optimizer.warmup-steps", "0", "--optimizer.weight-decay", "0"), 5e-6),
+        (("--optimizer.learning-rate", "0.5"), 0.5),
+        (("--lora.rank", "4"), 1e-4),
+        (("--lora.path", "of_sks", "--optimizer.learning-rate", "1e-5"), 1e-5),
+        (("--train-text-encoder", "--text-encoder-learning-rate", "1e-6"), 5e-6),
+    ],
+)
+def test_whole_networks_learn_more_slowly_by_default_than_loras(args, rate):
+    config = plain(read_recipe("dreambooth", list(args)), DreamBoothConfig)
+    optimizer = optimizer_of(config)
+    params = {"unet": {"kernel": jnp.zeros(3)}}
+    updates, _ = optimizer.update(
+        jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
+    )
+    # Adam's first update is the gradient's sign times the rate.
+    np.testing.assert_allclose(updates["unet"]["kernel"], -rate, rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path):
     found = {}
@@ -289,6 +313,8 @@ def test_killed_while_class_pictures_are_drawn_and_while_training(
 
 @pytest.mark.slow
 def test_the_result_draws_the_same_in_pytorch(checkpoint, uninterrupted):
+    last = (uninterrupted / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["lr"] == pytest.approx(5e-6)
     folder = uninterrupted / "model"
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
     before = diffusers.StableDiffusionPipeline.from_pretrained(checkpoint, safety_checker=None)

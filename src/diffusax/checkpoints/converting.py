@@ -18,7 +18,7 @@ from diffusax.checkpoints.original.open_clip import TEXT_PROJECTION, open_clip_n
 from diffusax.checkpoints.original.transformers import ORIGINALS, transformer_names
 from diffusax.checkpoints.single_file import Reading, opened_view, part_of, read_contents
 from diffusax.checkpoints.single_file.names import CLASSES, NAMES
-from diffusax.checkpoints.tensors import Entry, copy_tensors
+from diffusax.checkpoints.tensors import Entry, check_unscaled, copy_tensors
 from diffusax.checkpoints.tree import fitted, torch_shapes
 from diffusax.files import load_json, write_json
 from diffusax.models.network import Network
@@ -54,6 +54,8 @@ def unpack_single_file(path: Path, folder: Path, reading: Reading, *, dtype: Any
     with opened_view(path, reading, component) as view:
         networks = {p.parent: read_network(p.parent) for p in view.rglob("config.json")}
         tensors = {own: _fitted(own, network) for own, network in networks.items()}
+        for stored in tensors.values():
+            check_unscaled(stored, dtype)
         shutil.copytree(view, folder, dirs_exist_ok=True)
         for own, network in networks.items():
             target = folder / own.relative_to(view)

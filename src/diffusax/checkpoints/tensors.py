@@ -180,7 +180,7 @@ def copy_tensors(
         OSError: the file cannot be written; names it and says why.
         ValueError: dtype is None, and a tensor is to be multiplied by a number beside it.
     """
-    _check_unscaled(tensors, dtype)
+    check_unscaled(tensors, dtype)
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
     for name, parts in tensors.items():
@@ -207,7 +207,8 @@ def copy_tensors(
             files[part.path].release(part)
 
 
-def _check_unscaled(tensors: Mapping[str, Sequence[Entry | np.ndarray]], dtype: Any) -> None:
+def check_unscaled(tensors: Mapping[str, Sequence[Entry | np.ndarray]], dtype: Any) -> None:
+    """Raises ValueError where tensors with a scale would be copied bit for bit."""
     for name, parts in tensors.items():
         for part in parts:
             if dtype is None and isinstance(part, Entry) and part.scale is not None:

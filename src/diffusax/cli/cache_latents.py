@@ -7,6 +7,7 @@ from typing import ClassVar
 from diffusax.cli.parsing import FromFiles, parse_with_files
 from diffusax.cli.train import plain
 from diffusax.printable import escaped
+from diffusax.runtime.processes import initialize
 from diffusax.training import CacheConfig, cache_latents, read_config
 
 
@@ -23,6 +24,8 @@ class CacheLatents(FromFiles, CacheConfig):
 
     def run(self) -> None:
         """Writes the cache."""
+        if self.distributed:
+            initialize()
         rows = cache_latents(plain(self, CacheConfig))
         print(f"wrote {rows} rows to {escaped(self.output)}")
 

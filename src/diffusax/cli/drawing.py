@@ -147,6 +147,11 @@ def call(pipe: Any, **options: Any) -> list[Any]:
         if name not in inspect.signature(type(pipe).__call__).parameters:
             raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
     names = inspect.signature(type(pipe).__call__).parameters
+    if "true_cfg_scale" in names and given.get("negative_prompt"):
+        raise ValueError(
+            f"{type(pipe).__name__} reads a negative prompt only with true_cfg_scale, which "
+            "commands do not have; leave --negative-prompt out, or draw in Python"
+        )
     own = {name: value for name, value in pipe.call_defaults.items() if name in names}
     return pipe(**{**own, **given}).images
 

@@ -5,7 +5,7 @@ import re
 import jax
 
 from diffusax.runtime.compat import forget_joining, joined_part
-from diffusax.runtime.mesh import initialize
+from diffusax.runtime.processes import initialize
 
 
 def jax_part() -> tuple[int, int]:

@@ -13,7 +13,8 @@ from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
 from diffusax.printable import escaped
-from diffusax.runtime.mesh import in_mesh, initialize
+from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.processes import initialize
 from diffusax.runtime.topology import topology_mesh
 from diffusax.training import (
     AutoencoderConfig,

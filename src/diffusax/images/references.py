@@ -50,7 +50,8 @@ def reference_images(images: Sequence[Any], multiple: int) -> np.ndarray:
     """Prepares images to look at, n H W 3 float32 in [-1, 1], in the size of the first.
 
     As `reference_image`, but of any size and shape; black fills up where another image is smaller
-    than the first. Upstream: pipeline_flux2_klein_inpaint.py in diffusers.
+    than the first. Upstream: pipeline_flux2_klein_inpaint.py in diffusers, which makes no image in
+    a list smaller, and so looks at more of large ones.
     """
     within = [limit_area(image) for image in images]
     width, height = (side // multiple * multiple for side in within[0].size)

@@ -140,6 +140,11 @@ class Requests:
         scheduler, call = self._scheduler(sampler), check_call(_with_adapters(arguments))
         if isinstance(call.negative_prompt, list):
             raise ValueError("negative_prompt must be a text (got a list)")
+        if call.negative_prompt and self._pipe.family.true_guidance:
+            raise ValueError(
+                f"negative_prompt does nothing for {self._pipe.family.name} without "
+                "true_cfg_scale, which runs over many prompts do not have; leave it out"
+            )
         numbers = range(self.settings.num_images)
         c, call = resolve_adapters(self._pipe.parts, call)
         if c is not self._pipe.parts:

@@ -75,8 +75,10 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
         c: the components of the pipeline.
         task: the task of the pipeline.
         call: its arguments.
-        mesh: the mesh to split parameters and images over; by default the pipeline's.
+        mesh: the mesh to split parameters and images over; by default the pipeline's, and for
+            text encoders their own.
     """
+    encoder_mesh = c.encoder_mesh if mesh is None else mesh
     mesh = mesh or c.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), c.params)
     with recorded_requests() as found:
@@ -84,8 +86,8 @@ def requests(c: Components, task: Task, call: Call, mesh: Mesh | None = None) ->
     device = None if mesh is not None else placement.device_of(c.denoiser_params)
     unique = {}
     for request in found:
-        own = c.encoder_mesh if encodes_texts(request) else None
-        placed = request._replace(dynamic=_placed(request, own or mesh, device))
+        own = (encodes_texts(request) and encoder_mesh) or mesh
+        placed = request._replace(dynamic=_placed(request, own, device))
         unique[key(placed)] = placed
     return list(unique.values())
 

@@ -274,7 +274,7 @@ class DiffusionPipeline(
         """
         hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
         hub |= {"variant": variant, "local_files_only": local_files_only}
-        encoder_mesh = None if encoder_device is None else mesh_on(encoder_device)
+        encoder_mesh = None if encoder_device is None else mesh_on(encoder_device, "encoder_device")
         devices = devices_for(device, mesh, without=encoder_mesh)
         custom = None
         if custom_pipeline is not None:

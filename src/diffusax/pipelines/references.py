@@ -38,7 +38,8 @@ def with_references(c: Components, call: Call, run: PreparedRun) -> PreparedRun:
 def with_own_size(c: Components, call: Call) -> Call:
     """Returns the call with the size of its images, which are made smaller if they are large.
 
-    Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py).
+    Height and width that the call gives have no effect (pipeline_flux2_klein_inpaint.py, which
+    leaves images in a list as large as they are).
 
     Raises:
         ValueError: image is missing or cannot be read.

@@ -9,7 +9,6 @@ attention (Li et al. 2021, "Sequence Parallelism", without the ring).
 
 import contextlib
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -42,33 +41,6 @@ class Rule(NamedTuple):
 
 Rules = Sequence[Rule | tuple[str, int]]
 """Rules for the parameters of a network; the first that matches a name holds."""
-
-
-def initialize(heartbeat_seconds: int = 30) -> None:
-    """Joins the other processes of a run; call it before using JAX otherwise.
-
-    JAX finds them on TPU pods and under Slurm (see `jax.distributed.initialize`); elsewhere the
-    variables JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID
-    say where they are. On CPUs they communicate by gloo. Each process generates its own images.
-
-    Args:
-        heartbeat_seconds: the time without a sign of a process after which the others end with an
-            error.
-
-    Raises:
-        ValueError: only some of the variables are set.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    values = [os.environ.get(name) for name in names]
-    options: dict[str, Any] = {"heartbeat_timeout_seconds": heartbeat_seconds}
-    if not any(values):
-        jax.distributed.initialize(**options)
-    elif not all(values):
-        raise ValueError(f"{', '.join(names)} must be set together (got {values})")
-    else:
-        address, count, index = values
-        jax.distributed.initialize(address, int(str(count)), int(str(index)), **options)
 
 
 def make_mesh(
@@ -389,9 +361,21 @@ def mesh_of(params: Any) -> Mesh | None:
     return sharding.mesh if several else None  # type: ignore[union-attr,return-value]
 
 
-def mesh_on(place: Any) -> Mesh:
-    """Returns the mesh of a device, or a mesh as it is."""
+def mesh_on(place: Any, name: str) -> Mesh:
+    """Returns the mesh of a device, or a mesh as it is.
+
+    Raises:
+        ValueError: the argument of this name is neither.
+    """
+    _check_device(place, name)
     return make_mesh(place) if isinstance(place, Mesh) else make_mesh(devices=[place])
+
+
+def _check_device(place: Any, name: str) -> None:
+    if not isinstance(place, Mesh | Sharding) and not hasattr(place, "process_index"):
+        raise ValueError(
+            f"{name} must be a device, such as jax.devices()[0], or a mesh (got {place!r:.200})"
+        )
 
 
 def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = None) -> Any:
@@ -400,10 +384,12 @@ def devices_for(device: Any, mesh: Mesh | str | None, *, without: Mesh | None = 
     without: the devices to leave out where neither is named one by one.
 
     Raises:
-        ValueError: both are given, or the mesh does not fit the devices.
+        ValueError: both are given, the device is none, or the mesh does not fit the devices.
     """
     if device is not None and mesh is not None:
         raise ValueError("only one of device and mesh can be given")
+    if device is not None:
+        _check_device(device, "device")
     taken = () if without is None else tuple(without.devices.flat)
     left = [d for d in jax.local_devices() if d not in taken] or jax.local_devices()
     if mesh is None and (device is not None or jax.local_device_count() == 1):

@@ -30,6 +30,7 @@ from diffusax.training.recipes.denoiser import DenoiserValidationConfig
 from diffusax.training.recipes.dreambooth import (
     DreamBoothConfig,
     DreamBoothDataConfig,
+    DreamBoothOptimizerConfig,
     dreambooth,
 )
 from diffusax.training.recipes.instruct_pix2pix import (
@@ -64,6 +65,7 @@ __all__ = [
     "DenoiserValidationConfig",
     "DreamBoothConfig",
     "DreamBoothDataConfig",
+    "DreamBoothOptimizerConfig",
     "EMAConfig",
     "EditDataConfig",
     "ImageDataConfig",

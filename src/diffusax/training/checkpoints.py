@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import logging
 import shutil
 import threading
@@ -15,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from diffusax.extras import require_extra
+from diffusax.runtime.processes import of_all_processes
 from diffusax.training.manifest import damage, write_manifest
 from diffusax.training.step import TrainState
 
@@ -69,7 +69,7 @@ class Checkpoints:
             facts = {
                 "averaged": state.ema is not None,
                 "average": self.average,
-                "processes": _of_all_processes(position),
+                "processes": of_all_processes(position),
                 "leaves": _leaves(state),
             }
             self._manager.save(
@@ -249,15 +249,3 @@ def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
         f"holds a run {what}, which cannot be continued; give the options in its config.yaml, or "
         "another output folder"
     )
-
-
-def _of_all_processes(position: dict[str, Any]) -> list[dict[str, Any]]:
-    """Collects every process's position, because one process writes them all."""
-    if jax.process_count() == 1:
-        return [position]
-    text = np.frombuffer(json.dumps(position).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int32(len(text)))
-    padded = np.pad(text, (0, int(sizes.max()) - len(text)))
-    rows = multihost_utils.process_allgather(padded)
-    texts = [row[:size].tobytes() for row, size in zip(rows, sizes)]
-    return [json.loads(text) for text in texts]

@@ -79,6 +79,11 @@ class TrainConfig(Options):
             )
 
     @property
+    def chosen_optimizer(self) -> OptimizerConfig:
+        """The options of the optimizer, with what a recipe chooses where none is given."""
+        return self.optimizer
+
+    @property
     def component_rates(self) -> Mapping[str, float]:
         """The learning rates of components that have their own, by the beginning of their names."""
         return {}

@@ -207,7 +207,8 @@ class _Run:
             values = self.meter.read(self.step)
             # The optimizer counts only the steps that were not skipped.
             updates = self.step - int(values["skipped"])
-            values["lr"] = float(learning_rate(config.optimizer, config.steps)(max(updates - 1, 0)))
+            rates = learning_rate(config.chosen_optimizer, config.steps)
+            values["lr"] = float(rates(max(updates - 1, 0)))
             self.reports.scalars(self.step, values)
         if config.validation.every and self.step % config.validation.every == 0:
             self.validate()

@@ -27,7 +27,7 @@ from diffusax.training.step import TrainState, initial_state, make_train_step
 
 def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     """Makes the optimizer of a run."""
-    return make_optimizer(config.optimizer, config.steps, config.component_rates)
+    return make_optimizer(config.chosen_optimizer, config.steps, config.component_rates)
 
 
 def tensor_rules(recipe: Recipe) -> Rules:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diffusax.checkpoints.lora.files import LoraFile
-from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, seems_to_be_for
+from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, seems
 from diffusax.checkpoints.tree import torch_shape
 from diffusax.models.weight_changes import (
     Decomposed,
@@ -28,7 +28,10 @@ Changes = dict[str, dict[str, Any]]
 """The changes by component and by the parameter's path in the tree: `conv_in.kernel`."""
 METADATA = "lora_adapter_metadata"
 """The text in a file's header that holds PEFT's options, as JSON."""
-_ALONE = {"diff": "kernel", "diff_b": "bias", "w_norm": "scale", "b_norm": "bias"}
+_WEIGHTS = ("kernel", "scale", "embedding")
+"""The names in the tree of what PyTorch calls a layer's weight."""
+_ALONE = {"diff": "", "diff_b": "bias", "w_norm": "scale", "b_norm": "bias"}
+"""The parameters of a layer to which tensors are added as they are, of which "" is the weight."""
 
 
 def changes_of(
@@ -46,13 +49,15 @@ def changes_of(
         ValueError: tensors of a layer are missing or do not fit it; names the layer.
     """
     found: Changes = {}
+    known = {name: _shapes(networks[name]) for name in {component for component, _ in layers}}
     for (component, path), parts in with_alphas(layers, file).items():
         where = f"{file.name}: {component}'s {path}"
+        shapes = known[component]
+        weight = next((leaf for leaf in _WEIGHTS if f"{path}.{leaf}" in shapes), _WEIGHTS[0])
         try:
-            changes = _layer_changes(parts)
+            changes = _layer_changes(parts, weight)
         except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
             raise ValueError(f"{where} {_lacks(error, parts)}") from None
-        shapes = _shapes(networks[component])
         for leaf, change in changes.items():
             name = f"{path}.{leaf}"
             shape = shapes.get(name)
@@ -60,10 +65,9 @@ def changes_of(
             if wrong is None:
                 found.setdefault(component, {})[name] = change
             elif strict:
-                guess = seems_to_be_for(file.tensors)
-                seems = f"; it seems to be a LoRA for {guess}" if guess else ""
+                guess = seems(file.tensors, networks)
                 raise ValueError(
-                    f"{where} does not fit its {leaf} of {shape} ({wrong}){seems}; strict=False "
+                    f"{where} does not fit its {leaf} of {shape} ({wrong}){guess}; strict=False "
                     "leaves out what does not fit"
                 )
     if not found:
@@ -91,13 +95,13 @@ def with_alphas(layers: Layers, file: LoraFile) -> Layers:
     return found
 
 
-def _layer_changes(parts: Parts) -> dict[str, Any]:
-    """Returns the changes of a layer's parameters."""
-    known = {_ALONE[name]: Difference(x) for name, x in parts.items() if name in _ALONE}
+def _layer_changes(parts: Parts, weight: str) -> dict[str, Any]:
+    """Returns the changes of a layer's parameters. weight: the name of its weight in the tree."""
+    known = {_ALONE[name] or weight: Difference(x) for name, x in parts.items() if name in _ALONE}
     rest = {name: x for name, x in parts.items() if name not in _ALONE}
     main = _main_change(rest)
     if main is not None:
-        known["kernel"] = main
+        known[weight] = main
     if not known:
         raise ValueError
     return known

@@ -3,7 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +66,11 @@ ROWS = "rows"
 """What a layer's LoHa or LoKr has beside its tensors where they are of several layers in one: the
 number of rows before the layer's own, and that of all."""
 _IGNORED = ("base_model.model.", "module.")
+# So some files of FLUX.2 have it, from which "diffusion_model.tran" was cut.
+_CUT = "diffusion_model.sformer_blocks."
+_UNREAD = ("text_projection", "logit_scale")
+"""The ends of the names of what a model's CLIP may lack, and no picture of it depends on then."""
+_TRANSFORMER = "a transformer such as FLUX"
 _OF_TRANSFORMERS = ("transformer.", "lora_transformer_", "double_blocks", "single_blocks")
 _WIDTHS = {
     768: "Stable Diffusion 1",
@@ -97,7 +102,7 @@ def find_layers(
         networks: the networks by component.
         strict: whether a key that fits no layer is an error; else it is left out.
         others: components that the pipeline's family has and this pipeline lacks, whose layers are
-            left out.
+            left out, as are projections of texts that no network of the pipeline has.
 
     Raises:
         ValueError: keys fit no layer; names one, and the model that the LoRA seems to be for.
@@ -122,24 +127,27 @@ def find_layers(
         elif part and shares:
             for owner, share in shares.items():
                 original.setdefault(owner, {}).update(share)
-        elif any(layer.startswith(prefix) for name in others for prefix in _prefixes(name)):
+        elif layer.endswith(_UNREAD) or any(
+            layer.startswith(prefix) for name in others for prefix in _prefixes(name)
+        ):
             absent += 1
         else:
             unknown.append(key)
     if absent:
-        log.warning("%s: %d tensors are of components that the pipeline lacks", file.name, absent)
+        log.warning("%s: %d tensors are of what the pipeline lacks", file.name, absent)
     twice = {component for component, _ in found} & {"unet"}
     found |= {k: v for k, v in original.items() if k not in found and k[0] not in twice}
     if unknown and strict:
         raise ValueError(
             f"{file.name}: the key {unknown[0]!r}{_and_more(unknown)} fits no layer of "
-            f"{', '.join(networks)}{_seems(file.tensors)}; strict=False leaves out what does not "
-            "fit"
+            f"{', '.join(networks)}{seems(file.tensors, networks)}; strict=False leaves out what "
+            "does not fit"
         )
     if unknown:
         log.warning("%s: %d tensors fit no layer; %s", file.name, len(unknown), unknown[0])
     if not found:
-        raise ValueError(f"{file.name} has no layer of {', '.join(networks)}{_seems(file.tensors)}")
+        guess = seems(file.tensors, networks)
+        raise ValueError(f"{file.name} has no layer of {', '.join(networks)}{guess}")
     return found
 
 
@@ -147,6 +155,7 @@ def split_key(key: str) -> tuple[str, str | None]:
     """Returns the layer's name and what the tensor is of it; None where that is not known."""
     for prefix in _IGNORED:
         key = key.replace(prefix, "")
+    key = key.replace(_CUT, "diffusion_model.transformer_blocks.")
     if old := _PROCESSOR.fullmatch(key):
         layer, kind, part = old.groups()
         if ".self_attn" in layer or layer.startswith("text_encoder"):
@@ -176,20 +185,26 @@ def kohya_name(component: str, path: str, encoders: int) -> str:
     return KOHYA[component][numbered] + path.replace(".", "_")
 
 
-def seems_to_be_for(tensors: Mapping[str, np.ndarray]) -> str | None:
+def seems(tensors: Mapping[str, np.ndarray], networks: Container[str]) -> str:
+    """Returns the end of a sentence on a LoRA that does not fit: the model that it seems to be for.
+
+    networks: the components that it does not fit, which may be a transformer's themselves.
+    """
+    guess = _seems_to_be_for(tensors)
+    if guess is None or (guess == _TRANSFORMER and "transformer" in networks):
+        return ""
+    return f"; it seems to be a LoRA for {guess}"
+
+
+def _seems_to_be_for(tensors: Mapping[str, np.ndarray]) -> str | None:
     """Returns the model that a LoRA seems to be for, by its keys and its widths."""
     if any(word in key for key in tensors for word in _OF_TRANSFORMERS):
-        return "a transformer such as FLUX"
+        return _TRANSFORMER
     for key, tensor in tensors.items():
         layer, part = split_key(key)
         if part == "down" and layer.endswith(("attn2.to_k", "attn2_to_k")) and tensor.ndim > 1:
             return _WIDTHS.get(tensor.shape[1])
     return None
-
-
-def _seems(tensors: Mapping[str, np.ndarray]) -> str:
-    guess = seems_to_be_for(tensors)
-    return f"; it seems to be a LoRA for {guess}" if guess else ""
 
 
 def _and_more(keys: list[str]) -> str:

@@ -42,7 +42,8 @@ def _joined(paths: Sequence[str], layers: Mapping[str, Parts]) -> Parts:
                 f"{', '.join(sorted(set(parts) - {'down', 'up', 'alpha'}))}; write diffusers'"
             )
     ranks = {path: len(parts["down"]) for path, parts in layers.items()}
-    scales = {p: float(parts.get("alpha", ranks[p])) / ranks[p] for p, parts in layers.items()}
+    alphas = {p: float(np.reshape(parts.get("alpha", ranks[p]), ())) for p, parts in layers.items()}
+    scales = {path: alpha / ranks[path] for path, alpha in alphas.items()}
     # One alpha serves all where their scales agree; else B's hold what differs.
     common = next(iter(scales.values())) if len(set(scales.values())) == 1 else 1.0
     first = next(iter(layers))

@@ -61,7 +61,10 @@ export class Controls extends EventTarget {
     const id = (name) => `control-${entry.id}-${name}`;
     const select = h("select", { id: id("model") }, ...options(this.#known));
     select.value = entry.model;
-    select.addEventListener("change", () => (entry.model = select.value));
+    select.addEventListener("change", () => {
+      entry.model = select.value;
+      this.#changed();
+    });
     return h(
       "fieldset",
       { className: "control" },

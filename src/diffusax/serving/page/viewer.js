@@ -142,6 +142,8 @@ export class Viewer {
   async #remove() {
     const { picture } = this;
     const at = this.#at;
+    // The key was pressed twice, and the next picture is not shown yet.
+    if (at < 0) return;
     this.list.splice(at, 1);
     await removePicture(picture);
     const next = this.list[at] ?? this.list[at - 1];

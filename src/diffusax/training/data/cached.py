@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from diffusax.files import load_json, write_json
 from diffusax.models.network import Params
 from diffusax.runtime.layouts import in_order
 from diffusax.runtime.mesh import batch_sharding, make_mesh, replicated
+from diffusax.runtime.processes import of_all_processes
 from diffusax.training.base_model import BaseModel
 from diffusax.training.data.batches import Element
 from diffusax.training.data.broken import Broken, Tally
@@ -87,6 +89,9 @@ class CacheConfig(Options):
     """The number of images encoded at a time."""
     seed: Seed = 0
     """The random seed of crops, mirroring and the choice among several captions."""
+    distributed: bool = False
+    """Run as one of several processes, which find each other as those of train do; each encodes a
+    share of the rows, and writes it to the same folder."""
     data: CacheDataConfig = dataclasses.field(default_factory=CacheDataConfig)
     """The options of the data set."""
 
@@ -201,50 +206,60 @@ def cache_latents(config: CacheConfig) -> int:
     for bucket, rows in _rows_by_size(source).items():
         batches = _batches(source, base, config, size, rows, tally)
         parts.append(_write(folder, bucket, map(encode, batches)))
-    written = [part for part in parts if part.specs]
+    # Of a size, this process may have no row, or only broken ones, where others have some.
+    written = [_Part(*part) for own in of_all_processes(parts) for part in own if _Part(*part).rows]
     if not written:
         raise ValueError(f"{config.data.path} has no row that can be used")
     if jax.process_index() == 0:
         networks = {name: fingerprint(part) for name, part in params.items()}
         write_json(folder / _INDEX, _index(written, buckets_of(source), networks))
-    return sum(part.rows for part in written)
+    return sum(part.rows for part in parts)
 
 
 class _Part(NamedTuple):
-    """What this process has written of the images of one size."""
+    """What a process has written of the images of one size."""
 
+    file: str
+    """The name of the file; there is none where there is no row."""
     bucket: int | None
     """The index of the size; None where all images have one."""
     rows: int
     specs: dict[str, tuple[tuple[int, ...], str]]
-    """The shape and dtype of each array; empty where there is no row."""
+    """The shape and dtype of each array."""
 
 
 def _write(folder: Path, bucket: int | None, batches: Iterator[dict[str, np.ndarray]]) -> _Part:
-    """Writes a file of rows; one without rows where there are none."""
+    """Writes a file of rows; none where there are no rows."""
     pyarrow = require_extra("pyarrow", "train")
     count, specs, writer = 0, {}, None
-    file = str(folder / _file(jax.process_index(), bucket))
+    file = f"part-{jax.process_index():05}{'' if bucket is None else f'-{bucket:03}'}.arrow"
     for arrays in batches:
         if writer is None:
             specs = {k: (v.shape[1:], str(v.dtype)) for k, v in arrays.items()}
             schema = pyarrow.schema([(name, pyarrow.binary()) for name in arrays])
-            writer = pyarrow.ipc.new_file(file, schema)
+            writer = pyarrow.ipc.new_file(str(folder / file), schema)
         columns = [[row.tobytes() for row in arrays[name]] for name in arrays]
         writer.write_batch(pyarrow.record_batch(columns, schema=schema))
         count += len(columns[0])
-    writer = writer or pyarrow.ipc.new_file(file, pyarrow.schema([]))
-    writer.close()
-    return _Part(bucket, count, specs)
+    if writer is not None:
+        writer.close()
+    return _Part(file, bucket, count, specs)
 
 
 def _index(
     parts: Sequence[_Part], buckets: Buckets | None, networks: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns what the index says of a cache; each process has written a file for each size."""
-    processes = range(jax.process_count())
-    files = [[_file(i, part.bucket) for i in processes] for part in parts]
-    shapes = [{k: list(shape) for k, (shape, _) in part.specs.items()} for part in parts]
+    """Returns what the index says of a cache, whose files are sorted by size.
+
+    parts: what all processes have written, each with rows.
+    """
+
+    def bucket(part: _Part) -> int:
+        return part.bucket or 0
+
+    by_size = [list(own) for _, own in itertools.groupby(sorted(parts, key=bucket), key=bucket)]
+    files = [[part.file for part in own] for own in by_size]
+    shapes = [{k: list(shape) for k, (shape, _) in own[0].specs.items()} for own in by_size]
     index: dict[str, Any] = {
         "files": [name for names in files for name in names],
         "shapes": shapes[0],
@@ -252,7 +267,7 @@ def _index(
         "networks": networks,
     }
     if buckets is not None:
-        sizes = [buckets.sizes[part.bucket or 0] for part in parts]
+        sizes = [buckets.sizes[bucket(own[0])] for own in by_size]
         index["buckets"] = [
             {"size": size, "shapes": shape, "files": names}
             for size, shape, names in zip(sizes, shapes, files, strict=True)
@@ -280,10 +295,6 @@ def _columns(config: CacheConfig) -> tuple[str, ...]:
         if getattr(config.data, name) != getattr(CacheDataConfig, name):
             raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")
     return tuple(getattr(config.data, name) for name in used)
-
-
-def _file(process: int, bucket: int | None) -> str:
-    return f"part-{process:05}{'' if bucket is None else f'-{bucket:03}'}.arrow"
 
 
 def _shapes(index: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -116,7 +116,7 @@ class DenoiserConfig(DenoisingConfig):
                 raise ValueError(
                     "text_encoder_learning_rate does nothing without train_text_encoder; give both"
                 )
-            if not self.optimizer.learning_rate:
+            if self.optimizer.learning_rate == 0:
                 raise ValueError(
                     "optimizer.learning_rate must be above 0 with text_encoder_learning_rate, "
                     "which follows its schedule (got 0.0)"

@@ -36,7 +36,7 @@ class InstructPix2PixValidationConfig(PicturesValidationConfig):
     images: tuple[str, ...] = ()
     """The pictures to edit: one, or one for each of the prompts."""
     image_guidance: Annotated[float, Meta(ge=0, le=1000)] = 1.5
-    """The image guidance scale."""
+    """The image guidance scale; nothing for networks that look at pictures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,7 @@ class InstructPix2Pix(Denoiser):
             keep_pooled=config.keep_pooled,
         )
         if self.base.family.looks_at_images:
+            _check_guidance(config, self.base.family.name)
             # Its pipelines look at the image with and without the instruction.
             self.denoising = dataclasses.replace(
                 self.denoising,
@@ -151,3 +152,13 @@ class InstructPix2Pix(Denoiser):
             random_flip=False,
         )
         return Image.fromarray(pixels)
+
+
+def _check_guidance(config: InstructPix2PixConfig, family: str) -> None:
+    """Raises ValueError where a scale is given that a family without image guidance ignores."""
+    scale = config.validation.image_guidance
+    if scale != InstructPix2PixValidationConfig.image_guidance:
+        raise ValueError(
+            f"validation.image_guidance={scale} does nothing for {family}, which looks at "
+            "pictures; leave it out"
+        )
