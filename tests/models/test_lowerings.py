@@ -228,10 +228,11 @@ def test_memory_of_attention_does_not_grow_with_the_square():
         ("cuda", "bfloat16", 1024, 160, "xla"),
         ("cuda", "float32", 4096, 64, "xla"),
         ("cuda", "float32", 16384, 512, "large_chunks"),
-        ("tpu", "bfloat16", 4096, 64, "flash"),
-        ("tpu", "bfloat16", 77, 64, "xla"),
+        ("tpu", "bfloat16", 4096, 64, "side_by_side"),
+        ("tpu", "float32", 4096, 64, "flash"),
+        ("tpu", "float32", 77, 64, "xla"),
         ("tpu", "bfloat16", 1024, 160, "xla"),
-        ("tpu", "bfloat16", 1100, 64, "flash"),
+        ("tpu", "bfloat16", 1100, 80, "flash"),
     ],
 )
 def test_choice_of_attention(platform, dtype, t, d, name):
