@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 from jax.experimental.pallas import tpu as pltpu
 
 from diffusax.models import attention as attention_module
@@ -80,25 +81,25 @@ def test_its_gradients_are_those_of_plain_attention(interpreted, t):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "s", "heads", "key_heads", "d", "masked", "name"),
+    ("dtype", "s", "heads", "key_heads", "d", "plain", "name"),
     [
-        ("bfloat16", 4096, 5, 5, 64, False, "side_by_side"),
-        ("bfloat16", 77, 20, 20, 64, False, "side_by_side"),
-        ("bfloat16", 4096, 8, 8, 40, False, "flash"),
-        ("bfloat16", 4096, 24, 24, 128, False, "flash"),
-        ("bfloat16", 4096, 5, 5, 64, True, "flash"),
-        ("bfloat16", 77, 12, 12, 64, True, "xla"),
-        ("bfloat16", 4096, 8, 2, 64, False, "flash"),
-        ("bfloat16", 16384, 10, 10, 64, False, "flash"),
-        ("float32", 4096, 5, 5, 64, False, "flash"),
+        ("bfloat16", 4096, 5, 5, 64, True, "side_by_side"),
+        ("bfloat16", 77, 20, 20, 64, True, "side_by_side"),
+        ("bfloat16", 4096, 8, 8, 40, True, "flash"),
+        ("bfloat16", 4096, 24, 24, 128, True, "flash"),
+        ("bfloat16", 4096, 5, 5, 64, False, "flash"),
+        ("bfloat16", 77, 12, 12, 64, False, "xla"),
+        ("bfloat16", 4096, 8, 2, 64, True, "flash"),
+        ("bfloat16", 16384, 10, 10, 64, True, "flash"),
+        ("float32", 4096, 5, 5, 64, True, "flash"),
     ],
 )
-def test_it_is_for_narrow_heads_that_see_all_keys(dtype, s, heads, key_heads, d, masked, name):
+def test_it_is_for_narrow_heads_that_see_all_keys(dtype, s, heads, key_heads, d, plain, name):
     given = jnp.dtype(dtype), (2, 4096, heads, d), (2, s, key_heads, d)
-    assert attention_module.choose_lowering("tpu", *given, masked=masked) == name
+    assert attention_module.choose_lowering("tpu", *given, plain=plain) == name
     for platform in ("cpu", "cuda", "rocm"):
         others = attention_module.choose_lowering(platform, *given)
-        assert attention_module.choose_lowering(platform, *given, masked=masked) == others
+        assert attention_module.choose_lowering(platform, *given, plain=plain) == others
         assert others != "side_by_side"
 
 
@@ -118,6 +119,13 @@ def test_nothing_is_turned_before_or_after_it():
     assert "stablehlo.transpose" not in text
     causal = lowered(partial(attention, causal=True), *[(2, 1024, 5, 64)] * 3)
     assert "stablehlo.transpose" in causal
+
+
+def test_an_export_for_any_number_of_images_is_without_it():
+    (b,) = export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((b, 77, 2, 64), jnp.bfloat16)
+    exported = export.export(jax.jit(attention), platforms=["tpu"])(shape, shape, shape)
+    assert "tpu_custom_call" not in exported.mlir_module()
 
 
 def test_a_tpu_multiplies_the_halves_of_a_gated_layer_apart():

@@ -74,8 +74,10 @@ def _by_platform(
 
     def choose(platform: str) -> str:
         shapes = known_sizes(q.shape), known_sizes(k.shape)
-        masked = causal or "key_lengths" in more
-        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more, masked=masked)
+        # A kernel says what it costs, in numbers.
+        closed = all(isinstance(n, int) for n in q.shape)
+        plain = closed and not causal and not more
+        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more, plain=plain)
 
     return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)
 
@@ -87,12 +89,12 @@ def choose_lowering(
     k_shape: Sequence[int],
     *,
     biased: bool = False,
-    masked: bool = False,
+    plain: bool = True,
 ) -> Lowering:
     """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py.
 
     biased: whether something is added to the scores, which only the forms without a kernel do.
-    masked: whether some queries do not see all keys.
+    plain: whether all queries see all keys, and an export leaves no size open.
     """
     b, t, h, d = q_shape
     s = k_shape[1]
@@ -103,7 +105,7 @@ def choose_lowering(
     if platform == "cuda" and half and d % 8 == 0 and d <= 128 and not biased:
         return "cudnn"
     beside = d in _SIDE_BY_SIDE and h == k_shape[2] and s <= _MAX_KEYS_SIDE_BY_SIDE
-    beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and not (masked or biased)
+    beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and plain and not biased
     if platform == "tpu" and beside:
         return "side_by_side"
     # With only a few blocks of keys, XLA's own fusion is as fast as the kernel; heads wider than
