@@ -73,12 +73,41 @@ ROWS = {
         mesh="fsdp=8",
         devices=8,
     ),
+    "sd2-train-512-fsdp": Row(
+        "512x512, batch 8, on each of eight, fsdp=8",
+        "sd2",
+        8,
+        512,
+        "train",
+        mesh="fsdp=8",
+        devices=8,
+    ),
     "sd2-edits": Row(
         "Training InstructPix2Pix of SD 2, 256x256, batch 8", "sd2", 8, 256, "train-edits"
+    ),
+    "sd2-edits-fsdp": Row(
+        "batch 8 on each of eight, fsdp=8",
+        "sd2",
+        8,
+        256,
+        "train-edits",
+        mesh="fsdp=8",
+        devices=8,
     ),
     "xl-lora": Row(
         "LoRA of SDXL, 1024x1024, rank 16, batch 1", "xl", 1, 1024, "train-lora", rank=16
     ),
+    "flux-lora-fsdp": Row(
+        "LoRA of FLUX.1-dev, 1024x1024, rank 8, batch 1, on each of eight, fsdp=8",
+        "flux",
+        1,
+        1024,
+        "train-lora",
+        rank=8,
+        mesh="fsdp=8",
+        devices=8,
+    ),
+    "xl-train": Row("Training SDXL, 1024x1024, batch 1", "xl", 1, 1024, "train"),
     "xl-train-fsdp": Row(
         "Training SDXL, 1024x1024, batch 1, on each of eight, fsdp=8",
         "xl",

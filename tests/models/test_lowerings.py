@@ -228,10 +228,11 @@ def test_memory_of_attention_does_not_grow_with_the_square():
         ("cuda", "bfloat16", 1024, 160, "xla"),
         ("cuda", "float32", 4096, 64, "xla"),
         ("cuda", "float32", 16384, 512, "large_chunks"),
-        ("tpu", "bfloat16", 4096, 64, "flash"),
-        ("tpu", "bfloat16", 77, 64, "xla"),
+        ("tpu", "bfloat16", 4096, 64, "side_by_side"),
+        ("tpu", "float32", 4096, 64, "flash"),
+        ("tpu", "float32", 77, 64, "xla"),
         ("tpu", "bfloat16", 1024, 160, "xla"),
-        ("tpu", "bfloat16", 1100, 64, "flash"),
+        ("tpu", "bfloat16", 1100, 80, "flash"),
     ],
 )
 def test_choice_of_attention(platform, dtype, t, d, name):
@@ -241,7 +242,7 @@ def test_choice_of_attention(platform, dtype, t, d, name):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_accelerators_convolve_directly(platform):
-    choice = conv_module.choose_lowering(platform, (2, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
+    choice = conv_module.choose_lowering(platform, (8, 64, 64, 320), (3, 3, 320, 320), 1, SAME)
     assert choice == "direct"
 
 
@@ -253,7 +254,7 @@ def test_accelerators_convolve_directly(platform):
         (8, 32, 640, "direct"),
         (2, 8, 1280, "direct"),
         (2, 64, 640, "columns"),
-        (2, 64, 320, "direct"),
+        (2, 64, 320, "columns"),
         (2, 128, 640, "direct"),
     ],
 )
@@ -314,7 +315,7 @@ def test_convolutions_are_lowered_for_the_platform_that_is_compiled_for(platform
 @pytest.mark.parametrize("size", [(6, 5), pytest.param((64, 48), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("offset", [0.0, 30.0])
-@pytest.mark.parametrize("name", ["centred", "sums"])
+@pytest.mark.parametrize("name", ["centred", "one_pass", "sums"])
 def test_group_norms_equal_pytorch(name, offset, shifted, size):
     rng = np.random.default_rng(0)
     x = (offset + rng.normal(size=(2, *size, 24)) * rng.uniform(0.5, 3, 24)).astype(np.float32)
@@ -328,7 +329,7 @@ def test_group_norms_equal_pytorch(name, offset, shifted, size):
     weights = (torch.tensor(y) for y in (scale, bias))
     expected = torch.nn.functional.group_norm(maps, 4, *weights, eps=1e-5)
     # A CPU adds up one number after the other.
-    atol = offset * 1e-4 * (size == (64, 48)) + (5e-4 if offset else 2e-5)
+    atol = offset * 1.2e-4 * (size == (64, 48)) + (5e-4 if offset else 2e-5)
     np.testing.assert_allclose(np.moveaxis(ours, -1, 1), expected, atol=atol)
 
 
@@ -341,7 +342,8 @@ def test_the_parts_of_a_norm_divide_its_pixels(pixels):
     assert parts >= 32 or pixels < 32 or pixels % 2
 
 
-def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one():
+@pytest.mark.parametrize("name", ["one_pass", "sums"])
+def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one(name):
     rng = np.random.default_rng(0)
     sizes = ((2, 6, 5, 24), 24, 24, (2, 24))
     args = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes]
@@ -352,7 +354,7 @@ def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one():
 
     sums, centred = (
         jax.grad(partial(loss, layers._GROUP_NORMS[name]), (0, 1, 2, 3))(*args)
-        for name in ("sums", "centred")
+        for name in (name, "centred")
     )
     for actual, expected in zip(sums, centred, strict=True):
         np.testing.assert_allclose(actual, expected, atol=2e-5)
@@ -409,9 +411,9 @@ def test_odd_lengths_are_padded_for_gradients_alone():
         assert ("stablehlo.pad" in text) == padded
 
 
-def test_gpus_take_one_pass_over_the_maps_of_a_group_norm():
+def test_gpus_and_tpus_take_one_pass_over_the_maps_of_a_group_norm():
     chosen = {name: layers._choose_group_norm(name) for name in ("cpu", "cuda", "rocm", "tpu")}
-    assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "centred"}
+    assert chosen == {"cpu": "centred", "cuda": "sums", "rocm": "sums", "tpu": "one_pass"}
 
 
 @pytest.mark.parametrize(("t", "s", "d"), [(256, 384, 64), (200, 130, 40), (130, 77, 160)])

@@ -19,6 +19,7 @@ import diffusax
 from diffusax.models import Network, UNet2DConditionConfig, UNet2DConditionModel
 from diffusax.runtime.mesh import (
     AXES,
+    _axis_to_gather,
     check_processes,
     make_mesh,
     param_sharding,
@@ -228,6 +229,24 @@ RULES = ((r"to_q\.kernel", -1), (r"to_out\.0\.kernel", -2))
 def test_where_parameters_lie(name, shape, spec):
     mesh = AbstractMesh((1, 2, 2), AXES)
     assert tuple(param_sharding(mesh, name, shape, RULES).spec) == spec
+
+
+@pytest.mark.parametrize(
+    ("shape", "free", "elsewhere", "on_gpus"),
+    [
+        ((3, 3, 64, 32), [2, 3], 2, 3),
+        ((3, 3, 64, 64), [2, 3], 2, 3),
+        # The tensor axis has the one that is slowest in memory.
+        ((3, 3, 32, 64), [2], 2, 2),
+        ((1, 1, 64, 32), [2, 3], 2, 2),
+        ((64, 32), [0, 1], 0, 0),
+    ],
+)
+def test_gpus_gather_kernels_of_convolutions_in_the_order_of_memory(
+    shape, free, elsewhere, on_gpus
+):
+    for platform, axis in [("cpu", elsewhere), ("tpu", elsewhere), ("gpu", on_gpus)]:
+        assert _axis_to_gather(shape, free, platform) == axis
 
 
 @pytest.mark.parametrize("kind", ["a network", "training", "adapters"])

@@ -20,7 +20,7 @@ from diffusax.runtime.mesh import (
     split_tokens,
 )
 
-Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash"]
+Lowering = Literal["whole", "chunks", "large_chunks", "xla", "cudnn", "flash", "side_by_side"]
 
 
 def attention(
@@ -74,7 +74,10 @@ def _by_platform(
 
     def choose(platform: str) -> str:
         shapes = known_sizes(q.shape), known_sizes(k.shape)
-        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more)
+        # A kernel says what it costs, in numbers.
+        closed = all(isinstance(n, int) for n in q.shape)
+        plain = closed and not causal and not more
+        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more, plain=plain)
 
     return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)
 
@@ -86,10 +89,12 @@ def choose_lowering(
     k_shape: Sequence[int],
     *,
     biased: bool = False,
+    plain: bool = True,
 ) -> Lowering:
     """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py.
 
     biased: whether something is added to the scores, which only the forms without a kernel do.
+    plain: whether all queries see all keys, and an export leaves no size open.
     """
     b, t, h, d = q_shape
     s = k_shape[1]
@@ -99,9 +104,14 @@ def choose_lowering(
         return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
     if platform == "cuda" and half and d % 8 == 0 and d <= 128 and not biased:
         return "cudnn"
+    beside = d in _SIDE_BY_SIDE and h == k_shape[2] and s <= _MAX_KEYS_SIDE_BY_SIDE
+    beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and plain and not biased
+    if platform == "tpu" and beside:
+        return "side_by_side"
     # With only a few blocks of keys, XLA's own fusion is as fast as the kernel; heads wider than
     # the kernel's lanes are padded to twice that width.
-    if platform == "tpu" and min(t, s) >= (1024 if d <= 128 else 2048) and not biased:
+    least = _MIN_FLASH if d <= 128 else 2 * _MIN_FLASH
+    if platform == "tpu" and min(t, s) >= least and not biased:
         return "flash"
     # A head that fills the device by itself loses nothing in chunks.
     wide = t * s >= _MAX_LARGE_CHUNK_SCORES
@@ -115,6 +125,12 @@ _MAX_CHUNK_SCORES = 2**21
 # On accelerators a gigabyte of float32, because a chunk has to fill the whole device.
 _MAX_ACCELERATOR_SCORES = 2**28
 _MAX_LARGE_CHUNK_SCORES = 2**26
+# The fewest queries and keys for JAX's kernel for TPUs.
+_MIN_FLASH = 1024
+# The widths of heads of which several fill a TPU's lanes, and the keys and values of so many lanes
+# that fill half of the vector memory that a kernel has.
+_SIDE_BY_SIDE = (32, 64)
+_MAX_KEYS_SIDE_BY_SIDE = 2**13
 
 
 def _xla(
@@ -164,6 +180,26 @@ def _flash(
 ) -> jax.Array:
     """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
     return _on_each_device(_flash_on_one_device, q, k, v, scale, causal, key_lengths)
+
+
+def _side_by_side(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+) -> jax.Array:
+    """Calls a kernel for TPU that takes narrow heads as they lie, where queries see all keys."""
+    from diffusax.models.side_by_side import attend_side_by_side
+
+    long = min(q.shape[1], k.shape[1]) >= _MIN_FLASH
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool) -> jax.Array:
+        other: Any = partial(_flash_on_one_device if long else _xla, scale=scale, causal=causal)
+        return attend_side_by_side(q, k, v, scale=scale, form=other)
+
+    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
 
 
 def _on_each_device(
@@ -380,6 +416,7 @@ LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "xla": _xla,
     "cudnn": _cudnn,
     "flash": _flash,
+    "side_by_side": _side_by_side,
 }
 """The lowerings by name; each takes q, k, v, scale, causal and perhaps key_lengths.
 

@@ -58,8 +58,7 @@ def choose_lowering(
     height, width = _output_size(x_shape, kernel_shape, stride, padding)
     if platform == "tpu" and (kh, kw, stride) == (3, 3, 1) and min(c, d) >= _MIN_CHANNELS:
         images = x_shape[0] / batch_size(jax.sharding.get_abstract_mesh())
-        most = next(most for most, channels in _MAX_COLUMNS if d >= channels)
-        few = images < _MIN_IMAGES and _MIN_COLUMNS <= width <= most
+        few = images < _MIN_IMAGES and _MIN_COLUMNS <= width <= _MAX_COLUMNS
         return "columns" if few else "direct"
     if platform != "cpu" or min(c, d) < _MIN_CHANNELS:
         return "direct"
@@ -75,9 +74,9 @@ _MIN_CHANNELS = 128
 # A TPU's vectors hold the same channel of eight images; as many images are not cut into pieces.
 _MIN_IMAGES = 8
 # Narrower maps are not cut. Writing wider ones three times takes as long as the operations that it
-# saves, of which there are the more the more channels the result has.
+# saves.
 _MIN_COLUMNS = 16
-_MAX_COLUMNS = ((64, 640), (32, 0))
+_MAX_COLUMNS = 64
 # With fewer tiles, transforming the kernel costs more than the products that it saves.
 _MIN_TILES = 128
 # Every patch repeats its pixels kh kw times, so large maps must not be cut into patches at once.

@@ -62,7 +62,8 @@ class GEGLU(nnx.Module):
     """A gated linear unit with exact GELU (Shazeer 2020). x: ... c -> ... d."""
 
     def __init__(self, c: int, d: int, *, rngs: nnx.Rngs):
-        self.proj = SplitLinear(c, (d, d), rngs=rngs)
+        # In products of their own the second multiplies what the first has written.
+        self.proj = SplitLinear(c, (d, d), tpu_products=(1, 1), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h, gate = self.proj(x)

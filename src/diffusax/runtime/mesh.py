@@ -19,6 +19,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from diffusax.runtime.layouts import kernel_order
+
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
 AXES = (*BATCH_AXES, TENSOR_AXIS)
@@ -137,7 +139,7 @@ def param_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], rules: Rules = ()
 ) -> NamedSharding:
     """Returns a parameter's sharding: one axis on "tensor" by the rules, the largest other on
-    "fsdp".
+    "fsdp", or of a convolution on GPUs the one that is slowest in memory.
 
     Small arrays are not split, and neither are axes that the devices do not divide, or whose
     pieces they do not divide.
@@ -157,8 +159,23 @@ def param_sharding(
         parts = mesh.shape.get("fsdp", 1)
         free = [i for i, n in enumerate(shape) if axes[i] is None and n % parts == 0]
         if free and parts > 1:
-            axes[max(free, key=lambda i: shape[i])] = "fsdp"
+            axes[_axis_to_gather(shape, free, _platform(mesh))] = "fsdp"
     return NamedSharding(mesh, PartitionSpec(*axes) if any(axes) else PartitionSpec())
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    """Returns JAX's name of the devices' platform; "" where they are not known."""
+    return "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+
+
+def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) -> int:
+    """Returns which of some axes is split by devices that gather the whole array.
+
+    It is the largest, but for what lies in an order of its own, where the parts of the slowest axis
+    lie one behind the other already.
+    """
+    order = kernel_order(shape, platform)
+    return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
 
 
 def _divides(parts: int, rule: Rule, shape: tuple[int, ...]) -> bool:
