@@ -335,6 +335,13 @@ def test_all_that_comfyui_extracts_of_clip_is_read(both, tmp_path, caplog):
     save_file(tensors, tmp_path / "clip.safetensors")
     plain = theirs.encode_prompt("a red apple", None)[1]
     ours.load_lora_weights(tmp_path / "clip.safetensors")
+    layers = find_layers(read_lora(tmp_path / "clip.safetensors"), adaptable_networks(ours.parts))
+    for end, message in (("token_embedding", "changes of embeddings"), ("layer_norm1", "diff")):
+        one = {key: parts for key, parts in layers.items() if key[1].endswith(end)}
+        with pytest.raises(
+            ValueError, match=rf"diffusers' format has no {message}.*; write kohya's"
+        ):
+            write_lora(tmp_path / "written.safetensors", one, "diffusers")
     assert "3 tensors are of what the pipeline lacks" in caplog.text
     theirs.text_encoder.load_state_dict(changed)
     try:

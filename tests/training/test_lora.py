@@ -176,8 +176,30 @@ def test_what_is_no_product_is_not_trained_further(checkpoint, pictures, tmp_pat
         }.items()
     }
     save_file(tensors, tmp_path / "loha.safetensors")
-    with pytest.raises(ValueError, match="is no product of low rank; only such"):
+    with pytest.raises(ValueError, match="is no product of low rank beside a kernel; only such"):
         recipe_of(checkpoint, pictures, LoRAConfig(path=str(tmp_path / "loha.safetensors")))
+
+
+def test_a_product_that_changes_embeddings_is_not_trained_further(checkpoint, pictures, tmp_path):
+    table = np.asarray(
+        diffusax.CLIPTextModel.from_pretrained(checkpoint, subfolder="text_encoder").params[
+            "text_model"
+        ]["embeddings"]["token_embedding"]["embedding"]
+    )
+    key = "text_encoder.text_model.embeddings.token_embedding"
+    tensors = {
+        f"{key}.lora_down.weight": np.ones((2, table.shape[1]), np.float32),
+        f"{key}.lora_up.weight": np.ones((len(table), 2), np.float32),
+    }
+    layer = "unet.mid_block.attentions.0.proj_in"
+    tensors |= {
+        f"{layer}.lora_down.weight": np.ones((2, 64, 1, 1), np.float32),
+        f"{layer}.lora_up.weight": np.ones((64, 2, 1, 1), np.float32),
+    }
+    save_file(tensors, tmp_path / "table.safetensors")
+    given = LoRAConfig(path=str(tmp_path / "table.safetensors"))
+    with pytest.raises(ValueError, match=r"token_embedding has .*, which is no product of low"):
+        recipe_of(checkpoint, pictures, given, train_text_encoder=True)
 
 
 @pytest.mark.parametrize(

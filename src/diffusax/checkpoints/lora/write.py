@@ -17,6 +17,8 @@ FORMATS = ("diffusers", "kohya")
 _KOHYA = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}
 _KOHYA_MODELS = {768: "sd_v1", 1024: "sd_v2", 2048: "sdxl_base_v1-0"}
 """What sd-scripts calls a model (`ss_base_model_version`), by the width of its texts."""
+_EMBEDDINGS = ("token_embedding", "position_embedding", "embed_tokens", "shared")
+"""The ends of the names of tables, whose products PEFT has under names of its own."""
 _PEFT = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
@@ -115,6 +117,11 @@ def _to_diffusers(layers: Layers) -> tuple[dict[str, np.ndarray], dict[str, Any]
     tensors: dict[str, np.ndarray] = {}
     for (component, path), parts in layers.items():
         rest = set(parts) - {*_PEFT, "alpha"}
+        if path.endswith(_EMBEDDINGS):
+            raise ValueError(
+                f"diffusers' format has no changes of embeddings ({component}'s {path}); write "
+                "kohya's"
+            )
         if rest or "down" not in parts:
             raise ValueError(
                 f"diffusers' format has no {', '.join(sorted(rest or parts))} ({component}'s "

@@ -58,11 +58,13 @@ def lora_of_file(
             "that they are trained further"
         )
     plans: dict[str, dict[str, LayerPlan]] = {name: {} for name in trained}
+    kernels = {name: kernel_shapes(networks[name]) for name in found}
     for (component, layer), parts in layers.items():
-        if not {"down", "up"} <= set(parts) <= _PARTS or _of_columns(parts.get("dora_scale")):
+        product = {"down", "up"} <= set(parts) <= _PARTS and layer in kernels[component]
+        if not product or _of_columns(parts.get("dora_scale")):
             raise ValueError(
                 f"{file.name}: {component}'s {layer} has {', '.join(sorted(parts))}, which is no "
-                "product of low rank; only such can be trained further"
+                "product of low rank beside a kernel; only such can be trained further"
             )
         plans[component][layer] = _plan(parts)
     return LoRA(plans, dropout)
