@@ -41,6 +41,16 @@ def test_jax_writes_calls_of_cudnn_without_it():
     assert "cudnn" in attend.trace(q).lower(lowering_platforms=("cuda",)).as_text()
 
 
+def test_jax_tells_whether_it_is_tracing():
+    def told(x):
+        found.append(compat.is_tracing())
+        return x
+
+    found: list[bool] = []
+    told(1.0), jax.jit(told)(1.0), jax.grad(told)(1.0), jax.vmap(told)(jnp.ones(2))
+    assert found == [False, True, True, True]
+
+
 def test_jax_remembers_which_process_it_was_until_it_forgets(monkeypatch):
     state = importlib.import_module("jax._src.distributed").global_state
     assert compat.joined_part() == (0, 1)

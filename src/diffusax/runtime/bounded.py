@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.memory import device_memory
 
 log = logging.getLogger(__name__)
@@ -85,13 +86,14 @@ class BoundedJit:
 
     def call(self, args: tuple[Any, ...]) -> tuple[Any, bool]:
         """Returns the function's result, and whether these shapes had no program yet."""
+        if is_tracing():
+            # Programs with options of their own cannot be part of another.
+            return self.jitted(*args), False
         key = self._key(args)
         shape = self._shapes.get(key)
         if shape is not None:
             shape.used = next(_CLOCK)
             return shape.jitted(*args), False
-        if is_traced(args):
-            return self.jitted(*args), False
         make_room()
         shape = _Shape(self._jit())
         if _counts_bytes():
