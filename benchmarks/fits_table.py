@@ -1,7 +1,7 @@
 """Which model fits which machine, by the compilers of GPUs and TPUs, without either.
 
     python benchmarks/fits_table.py measure --out lines.jsonl --topologies h200:1
-    python benchmarks/fits_table.py measure --out lines.jsonl --topologies v5e:1x1 --rows sd2 xl
+    python benchmarks/fits_table.py measure --out lines.jsonl --topologies v5e:2x2 --rows sd2 xl
     python benchmarks/fits_table.py table lines.jsonl
 
 `measure` compiles full-size models without weights, as users' programs are compiled, and adds a

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
+_LANES = 128
 _QUERIES = 512
 """The queries of a block."""
 _KEYS = 512
@@ -48,7 +48,7 @@ def attend_side_by_side(
 def _call(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Array:
     (b, t, h, d), s = q.shape, k.shape[1]
     c = h * d
-    width, rows = min(LANES, c), min(_QUERIES, t)
+    width, rows = min(_LANES, c), min(_QUERIES, t)
     queries = pl.BlockSpec((1, rows, width), lambda image, part, block: (image, block, part))
     keys = pl.BlockSpec((1, s, width), lambda image, part, block: (image, 0, part))
     y = pl.pallas_call(
@@ -67,7 +67,9 @@ def _call(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float) -> jax.Arra
     return y.reshape(q.shape)
 
 
-def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, y_ref: Any, *, d: int, channels: int, scale: float):
+def _kernel(
+    q_ref: Any, k_ref: Any, v_ref: Any, y_ref: Any, *, d: int, channels: int, scale: float
+) -> None:
     """Attends with a block of queries, one head after the other: 1 rows width, 1 s width."""
     s, width = k_ref.shape[1:]
     first = pl.program_id(1) * width
