@@ -29,7 +29,7 @@ def project_context(network: Any, params: Params, context: jax.Array) -> Context
     layers = {path: layer_at(module, path) for path in paths}
     context = context.astype(jax.tree.leaves(params)[0].dtype)
     # Side by side, the matrices of all layers would be copied into one first.
-    contexts = apart(context, 2 * len(layers), min_rows=0)
+    contexts = apart(context, 2 * len(layers))
     pairs = zip(contexts[::2], contexts[1::2], strict=True)
     return {
         path: (layer.to_k(k), layer.to_v(v))

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from diffusax.runtime.memory import device_memory
+from diffusax.runtime.options import compiler_options
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class BoundedJit:
             return function(*args)
 
         call.__name__ = call.__qualname__ = getattr(function, "__name__", "call")
-        return jax.jit(call, **self._options)
+        return jax.jit(call, compiler_options=compiler_options() or None, **self._options)
 
     def _key(self, args: tuple[Any, ...]) -> Any:
         parts: list[Any] = []
