@@ -55,6 +55,13 @@ class Linear(nnx.Linear):
         y = matmul(own, kernel, bias)
         return y + self.adapters.linear(other, Base(y, kernel, bias))
 
+    def finished(self, given: Any) -> jax.Array:
+        """Returns the layer's result of what was computed before, see `context_keys.Lowered`."""
+        if self.adapters is None or not isinstance(given, tuple):
+            return given
+        y, h = given
+        return y + self.adapters.raised(h)
+
 
 class SplitLinear(Linear):
     """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d.
