@@ -127,7 +127,7 @@ def compile_for(kinds: dict[str, Any], dtype: str, topology: str, args: Any) -> 
         with in_mesh(mesh):
             traced = jax.jit(step).trace(*placed(given))
             lowered = traced.lower(lowering_platforms=(platform,))
-            compiled = compile_there(lowered, effort=effort)
+            compiled = compile_there(lowered, mesh, effort=effort)
             needed = count_flops(step, *given)
         cost, text = cost_of(compiled, needed=needed), compiled.as_text()
         kernels = text.count(" fusion(") if cost.kernels is None else cost.kernels

@@ -14,21 +14,25 @@ cuDNN's convolutions and attention.
 import argparse
 import collections
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from random_models import MODELS, write_checkpoint
-from tpu_compile import compile_call, compile_training
+import jax
+from random_models import MODELS, call_programs, write_checkpoint
+from tpu_compile import compile_call, compile_request, compile_training
 
 import diffusax
+from diffusax.models.adapters import LowRank, kernel_shapes
 from diffusax.pipelines import ahead
+from diffusax.pipelines.adapter_weights import room_for
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import cost_of
 from diffusax.runtime.kernels import Kernel, kernels_of, traffic
-from diffusax.runtime.mesh import batch_size
+from diffusax.runtime.mesh import batch_size, replicated
 from diffusax.runtime.topology import topology_mesh
 
 PROGRAMS = ("encode_texts", "denoise", "decode", "train", "train-edits", "train-lora")
@@ -49,6 +53,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", default="blocks", choices=["none", "blocks", "full"])
     parser.add_argument("--ema", default="none", choices=["none", "ramp"])
     parser.add_argument("--rank", type=int, default=8, help="of the adapters of train-lora")
+    parser.add_argument("--loras", type=int, help="rank of LoRAs on all attention, of denoise")
     parser.add_argument("--kinds", type=int, default=25, help="the number of lines of the table")
     parser.add_argument("--dump", type=Path, help="a file for the compiled module")
     args = parser.parse_args()
@@ -81,7 +86,34 @@ def compile_program(folder: Path, mesh, args):
         return compile_training(folder, mesh, args, edits=edits, lora=lora)
     pipe = ahead.shapes_only(diffusax.DiffusionPipeline, folder, dtype="bfloat16")
     images = args.batch * batch_size(mesh)
+    if args.loras:
+        return compile_adapted(pipe, mesh, images, args)
     return compile_call(pipe, mesh, images, args.program, args)
+
+
+def compile_adapted(pipe, mesh, images: int, args):
+    """The steps with LoRAs on the products of the UNet's attention, on one device."""
+    request = call_programs(pipe, images, mesh=mesh, size=args.size)["denoise"]
+    network, whole = dict(request.static)["denoiser"].unet, replicated(mesh)
+
+    def shape(*sizes: int, dtype="bfloat16"):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=whole)
+
+    def low_rank(kernel):
+        down, up = shape(*kernel[:-1], args.loras), shape(args.loras, kernel[-1])
+        return LowRank(down, up, shape(args.loras, dtype="int32"))
+
+    layers = {
+        path: low_rank(kernel)
+        for path, kernel in kernel_shapes(network).items()
+        if re.fullmatch(network.adapter_groups[0], path)
+    }
+    given = dict(zip(request.program.dynamic, request.dynamic))
+    inputs = given["plan"].step_inputs
+    weights = shape(len(inputs.weights), room_for(1), dtype="float32")
+    given["plan"] = given["plan"]._replace(step_inputs=inputs._replace(adapters=weights))
+    given["params"] = {**given["params"], "adapters": {"unet": layers}}
+    return compile_request(request._replace(dynamic=tuple(given.values())), mesh, args)
 
 
 def report(kernels: list[Kernel], lines: int) -> None:

@@ -56,9 +56,14 @@ from diffusax.training.program import lower_step, step_operations
 def compile_call(pipe, mesh, batch: int, name: str, options):
     """A program of a call, compiled, and the operations that the network needs on each device."""
     request = call_programs(pipe, batch, mesh=mesh, size=options.size)[name]
+    return compile_request(request, mesh, options)
+
+
+def compile_request(request, mesh, options):
+    """The same of a request."""
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
-        compiled = compile_there(lowered, effort=options.effort, **estimates(mesh))
+        compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
     return compiled, operations_of(request) / mesh.size
 
 
@@ -88,7 +93,7 @@ def compile_training(folder: Path, mesh, options, *, edits: bool, lora: bool):
     recipe = make(config)
     with in_mesh(mesh):
         lowered = lower_step(recipe, config, mesh)
-        compiled = compile_there(lowered, effort=options.effort, **estimates(mesh))
+        compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))
     return compiled, step_operations(recipe, config, mesh) / mesh.size
 
 

@@ -18,7 +18,7 @@ from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import ahead
 from diffusax.runtime.chips import CARDS, chip_of
 from diffusax.runtime.cost import cost_of
-from diffusax.runtime.kernels import kernels_of
+from diffusax.runtime.kernels import kernels_of, traffic
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import lower, operations_of
 from diffusax.runtime.topology import compile_there, lowering_platforms, topology_mesh
@@ -71,7 +71,7 @@ def test_the_compiler_knows_each_card(card):
     x = jax.ShapeDtypeStruct((256, 256), jax.numpy.bfloat16)
     with in_mesh(mesh):
         lowered = jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=("cuda",))
-    cost = cost_of(compile_there(lowered), needed=2 * 256**3)
+    cost = cost_of(compile_there(lowered, mesh), needed=2 * 256**3)
     assert cost.kernels
     assert cost.moved >= 3 * 2 * 256**2 / 1e9
 
@@ -94,7 +94,7 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
     for request in ahead.requests(pipe.parts, pipe.task, call, devices):
         with in_mesh(devices):
             lowered = lower(request, lowering_platforms=lowering_platforms(devices))
-            compiled = compile_there(lowered)
+            compiled = compile_there(lowered, devices)
         cost = cost_of(compiled, needed=operations_of(request) / devices.size)
         assert cost.fits(chip_of(devices.devices.flat[0]))
         assert cost.kernels
@@ -102,16 +102,41 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
             assert "__cudnn$fmha" in compiled.as_text()
 
 
-def test_no_weights_are_copied_before_the_steps():
+def lowered_denoising(devices):
+    """The emoji model's steps, and their request."""
     folder = resolve("emoji", weights=False)
     pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype="bfloat16")
-    devices = topology_mesh("h200:1")
     call = ahead.example_call(pipe, 1, None, {"guidance_scale": 7.5})
     found = ahead.requests(pipe.parts, pipe.task, call, devices)
     (denoise,) = (request for request in found if request.program.name == "denoise")
     with in_mesh(devices):
-        lowered = lower(denoise, lowering_platforms=lowering_platforms(devices))
-        kernels = kernels_of(compile_there(lowered).as_text())
+        return lower(denoise, lowering_platforms=lowering_platforms(devices)), denoise
+
+
+def test_products_add_biases_and_residuals():
+    devices = topology_mesh("h200:1")
+    lowered, _ = lowered_denoising(devices)
+    kernels, before = (
+        [k for k in kernels_of(compiled.as_text()) if k.in_step]
+        for compiled in (
+            compile_there(lowered, devices),
+            compile_there(lowered, devices, xla_gpu_enable_triton_gemm=True),
+        )
+    )
+    assert not any("gemm_fusion" in kernel.kind for kernel in kernels)
+    sums = [
+        sum(kernel.kind == "loop_add_fusion" and kernel.written > 4096 for kernel in some)
+        for some in (kernels, before)
+    ]
+    assert sums[0] == 0 < sums[1]
+    assert traffic(kernels).kernels < 0.95 * traffic(before).kernels
+
+
+def test_no_weights_are_copied_before_the_steps():
+    devices = topology_mesh("h200:1")
+    lowered, denoise = lowered_denoising(devices)
+    with in_mesh(devices):
+        kernels = kernels_of(compile_there(lowered, devices).as_text())
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))
     copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
     assert copied < arguments / 100
@@ -122,7 +147,7 @@ def test_a_training_step_copies_no_weights(mesh, rows):
     data = CaptionedDataConfig(path=str(rows), resolution=64)
     config = TextToImageConfig(model="emoji", data=data, batch_size=8, ema=EMAConfig(rule="ramp"))
     recipe, devices = text_to_image(config), topology_mesh("h200:4", mesh)
-    kernels = kernels_of(compile_there(lower_step(recipe, config, devices)).as_text())
+    kernels = kernels_of(compile_there(lower_step(recipe, config, devices), devices).as_text())
     state, _, _ = abstract_arguments(recipe, config, devices)
     copied = sum(kernel.read for kernel in kernels if kernel.copies_weights)
     assert copied < bytes_on_device(state) / 100
@@ -149,7 +174,7 @@ def test_attention_asks_no_other_device(topology, mesh):
     with in_mesh(devices):
         for function in (attention, jax.grad(loss, (0, 1, 2))):
             lowered = jax.jit(function).trace(q, k, k).lower(lowering_platforms=("cuda",))
-            assert "__cudnn$fmha" in compile_there(lowered).as_text()
+            assert "__cudnn$fmha" in compile_there(lowered, devices).as_text()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from adapted import inputs_of, network_of
 
 import diffusax
-from diffusax.models.context_keys import project_context
+from diffusax.models.adapters import Adapters, LowRank, kernel_shapes
+from diffusax.models.context_keys import Lowered, project_context
 from diffusax.models.image_prompts import cross_attentions
 from diffusax.models.network import initialize_params
 from diffusax.pipelines.programs import denoise
@@ -34,6 +35,42 @@ def test_a_network_with_keys_that_were_computed_before(name):
     other = {path: (2 * k, v) for path, (k, v) in keys.items()}
     changed = run(context, other)
     assert max(np.abs(a - b).max() for a, b in zip(run(context, keys), changed)) > 1e-3
+
+
+@pytest.mark.parametrize("adapted", ["all", "values"])
+def test_adapters_are_added_to_keys_that_were_computed_before(adapted):
+    network, given = network_of("unet"), inputs_of("unet")
+    params = initialize_params(network.shapes)
+    context = given.pop("encoder_hidden_states")
+    rng = np.random.default_rng(0)
+
+    def low_rank(shape):
+        down, up = (rng.normal(size=size).astype(np.float32) for size in (shape[:-1], shape[-1:]))
+        return LowRank(down[..., None], up[None], np.zeros(1, np.int32))
+
+    end = {"all": ("to_q", "to_k", "to_v"), "values": ("attn2.to_v",)}[adapted]
+    layers = {p: low_rank(s) for p, s in kernel_shapes(network).items() if p.endswith(end)}
+    keys = project_context(network, params, context, layers)
+    for pair in keys.values():
+        assert [isinstance(x, Lowered) for x in pair] == [adapted == "all", True]
+
+    @jax.jit
+    def run(context, keys, weights):
+        adapters = Adapters(layers, weights)
+        options = {"adapters": adapters, "context_keys": keys}
+        return jax.tree.leaves(
+            network.apply(params, encoder_hidden_states=context, **given, **options)
+        )
+
+    rows = len(context)
+    results = {}
+    for scale in (0.0, 0.7):
+        weights = jnp.full((rows, 1), scale)
+        direct = run(context, None, weights)
+        results[scale] = run(jnp.zeros_like(context), keys, weights)
+        for one, other in zip(direct, results[scale], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)
+    assert max(np.abs(a - b).max() for a, b in zip(results[0.0], results[0.7])) > 1e-2
 
 
 def products(jaxpr, tokens):

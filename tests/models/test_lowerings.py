@@ -360,15 +360,14 @@ def test_the_gradient_of_a_group_norm_by_sums_is_that_of_the_centred_one(name):
         np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("rows", "apart"), [(512, False), (4096, True)])
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_queries_keys_and_values_are_products_of_their_own_on_gpus(platform, rows, apart):
+def test_queries_keys_and_values_are_products_of_their_own_on_gpus(platform):
     layer = nnx.eval_shape(lambda: Attention(64, heads=2, head_dim=32, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(layer)
-    x = jax.ShapeDtypeStruct((2, rows // 2, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((2, 256, 64), jnp.float32)
     traced = jax.jit(lambda state, x: nnx.merge(graph, state)(x)).trace(state, x)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
-    assert (":3 = stablehlo.optimization_barrier" in text) == (platform == "cuda" and apart)
+    assert (":3 = stablehlo.optimization_barrier" in text) == (platform == "cuda")
 
 
 @pytest.mark.parametrize("form", matmul_module._PRODUCTS)

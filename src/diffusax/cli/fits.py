@@ -33,7 +33,7 @@ def print_line(
     """
     chip = chip_of(mesh.devices.flat[0])
     try:
-        cost = cost_of(compile_there(lowered), needed=operations() / mesh.size)
+        cost = cost_of(compile_there(lowered, mesh), needed=operations() / mesh.size)
     except DoesNotFitError as error:
         print(f"{name:58} no: {error}", flush=True)
         return

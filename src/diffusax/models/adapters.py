@@ -99,16 +99,16 @@ class LayerAdapters(NamedTuple):
 
     def linear(self, x: jax.Array, base: Base | None = None) -> jax.Array:
         """Returns what the adapters add to a linear layer. x: b ... c -> b ... d."""
-        return self._raise(matmul(x, self.down))
+        return self.raised(matmul(x, self.down))
 
     def conv(
         self, x: jax.Array, base: Base | None = None, *, stride: int, padding: Padding
     ) -> jax.Array:
         """Returns what the adapters add to a convolution. x: b h w c -> b h' w' d."""
-        return self._raise(conv2d(x, self.down, stride=stride, padding=padding))
+        return self.raised(conv2d(x, self.down, stride=stride, padding=padding))
 
-    def _raise(self, h: jax.Array) -> jax.Array:
-        """Weighs and multiplies with B. h: b ... R -> b ... d."""
+    def raised(self, h: jax.Array) -> jax.Array:
+        """Weighs a product with A, and multiplies it with B. h: b ... R -> b ... d."""
         if len(self.scale) not in (1, len(h)):
             raise ValueError(
                 f"adapters' weights must have one row for each of the {len(h)} rows of a layer's "

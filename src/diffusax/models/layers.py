@@ -18,7 +18,7 @@ from jax.nn.initializers import lecun_normal, normal, ones, zeros
 
 from diffusax.models.adapters import Base, LayerAdapters
 from diffusax.models.conv import conv2d
-from diffusax.models.matmul import matmul
+from diffusax.models.matmul import apart, matmul
 from diffusax.models.rngs import shaped
 from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import split_columns, tensor_parts
@@ -41,10 +41,18 @@ class Linear(nnx.Linear):
         kernel = self.kernel[...]
         bias = None if self.bias is None else self.bias[...]
         x = x.astype(kernel.dtype)
-        y = matmul(x, kernel, bias)
         if self.adapters is None:
-            return y
-        return y + self.adapters.linear(x, Base(y, kernel, bias))
+            return matmul(x, kernel, bias)
+        own, other = apart(x, 2)
+        y = matmul(own, kernel, bias)
+        return y + self.adapters.linear(other, Base(y, kernel, bias))
+
+    def finished(self, given: Any) -> jax.Array:
+        """Returns the layer's result of what was computed before, see `context_keys.Lowered`."""
+        if self.adapters is None or not isinstance(given, tuple):
+            return given
+        y, h = given
+        return y + self.adapters.raised(h)
 
 
 class SplitLinear(Linear):

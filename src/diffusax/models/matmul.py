@@ -1,13 +1,12 @@
 """Multiplies matrices with sums in float32, whatever the operands' dtype."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
+from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import context_parts
 
 
@@ -19,7 +18,8 @@ def matmul(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> ja
     and a bias after into the product, which is slow unless all are two-dimensional.
 
     On NVIDIA's GPUs sums are float32 in any case, and a float32 result would be written and read
-    at twice the bytes, because XLA leaves its rounding to what follows.
+    at twice the bytes, because XLA leaves its rounding to what follows. cuBLAS adds a bias, and a
+    map that is added to the result, where they have the result's dtype.
     """
     # Images and tokens in one axis could not be split by tokens.
     rows = x if context_parts() > 1 else x.reshape(-1, x.shape[-1])
@@ -48,7 +48,7 @@ def _materialized(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Arra
 def _rounded(x: jax.Array, kernel: jax.Array, *bias: jax.Array) -> jax.Array:
     y = jnp.matmul(x, kernel)
     for one in bias:
-        y = (y.astype(jnp.float32) + one.astype(jnp.float32)).astype(x.dtype)
+        y = y + one
     return y
 
 
@@ -56,15 +56,14 @@ _PRODUCTS = {"float32": _in_float32, "materialized": _materialized, "rounded": _
 _FORMS = {"cpu": "materialized", "cuda": "rounded"}
 
 
-def apart(x: jax.Array, count: int, *, min_rows: int = 1024) -> tuple[jax.Array, ...]:
+def apart(x: jax.Array, count: int) -> tuple[jax.Array, ...]:
     """Returns x several times, to be multiplied by as many matrices one after the other.
 
     XLA's GPU compiler would multiply it by all of them side by side, and then copy each result out
-    of the whole, as cuDNN's attention takes no part of an array. Fewer rows than `min_rows` it
-    multiplies in parts of the depth, which are a kernel more for each matrix.
+    of the whole, as cuDNN's attention takes no part of an array.
     """
     same = (x,) * count
-    if is_plain() or math.prod(known_sizes(x.shape[:-1])) < min_rows:
+    if is_plain():
         return same
     forms = {"same": lambda *x: x, "apart": lambda *x: jax.lax.optimization_barrier(x)}
     kept: tuple[jax.Array, ...] = by_platform(

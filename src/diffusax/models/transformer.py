@@ -29,7 +29,7 @@ class Attention(nnx.Module):
     image_prompts: LayerImagePrompts | None = None
     """The IP-Adapters of a cross-attention, while a UNet is traced with some."""
     keys_values: tuple[Any, Any] | None = None
-    """The keys and values of a context, b s inner each, while a network is traced with them."""
+    """The keys and values of a context while a network is traced with them, see `ContextKeys`."""
 
     def __init__(
         self,
@@ -50,8 +50,11 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, context: jax.Array | None = None) -> jax.Array:
         own, *others = apart(x, 3) if context is None else (x, context, context)
-        keys_values = self.keys_values or (self.to_k(others[0]), self.to_v(others[1]))
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), *keys_values))
+        if self.keys_values is None:
+            k, v = self.to_k(others[0]), self.to_v(others[1])
+        else:
+            k, v = self.to_k.finished(self.keys_values[0]), self.to_v.finished(self.keys_values[1])
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in (self.to_q(own), k, v))
         y = attention(q, k, v)
         if self.image_prompts is not None:
             y = y + self.image_prompts.attend(q)

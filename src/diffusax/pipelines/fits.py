@@ -76,7 +76,8 @@ def compiled_cost(request: Request, mesh: Mesh) -> Cost:
         DoesNotFitError: their memory does not hold it.
     """
     with in_mesh(mesh):
-        compiled = compile_there(lower(request, lowering_platforms=lowering_platforms(mesh)))
+        lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
+        compiled = compile_there(lowered, mesh)
     return cost_of(compiled, needed=operations_of(request) / mesh.size)
 
 

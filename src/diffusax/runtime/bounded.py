@@ -19,6 +19,7 @@ import jax
 
 from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.memory import device_memory
+from diffusax.runtime.options import compiler_options
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class BoundedJit:
             return function(*args)
 
         call.__name__ = call.__qualname__ = getattr(function, "__name__", "call")
-        return jax.jit(call, **self._options)
+        return jax.jit(call, compiler_options=compiler_options() or None, **self._options)
 
     def _key(self, args: tuple[Any, ...]) -> Any:
         parts: list[Any] = []

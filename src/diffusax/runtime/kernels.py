@@ -30,6 +30,8 @@ _INSTRUCTION = re.compile(
 )
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_WORKSPACE = re.compile(r", (?:/\*index=\d+\*/)?[su]8\[\d+\](?:\{[^}]*\})?\)$")
+"""The last result of a call of cuBLAS or cuDNN, which is no result."""
 _TIME = re.compile(r'"exec_time_us":([\d.e+-]+)')
 
 
@@ -41,7 +43,7 @@ class Kernel(NamedTuple):
     read: int
     """The bytes of its inputs, once; of what is only sliced, the slices."""
     written: int
-    """The bytes of its results."""
+    """The bytes of its results, without a library's workspace."""
     times: int
     """How often it runs in a call, where a loop without a known end counts once."""
     in_step: bool
@@ -179,14 +181,14 @@ def _kernel(
 ) -> Kernel:
     target = re.search(r'custom_call_target="([^"]+)"', one.rest)
     source = re.search(r'op_name="([^"]*)"', one.rest)
-    seconds = None if "kind=kCustom" in one.rest else _TIME.search(one.rest)
+    seconds = None if target or "kind=kCustom" in one.rest else _TIME.search(one.rest)
     kind = one.opcode
     if target:
         kind = target[1]
     elif body is not None:
         kind = re.sub(r"[.\d]+$", "", one.name)
     sizes = [bytes_of(shapes.get(name, "")) for name in one.operands]
-    read, written = sum(sizes), bytes_of(one.shape)
+    read, written = sum(sizes), bytes_of(_WORKSPACE.sub(")", one.shape) if target else one.shape)
     if body is not None:
         read, written = _fusion(body, sizes, written)
     elif one.opcode in _SLICES:

@@ -17,6 +17,7 @@ from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
 from diffusax.runtime.flops import count_flops
 from diffusax.runtime.layouts import ORDERS, order_of
 from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.options import compiler_options
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def lower(request: Request, **options: Any) -> jax.stages.Lowered:
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
     """Compiles a program for the request; calls with the same shapes use the executable."""
     with in_mesh(mesh):
-        compiled = lower(request).compile()
+        compiled = lower(request).compile(compiler_options(mesh) or None)
     request.program.executables[key(request)] = compiled
     request.program.compiled_here[key(request)] = request, mesh
     return compiled

@@ -15,6 +15,7 @@ from diffusax.extras import install_command, require_extra
 from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.chips import CARDS, Card, target_config
 from diffusax.runtime.mesh import make_mesh, parse_mesh
+from diffusax.runtime.options import compiler_options
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z0-9\-]+):(\d+)")
 _LOWERING = {"gpu": "cuda"}
@@ -89,20 +90,26 @@ class DoesNotFitError(ValueError):
 
 
 def compile_there(
-    lowered: jax.stages.Lowered, *, effort: float | None = -1.0, **options: Any
+    lowered: jax.stages.Lowered,
+    mesh: Mesh | None = None,
+    *,
+    effort: float | None = -1.0,
+    **options: Any,
 ) -> jax.stages.Compiled:
     """Compiles a program for the devices of a topology, or for those of this machine.
 
     Args:
         lowered: the program.
+        mesh: the devices; None for those of this machine.
         effort: XLA's effort for a short execution time, from -1 to 1; None is that of real runs.
             The least effort compiles much faster, and gives the same operations and about the same
             memory.
-        options: XLA's compiler options.
+        options: XLA's compiler options, besides those of all programs (`compiler_options`).
 
     Raises:
         DoesNotFitError: their memory does not hold it.
     """
+    options = {**compiler_options(mesh), **options}
     if effort is not None:
         options["exec_time_optimization_effort"] = effort
     # What is compiled for devices that are elsewhere cannot be read from the cache again.

@@ -272,7 +272,7 @@ def activations(temb: jax.Array, *counts: int) -> list[tuple[jax.Array, ...]]:
 
     Modulations of one array would have a GPU copy the kernels of all blocks side by side first.
     """
-    all_of_them = iter(apart(nnx.silu(temb), sum(counts), min_rows=0))
+    all_of_them = iter(apart(nnx.silu(temb), sum(counts)))
     return [tuple(itertools.islice(all_of_them, count)) for count in counts]
 
 

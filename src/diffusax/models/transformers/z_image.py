@@ -189,7 +189,7 @@ class ZImageTransformer2DModel(nnx.Module):
 
         image = split_tokens(_filled(tokens, jnp.full(x.shape[0], n), self.x_pad_token[...]))
         image_rotation = self._image_rotation(known, rows, columns, caption.shape[1])
-        tembs = iter(apart(temb, len(self.noise_refiner) + len(self.layers), min_rows=0))
+        tembs = iter(apart(temb, len(self.noise_refiner) + len(self.layers)))
         for block in self.noise_refiner:
             image = rematerialized(block, remat)(image, image_rotation, None, next(tembs))
 

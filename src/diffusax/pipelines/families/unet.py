@@ -121,13 +121,16 @@ class UNetDenoiser:
     def prepare(self, params: Params, conditions: Conditions, inputs: StepInputs) -> Conditions:
         """Returns the conditions with the context's keys and values in all cross-attentions.
 
-        With LoRAs, whose weights may change from row to row, each step computes them.
+        Of LoRAs, whose weights may change from row to row, each step computes the rest.
         """
-        if inputs.adapters is not None:
-            return conditions
         networks = {"unet": self.unet, **dict(zip(self._control_names, self.controlnets))}
         keys = {
-            name: project_context(net, params[name], conditions.context)
+            name: project_context(
+                net,
+                params[name],
+                conditions.context,
+                None if inputs.adapters is None else params.get("adapters", {}).get(name),
+            )
             for name, net in networks.items()
         }
         return conditions._replace(keys={name: own for name, own in keys.items() if own})

@@ -1,0 +1,42 @@
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diffusax.runtime import options
+from diffusax.runtime.bounded import BoundedJit
+from diffusax.runtime.options import compiler_options
+
+
+def mesh_of(platform):
+    return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_only_gpus_have_options(platform):
+    assert bool(compiler_options(mesh_of(platform))) == (platform == "gpu")
+
+
+def test_an_option_of_the_user_stays(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
+    assert not compiler_options(mesh_of("gpu"))
+
+
+def test_calls_are_compiled_with_the_options(monkeypatch):
+    function = BoundedJit(lambda x: x + 1)
+    monkeypatch.setitem(options.OPTIONS, jax.default_backend(), {"xla_no_such_option": True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        function(jnp.ones(3))
+    # Inside another trace there are none, which only the outermost function can have.
+    assert jax.jit(function)(1.0) == 2
+
+
+def test_programs_with_options_are_called_within_others(monkeypatch):
+    """JAX takes options of the compiler for whole programs alone."""
+    monkeypatch.setitem(options.OPTIONS, "cpu", {"xla_cpu_enable_fast_math": False})
+    square = BoundedJit(lambda x: x * x)
+    assert square(3.0) == 9
+    assert jax.jit(lambda x: square(x) + 1)(3.0) == 10
+    assert jax.grad(square)(3.0) == 6
