@@ -179,6 +179,21 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
     return seen[0], float(np.abs(np.asarray(found) - np.asarray(expected)).max())
 
 
+def chunks_gathered() -> tuple[int, float]:
+    """How often large chunks of attention gather images that two devices share, and their error."""
+    rng = np.random.default_rng(0)
+    mesh = make_mesh("data=2", devices=jax.devices()[:2])
+    given = (rng.standard_normal((2, t, 2, 8), np.float32) for t in (12, 9, 9))
+    given = [jax.device_put(x, meshes.batch_sharding(mesh)) for x in given]
+    large = attention.LOWERINGS["large_chunks"]
+    with mock.patch.object(attention, "_MAX_LARGE_CHUNK_SCORES", 30), jax.set_mesh(mesh):
+        run = jax.jit(lambda *qkv: large(*qkv, scale=0.3, causal=False))
+        text = run.lower(*given).compile().as_text()
+        found = run(*given)
+    expected = jax.nn.dot_product_attention(*map(np.asarray, given), scale=0.3)
+    return text.count("all-gather("), float(np.abs(np.asarray(found) - expected).max())
+
+
 def messages(rules: meshes.Rules) -> int:
     """How many collectives four devices need for a block whose three heads they do not divide."""
     block = BasicTransformerBlock(
@@ -207,6 +222,7 @@ def main(root: Path, out: Path, *cases: str) -> None:
     kinds = {"cut": TENSOR_RULES, "whole": meshes.counted_rules(TENSOR_RULES, counts)}
     found["messages"] = {kind: messages(rules) for kind, rules in kinds.items()}
     found["kernel"] = {heads: kernel_shares(heads) for heads in (4, 5)}
+    found["chunks"] = chunks_gathered()
     if any("adapters" in case for case in cases):
         check_ahead(root, MESHES[2])
     alone = {}

@@ -84,6 +84,9 @@ def test_eight_devices_draw_what_one_does(root, tmp_path, cases):
     shapes = {heads: shape for heads, (shape, _) in found["kernel"].items()}
     assert shapes == {"4": [1, 16, 1, 8], "5": [1, 4, 5, 8]}
     assert max(error for _, error in found["kernel"].values()) < 1e-5
+    gathered, error = found["chunks"]
+    assert gathered == 0
+    assert error < 1e-5
     # Those that remain are the feed-forward's, whose channels are split.
     assert found["messages"]["whole"] <= 0.6 * found["messages"]["cut"]
     assert found["split"]["fsdp=8"]["fsdp"] > 10

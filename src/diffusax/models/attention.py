@@ -381,6 +381,29 @@ def _chunks(
     return y[:, :, :t].transpose(0, 2, 1, 3)
 
 
+def _large_chunks(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    causal: bool,
+    key_lengths: jax.Array | None = None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Computes chunks that fill an accelerator, on a mesh in a loop of each device's own.
+
+    For a loop over images that are split, XLA gathers all of them on each device.
+    """
+    if bias is not None:
+        return _chunks(q, k, v, scale, causal, key_lengths, bias, large=True)
+
+    def run(*arrays: jax.Array, scale: float, causal: bool) -> jax.Array:
+        q, k, v, *lengths = arrays
+        return _chunks(q, k, v, scale, causal, *lengths, large=True)
+
+    return _on_each_device(run, q, k, v, scale, causal, key_lengths)
+
+
 def _scores_times_values(
     q: jax.Array,
     k: jax.Array,
@@ -412,7 +435,7 @@ def _scores_times_values(
 LOWERINGS: dict[str, Callable[..., jax.Array]] = {
     "whole": _whole,
     "chunks": _chunks,
-    "large_chunks": partial(_chunks, large=True),
+    "large_chunks": _large_chunks,
     "xla": _xla,
     "cudnn": _cudnn,
     "flash": _flash,
