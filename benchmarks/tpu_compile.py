@@ -32,6 +32,7 @@ from random_models import MODELS, call_programs, write_checkpoint
 
 import diffusax
 from diffusax.pipelines import ahead
+from diffusax.pipelines.ahead import mesh_of_program
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import cost_of
 from diffusax.runtime.mesh import batch_size, in_mesh
@@ -61,6 +62,7 @@ def compile_call(pipe, mesh, batch: int, name: str, options):
 
 def compile_request(request, mesh, options):
     """The same of a request."""
+    mesh = mesh_of_program(request, mesh)
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
         compiled = compile_there(lowered, mesh, effort=options.effort, **estimates(mesh))

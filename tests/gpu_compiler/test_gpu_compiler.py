@@ -92,10 +92,11 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
     devices = topology_mesh(topology, mesh)
     call = ahead.example_call(pipe, 8, (128, 128), {"guidance_scale": 7.5})
     for request in ahead.requests(pipe.parts, pipe.task, call, devices):
-        with in_mesh(devices):
-            lowered = lower(request, lowering_platforms=lowering_platforms(devices))
-            compiled = compile_there(lowered, devices)
-        cost = cost_of(compiled, needed=operations_of(request) / devices.size)
+        own = ahead.mesh_of_program(request, devices)
+        with in_mesh(own):
+            lowered = lower(request, lowering_platforms=lowering_platforms(own))
+            compiled = compile_there(lowered, own)
+        cost = cost_of(compiled, needed=operations_of(request) / own.size)
         assert cost.fits(chip_of(devices.devices.flat[0]))
         assert cost.kernels
         if request.program.name == "denoise":

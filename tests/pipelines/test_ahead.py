@@ -312,6 +312,22 @@ def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
         assert "CustomSPMDPartitioning" not in text
 
 
+@pytest.mark.parametrize("one", first([0, 1, 2]))
+def test_programs_of_several_hosts_are_lowered_where_they_run(shapes, one):
+    """Each host encodes and decodes its own images, on its own devices."""
+    pytest.importorskip("libtpu")
+    from diffusax.runtime.topology import topology_mesh
+
+    devices = topology_mesh("v4:2x2x4", "data=4,fsdp=4")
+    assert len({device.process_index for device in devices.devices.flat}) == 4
+    found = {r.program.name: r for r in requests(shapes, b=16, size=(64, 64), mesh=devices)}
+    request = found[("encode_texts", "denoise", "decode")[one]]
+    own = ahead.mesh_of_program(request, devices)
+    assert own.size == (16 if request.program.name == "denoise" else 4)
+    with in_mesh(own):
+        assert lower(request, lowering_platforms=("tpu",)).as_text()
+
+
 def test_topologies_that_cannot_be():
     pytest.importorskip("libtpu")
     from diffusax.runtime.topology import topology_mesh

@@ -99,10 +99,11 @@ class Compile(Options):
                 found += ahead.requests(pipe.parts, pipe.task, call, mesh)
         print_head(mesh, "so denoise is one step")
         for request in tqdm(found, desc="compiling", leave=False, disable=None):
-            with in_mesh(mesh):
-                lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
+            own = ahead.mesh_of_program(request, mesh)
+            with in_mesh(own):
+                lowered = lower(request, lowering_platforms=lowering_platforms(own))
                 operations = functools.partial(operations_of, request)
-                print_line(describe(request), lowered, mesh, operations)
+                print_line(describe(request), lowered, own, operations)
 
     def _arguments(self, pipe: Any) -> dict[str, Any]:
         return {"guidance_scale": 7.5 if self.guidance else pipe.family.unguided}

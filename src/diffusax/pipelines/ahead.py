@@ -97,6 +97,12 @@ def encodes_texts(request: Request) -> bool:
     return "encoders" in dict(request.static)
 
 
+def mesh_of_program(request: Request, mesh: Mesh) -> Mesh:
+    """Returns the part of a mesh on which a program runs, see `placement.component_mesh`."""
+    role: Role = "denoiser" if "denoiser" in dict(request.static) else "autoencoder"
+    return placement.component_mesh(mesh, role)
+
+
 def image_axes(request: Request) -> tuple[Any, ...]:
     """Returns the axis of each argument of a program that counts images; NO_IMAGES for none."""
 
@@ -181,8 +187,7 @@ def _tensor_rules(request: Request) -> Rules:
 
 
 def _place_of(request: Request, name: str, x: Any, mesh: Mesh) -> Any:
-    role: Role = "denoiser" if "denoiser" in dict(request.static) else "autoencoder"
-    mesh = placement.component_mesh(mesh, role)
+    mesh = mesh_of_program(request, mesh)
     places: dict[str, Callable[[], Any]] = {
         "params": lambda: tree_places(x, tree_sharding(mesh, x, _tensor_rules(request))),
         "adapters": lambda: tree_sharding(mesh, x, _tensor_rules(request)),

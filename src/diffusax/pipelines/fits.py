@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.pipelines import placement
-from diffusax.pipelines.ahead import example_call, requests
+from diffusax.pipelines.ahead import example_call, mesh_of_program, requests
 from diffusax.pipelines.components import Components
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import Cost, cost_of
@@ -72,9 +72,12 @@ def memory_there(
 def compiled_cost(request: Request, mesh: Mesh) -> Cost:
     """Compiles a program for devices that may be elsewhere, and returns what it takes on each.
 
+    mesh: the devices of the whole call.
+
     Raises:
         DoesNotFitError: their memory does not hold it.
     """
+    mesh = mesh_of_program(request, mesh)
     with in_mesh(mesh):
         lowered = lower(request, lowering_platforms=lowering_platforms(mesh))
         compiled = compile_there(lowered, mesh)
