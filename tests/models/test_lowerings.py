@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from diffusax.models import attention as attention_module
 from diffusax.models import conv as conv_module
-from diffusax.models import layers
+from diffusax.models import flash, layers
 from diffusax.models import matmul as matmul_module
 from diffusax.models.attention import attention
 from diffusax.models.conv import conv2d
@@ -483,7 +483,7 @@ def test_matmul_accumulates_and_adds_the_bias_in_float32(dtype):
 
 @pytest.mark.parametrize(("n", "block"), [(77, 128), (1040, 384), (4096, 512), (4160, 384)])
 def test_a_tpu_pads_positions_as_little_as_its_blocks_allow(n, block):
-    assert attention_module._block(n) == block
+    assert flash.block_size(n) == block
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from diffusax.models.cudnn import cudnn_attention
+from diffusax.models.flash import flash_on_one_device, for_each_head
 from diffusax.models.matmul import materialize
 from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
 from diffusax.runtime.mesh import (
@@ -179,7 +180,7 @@ def _flash(
     key_lengths: jax.Array | None = None,
 ) -> jax.Array:
     """Calls JAX's Pallas kernel for TPU (Dao et al. 2022), which keeps the scores on the chip."""
-    return _on_each_device(_flash_on_one_device, q, k, v, scale, causal, key_lengths)
+    return _on_each_device(flash_on_one_device, q, k, v, scale, causal, key_lengths)
 
 
 def _side_by_side(
@@ -196,7 +197,7 @@ def _side_by_side(
     long = min(q.shape[1], k.shape[1]) >= _MIN_FLASH
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float, causal: bool) -> jax.Array:
-        other: Any = partial(_flash_on_one_device if long else _xla, scale=scale, causal=causal)
+        other: Any = partial(flash_on_one_device if long else _xla, scale=scale, causal=causal)
         return attend_side_by_side(q, k, v, scale=scale, form=other)
 
     return _on_each_device(run, q, k, v, scale, causal, key_lengths)
@@ -225,7 +226,7 @@ def _on_each_device(
     images = batch if q.shape[0] % math.prod(mesh.shape[axis] for axis in batch) == 0 else None
     parts = mesh.shape.get(TENSOR_AXIS, 1)
     if k.shape[2] % parts:
-        k, v = _for_each_head(q, k, v)
+        k, v = for_each_head(q, k, v)
     by_heads = parts > 1 and k.shape[2] % parts == 0
     heads = TENSOR_AXIS if by_heads else None
     queries = PartitionSpec(images, _axes_of_queries(mesh, q, causal, by_heads), heads)
@@ -245,72 +246,6 @@ def _axes_of_queries(
         if mesh.shape.get(axis, 1) > 1 and not causal and q.shape[1] % parts == 0:
             found = (*found, axis)
     return found or None
-
-
-def _flash_on_one_device(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    key_lengths: jax.Array | None = None,
-    *,
-    scale: float,
-    causal: bool,
-) -> jax.Array:
-    """Pads positions to the kernel's blocks, and marks padding as another segment."""
-    from jax.experimental.pallas.ops.tpu.flash_attention import (
-        BlockSizes,
-        SegmentIds,
-        flash_attention,
-    )
-
-    (b, t, _, d), s = q.shape, k.shape[1]
-    k, v = _for_each_head(q, k, v)
-    # The kernel takes any head size up to 128, and multiples of 128.
-    pad = -d % 128 if d > 128 else 0
-    rows, columns = _block(t), _block(s)
-    q, k, v = (
-        jnp.pad(x.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, -x.shape[1] % block), (0, pad)))
-        for x, block in ((q, rows), (k, columns), (v, columns))
-    )
-    segments = None
-    if q.shape[2] > t or k.shape[2] > s or key_lengths is not None:
-        ends = (t, s if key_lengths is None else key_lengths[:, None])
-        ids = (jnp.arange(x.shape[2]) >= end for x, end in zip((q, k), ends))
-        segments = SegmentIds(
-            *(jnp.broadcast_to(i.astype(jnp.int32), (b, i.shape[-1])) for i in ids)
-        )
-    blocks = BlockSizes(
-        block_b=1,
-        block_q=rows,
-        block_k_major=columns,
-        block_k=columns,
-        block_q_major_dkv=rows,
-        block_q_dkv=rows,
-        block_k_major_dkv=columns,
-        block_k_dkv=columns,
-        block_q_dq=rows,
-        block_k_major_dq=columns,
-        block_k_dq=columns,
-    )
-    y = flash_attention(
-        q, k, v, segment_ids=segments, causal=causal, sm_scale=scale, block_sizes=blocks
-    )
-    return y[:, :, :t, :d].transpose(0, 2, 1, 3)
-
-
-def _block(n: int) -> int:
-    """Returns the positions per block that need least padding, and then the most of those.
-
-    Blocks are large because each reads all keys.
-    """
-    sizes = (512, 384, 256) if n > 2048 else (512, 384, 256, 128)
-    return min(sizes, key=lambda size: (-n % size, -size))
-
-
-def _for_each_head(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Repeats shared heads of keys and values, so that each head of q has its own: b s h d."""
-    count = q.shape[2] // k.shape[2]
-    return (k, v) if count == 1 else (jnp.repeat(k, count, axis=2), jnp.repeat(v, count, axis=2))
 
 
 def _whole(
@@ -353,7 +288,7 @@ def _chunks(
     count = math.ceil(t / max(1, limit // s))
     size = math.ceil(t / count)
 
-    k, v = _for_each_head(q, k, v)
+    k, v = for_each_head(q, k, v)
     q = jnp.pad(q, ((0, 0), (0, count * size - t), (0, 0), (0, 0)))
     q, k, v = (
         materialize(x.transpose(0, 2, 1, 3).reshape(b * h, x.shape[1], d)) for x in (q, k, v)
