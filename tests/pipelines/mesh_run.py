@@ -172,7 +172,7 @@ def kernel_shares(heads: int) -> tuple[list[int], float]:
         seen.append(list(q.shape))
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=causal)
 
-    kernel = mock.patch.object(attention, "_flash_on_one_device", plain)
+    kernel = mock.patch.object(attention, "flash_on_one_device", plain)
     with kernel, jax.set_mesh(make_mesh("data=2,tensor=4")):
         found = jax.jit(lambda *qkv: attention._flash(*qkv, scale=0.3, causal=False))(q, k, v)
     expected = jax.nn.dot_product_attention(q, k, v, scale=0.3)
