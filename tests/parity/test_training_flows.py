@@ -38,7 +38,7 @@ from diffusax.training import (
     CaptionedDataConfig,
     ControlNetConfig,
     DreamBoothConfig,
-    DreamBoothOptimizerConfig,
+    FineTuningOptimizerConfig,
     InstructPix2PixConfig,
     InstructPix2PixValidationConfig,
     LoRAConfig,
@@ -296,7 +296,7 @@ def test_other_recipes_of_klein_draw_and_write_adapters_for_pytorch(tmp_path, ki
         write_image_folder(tmp_path / "subject", 2)
         config = DreamBoothConfig(
             **common,
-            optimizer=DreamBoothOptimizerConfig(learning_rate=0.1),
+            optimizer=FineTuningOptimizerConfig(learning_rate=0.1),
             model=str(tmp_path / "model"),
             instance_data=str(tmp_path / "subject"),
             instance_prompt="a red apple",

@@ -28,6 +28,7 @@ from diffusax.cli.train import plain, read_recipe
 from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
+    ControlNetConfig,
     DreamBoothConfig,
     DreamBoothDataConfig,
     EMAConfig,
@@ -222,8 +223,10 @@ def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
         (("--train-text-encoder", "--text-encoder-learning-rate", "1e-6"), 5e-6),
     ],
 )
-def test_whole_networks_learn_more_slowly_by_default_than_loras(args, rate):
-    config = plain(read_recipe("dreambooth", list(args)), DreamBoothConfig)
+@pytest.mark.parametrize("kind", [DreamBoothConfig, ControlNetConfig])
+def test_whole_networks_learn_more_slowly_by_default_than_loras(kind, args, rate):
+    name = "dreambooth" if kind is DreamBoothConfig else "controlnet"
+    config = plain(read_recipe(name, list(args)), kind)
     optimizer = optimizer_of(config)
     params = {"unet": {"kernel": jnp.zeros(3)}}
     updates, _ = optimizer.update(

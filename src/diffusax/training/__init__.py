@@ -13,7 +13,7 @@ from diffusax.training.diffusion.timesteps import TimestepBiasConfig
 from diffusax.training.ema.update import EMAConfig
 from diffusax.training.loop import train
 from diffusax.training.lora.config import LoRAConfig
-from diffusax.training.optimizers import OptimizerConfig
+from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig
 from diffusax.training.options import read_config
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.autoencoder import (
@@ -30,7 +30,6 @@ from diffusax.training.recipes.denoiser import DenoiserValidationConfig
 from diffusax.training.recipes.dreambooth import (
     DreamBoothConfig,
     DreamBoothDataConfig,
-    DreamBoothOptimizerConfig,
     dreambooth,
 )
 from diffusax.training.recipes.instruct_pix2pix import (
@@ -65,9 +64,9 @@ __all__ = [
     "DenoiserValidationConfig",
     "DreamBoothConfig",
     "DreamBoothDataConfig",
-    "DreamBoothOptimizerConfig",
     "EMAConfig",
     "EditDataConfig",
+    "FineTuningOptimizerConfig",
     "ImageDataConfig",
     "InstructPix2PixConfig",
     "InstructPix2PixValidationConfig",

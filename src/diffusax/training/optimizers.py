@@ -49,6 +49,22 @@ class OptimizerConfig(Options):
     """The global norm to which larger gradients are scaled down; inf leaves them unchanged."""
 
 
+@dataclasses.dataclass(frozen=True)
+class FineTuningOptimizerConfig(OptimizerConfig):
+    """How gradients become updates, of whole networks that high learning rates would soon spoil."""
+
+    learning_rate: Rate | None = None  # type: ignore[assignment]
+    """The learning rate after warm-up; by default 5e-6, that of diffusers' train_dreambooth.py and
+    train_controlnet.py, and 1e-4 for LoRA."""
+
+    def with_rate(self, *, lora: bool) -> OptimizerConfig:
+        """Returns the options with a learning rate, the default one where none is given."""
+        if self.learning_rate is not None:
+            return self
+        rate = OptimizerConfig.learning_rate if lora else 5e-6
+        return dataclasses.replace(self, learning_rate=rate)
+
+
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Returns the learning rate of each step, counted from 0."""
     warmup = config.warmup_steps

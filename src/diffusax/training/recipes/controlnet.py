@@ -18,6 +18,7 @@ from diffusax.pipelines.control import control_text_to_image
 from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import ControlDataConfig
 from diffusax.training.data.rows import control_example
+from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig, PicturesValidationConfig
 from diffusax.typed.options import Share
@@ -46,6 +47,10 @@ class ControlNetConfig(DenoiserConfig):
         default_factory=ControlNetValidationConfig
     )
     """The pictures that are drawn during the run."""
+    optimizer: FineTuningOptimizerConfig = dataclasses.field(
+        default_factory=FineTuningOptimizerConfig
+    )
+    """The options of the optimizer."""
 
 
 def controlnet(config: ControlNetConfig) -> Recipe:

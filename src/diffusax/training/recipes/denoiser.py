@@ -45,7 +45,7 @@ from diffusax.training.drawing import draw_images
 from diffusax.training.lora.adapters import LoRA
 from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.lora.files import lora_of_file, params_of_file, to_adapter, write_result
-from diffusax.training.optimizers import Rate
+from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
 from diffusax.training.options import require_options
 from diffusax.training.step import Batch
 
@@ -126,6 +126,13 @@ class DenoiserConfig(DenoisingConfig):
                 "from_scratch cannot be given with lora.rank: adapters change a network that is "
                 "trained already"
             )
+
+    @property
+    def chosen_optimizer(self) -> OptimizerConfig:
+        """The options of the optimizer, with the recipe's learning rate where none is given."""
+        if isinstance(self.optimizer, FineTuningOptimizerConfig):
+            return self.optimizer.with_rate(lora=self.lora.on)
+        return self.optimizer
 
     @property
     def component_rates(self) -> Mapping[str, float]:

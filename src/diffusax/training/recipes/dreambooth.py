@@ -25,7 +25,7 @@ from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, R
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.sources import Source
 from diffusax.training.denoising import PRIOR
-from diffusax.training.optimizers import OptimizerConfig, Rate
+from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
 from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
@@ -33,8 +33,6 @@ from diffusax.training.step import Batch
 from diffusax.typed.options import Count, Weight
 
 _CAPTION = "text"
-_RATE = 5e-6
-"""The learning rate of whole networks in train_dreambooth.py."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +42,6 @@ class DreamBoothDataConfig(CaptionedDataConfig):
     caption_column: str = ""
     """The column with captions in the place of the instance prompt; by default every picture has
     the instance prompt."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DreamBoothOptimizerConfig(OptimizerConfig):
-    """How gradients become updates, of a whole network that a few pictures would soon spoil."""
-
-    learning_rate: Rate | None = None  # type: ignore[assignment]
-    """The learning rate after warm-up; by default 5e-6, that of diffusers' train_dreambooth.py, and
-    1e-4 for LoRA."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +74,8 @@ class DreamBoothConfig(DenoiserConfig):
     """What the loss of the class is multiplied by."""
     data: DreamBoothDataConfig = dataclasses.field(default_factory=DreamBoothDataConfig)
     """The examples of the subject."""
-    optimizer: DreamBoothOptimizerConfig = dataclasses.field(
-        default_factory=DreamBoothOptimizerConfig
+    optimizer: FineTuningOptimizerConfig = dataclasses.field(
+        default_factory=FineTuningOptimizerConfig
     )
     """The options of the optimizer."""
 
@@ -101,14 +90,6 @@ class DreamBoothConfig(DenoiserConfig):
                 f"class_data={self.class_data!r} is not used without a class prompt; give "
                 "class_prompt"
             )
-
-    @property
-    def chosen_optimizer(self) -> OptimizerConfig:
-        """The options of the optimizer with a learning rate, which whole networks have lower."""
-        if self.optimizer.learning_rate is not None:
-            return self.optimizer
-        rate = OptimizerConfig.learning_rate if self.lora.on else _RATE
-        return dataclasses.replace(self.optimizer, learning_rate=rate)
 
 
 def dreambooth(config: DreamBoothConfig, *, generate: bool = True) -> Recipe:
