@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,30 @@ class Linear(nnx.Linear):
         return y + self.adapters.raised(h)
 
 
-class SplitLinear(Linear):
+class Arranged(NamedTuple):
+    """A kernel in the place of a layer's own, as the devices of a mesh's tensor axis read it."""
+
+    parts: tuple[jax.Array, ...]
+
+
+class ArrangedLinear(Linear):
+    """A linear layer whose kernel is not stored as the devices of a mesh's tensor axis read it."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the devices of the mesh read it otherwise than it is stored."""
+        return tensor_parts() > 1
+
+    def arranged(self) -> Arranged:
+        """Returns the kernel as the devices read it, which may stand in the kernel's place."""
+        kernel: Any = self.kernel.get_value()
+        return kernel if isinstance(kernel, Arranged) else Arranged(self._parts(kernel))
+
+    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
+        return (kernel,)
+
+
+class SplitLinear(ArrangedLinear):
     """Linear layers that stand side by side in one kernel. x: ... c -> ... d for each width d.
 
     A split of the kernel's columns would give each device of a mesh's tensor axis other layers
@@ -86,20 +109,23 @@ class SplitLinear(Linear):
         self.widths, self.tpu_products = tuple(widths), tuple(tpu_products)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:  # type: ignore[override]
-        if tensor_parts() == 1:
+        if not self.differs:
             if not self.tpu_products or self.adapters is not None or is_plain():
                 return self._split(super().__call__(x))
             given = x, self.kernel[...], None if self.bias is None else self.bias[...]
             forms = {"one": self._one_product, "several": self._several_products}
             return by_platform(lambda p: "several" if p == "tpu" else "one", forms, *given)
-        kernels = self._split(self.kernel[...])
+        kernels = self.arranged().parts
         biases = [None] * len(kernels) if self.bias is None else self._split(self.bias[...])
         x = x.astype(kernels[0].dtype)
-        ys = [matmul(x, split_columns(k), bias) for k, bias in zip(kernels, biases)]
+        ys = [matmul(x, k, bias) for k, bias in zip(kernels, biases)]
         if (adapters := self.adapters) is not None:
             ups = map(split_columns, self._split(adapters.up))
             ys = [y + adapters._replace(up=up).linear(x) for y, up in zip(ys, ups)]
         return tuple(ys)
+
+    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(map(split_columns, self._split(kernel)))
 
     def _one_product(
         self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None

@@ -24,7 +24,7 @@ from diffusax.pipelines.branches import Anywhere
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.guidance import guide_with
 from diffusax.pipelines.plan import Conditions, Inpainting
-from diffusax.pipelines.programs import guided, keep_known
+from diffusax.pipelines.programs import arrange, guided, keep_known
 from diffusax.runtime.images import images_sharding
 from diffusax.runtime.noise import draw_rows
 from diffusax.runtime.program import Program
@@ -211,6 +211,7 @@ def advance_batch(
     hints = jax.tree.map(lanes.each, batch.control)
     conditions = batch.conditions._replace(control=hints)
     given = batch.step_inputs._replace(adapters=adapters)
+    params = arrange(denoiser, params)
     conditions = denoiser.prepare(params, conditions, given)
 
     def one(i: jax.Array, state: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from diffusax.models.latents import (
     unscale_latents,
 )
 from diffusax.models.network import Network, Params, cast_params
+from diffusax.models.tensor_kernels import arranged
 from diffusax.pipelines.branches import Beside, Branches, lane_inputs
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.guidance import guide_with
@@ -69,6 +70,7 @@ def advance(
     predict = jax.checkpoint(denoiser) if rematerialize else denoiser
     branches = Beside(plan.step_inputs.weights.shape[-1] + 1)
     conditions = jax.tree.map(branches.own, plan.conditions)
+    params = arrange(denoiser, params)
     conditions = denoiser.prepare(params, conditions, plan.step_inputs)
     row_keys = jnp.issubdtype(plan.noise.dtype, jax.dtypes.prng_key)
 
@@ -82,6 +84,16 @@ def advance(
 
     constrain = None if plan.inpainting is None else keep_known(plan.inpainting)
     return run(model, state, plan.table, start, stop, draw, constrain)
+
+
+def arrange(denoiser: Denoiser, params: Params) -> Params:
+    """Returns the parameters with kernels arranged for all steps of a run, see `tensor_kernels`.
+
+    The denoiser's main network is an attribute with its component's name, or left as it is.
+    """
+    main = getattr(denoiser, denoiser.components[0], None)
+    networks = zip(denoiser.components, (main, *denoiser.controlnets))
+    return {**params, **{name: arranged(net, params[name]) for name, net in networks}}
 
 
 def guided(

@@ -14,7 +14,7 @@ from flax import nnx
 
 from diffusax.models.activations import approximate_gelu, gated_silu
 from diffusax.models.attention import attention
-from diffusax.models.layers import Linear, RMSNorm, normalized
+from diffusax.models.layers import ArrangedLinear, Linear, RMSNorm, normalized
 from diffusax.models.matmul import apart, concatenate, matmul
 from diffusax.runtime.lowering import by_platform, is_plain
 from diffusax.runtime.mesh import (
@@ -241,30 +241,43 @@ def split_heads(x: jax.Array, layers: Sequence[Any], heads: int) -> tuple[jax.Ar
     return tuple(layer(x).reshape(*x.shape[:2], heads, -1) for layer in layers)
 
 
-class JoinedLinear(Linear):
+class JoinedLinear(ArrangedLinear):
     """A linear layer of two arrays whose channels stand side by side. x: ... c, y: ... d -> ... e.
 
     Its kernel has rows for both, so that a split of all rows would give each device other channels
     than it has computed; the tensor axis splits the rows of each, see `split_rows`.
     """
 
+    def __init__(self, c: int, d: int, e: int, *, bias: bool = True, rngs: nnx.Rngs):
+        super().__init__(c + d, e, bias=bias, rngs=rngs)
+        self.widths = c, d
+
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:  # type: ignore[override]
-        parts, c = tensor_parts(), x.shape[-1]
         joined = concatenate([x, y], axis=-1)
-        if parts == 1 or c % parts or y.shape[-1] % parts:
+        if not self.differs:
             return super().__call__(joined)
-        kernel = self.kernel[...]
+        (kernel,) = self.arranged().parts
         bias = None if self.bias is None else self.bias[...]
-        # Each device has a part of both beside each other, so that one sum over devices is enough.
-        rows = [
-            k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
-        ]
+        parts = tensor_parts()
         own = [z.reshape(*z.shape[:-1], parts, -1).astype(kernel.dtype) for z in (x, y)]
         whole = jnp.concatenate(own, axis=-1).reshape(joined.shape)
-        z = matmul(whole, jnp.concatenate(rows, axis=1).reshape(kernel.shape), bias)
+        z = matmul(whole, kernel, bias)
         if self.adapters is not None:
             z = z + self.adapters.linear(joined.astype(kernel.dtype))
         return z
+
+    @property
+    def differs(self) -> bool:
+        """Whether the mesh has a tensor axis that divides the channels of both arrays."""
+        return super().differs and not any(width % tensor_parts() for width in self.widths)
+
+    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
+        # Each device has a part of both beside each other, so that one sum over devices is enough.
+        parts, c = tensor_parts(), self.widths[0]
+        rows = [
+            k.reshape(parts, -1, k.shape[-1]) for k in map(split_rows, (kernel[:c], kernel[c:]))
+        ]
+        return (jnp.concatenate(rows, axis=1).reshape(kernel.shape),)
 
 
 def activations(temb: jax.Array, *counts: int) -> list[tuple[jax.Array, ...]]:

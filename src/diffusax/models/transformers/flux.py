@@ -134,7 +134,7 @@ class FluxSingleTransformerBlock(nnx.Module):
         c, heads = config.width, config.num_attention_heads
         self.norm = Modulation(c, 3, rngs=rngs)
         self.proj_mlp = Linear(c, 4 * c, rngs=rngs)
-        self.proj_out = JoinedLinear(5 * c, c, rngs=rngs)
+        self.proj_out = JoinedLinear(c, 4 * c, c, rngs=rngs)
         self.attn = RotaryAttention(
             c, heads=heads, qk_norm=True, eps=1e-6, bias=True, out=False, rngs=rngs
         )

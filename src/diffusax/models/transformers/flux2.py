@@ -136,7 +136,7 @@ class Flux2ParallelSelfAttention(nnx.Module):
         self.to_qkv_mlp_proj = SplitLinear(c, widths, bias=False, tpu_products=products, rngs=rngs)
         self.norm_q = RMSNorm(d, eps=_EPS, rngs=rngs)
         self.norm_k = RMSNorm(d, eps=_EPS, rngs=rngs)
-        self.to_out = JoinedLinear(c + inner, c, bias=False, rngs=rngs)
+        self.to_out = JoinedLinear(c, inner, c, bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array, rotation: Rotation) -> jax.Array:
         *qkv, gate, h = self.to_qkv_mlp_proj(x)
