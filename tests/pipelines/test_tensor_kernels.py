@@ -5,7 +5,7 @@ import jax
 import kleins
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from tiny import build_stable_diffusion
 
 import diffusax
@@ -45,7 +45,8 @@ def test_kernels_are_arranged_before_the_loop(tmp_path, name):
     ((_, denoiser),) = request.static
     traced = {}
     for sizes in ((1, 1, 1), (1, 1, 2)):
-        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, ("data", "fsdp", "tensor"))):
+        mesh = AbstractMesh(sizes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+        with jax.sharding.use_abstract_mesh(mesh):
             jaxpr = jax.make_jaxpr(lambda *given: advance(denoiser, *given))(*request.dynamic)
         traced[sizes[-1]] = [inside for size, inside in constrained(jaxpr.jaxpr) if is_kernel(size)]
     assert traced[1] == []

@@ -41,6 +41,16 @@ def test_jax_writes_calls_of_cudnn_without_it():
     assert "cudnn" in attend.trace(q).lower(lowering_platforms=("cuda",)).as_text()
 
 
+def test_jax_tells_what_a_scan_carries():
+    def body(carried, x):
+        return carried @ kernel + x, carried.sum()
+
+    kernel = jnp.ones((2, 2))
+    jaxpr = jax.make_jaxpr(lambda c, xs: jax.lax.scan(body, c, xs))(kernel, jnp.ones((3, 2, 2)))
+    (scan,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+    assert compat.scan_sizes(scan.params, len(scan.invars)) == (1, 1)
+
+
 def test_jax_tells_whether_it_is_tracing():
     def told(x):
         found.append(compat.is_tracing())

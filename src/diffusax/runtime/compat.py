@@ -31,6 +31,21 @@ def pretend_cudnn() -> None:
         module.check_cudnn_version = lambda: 90800
 
 
+def scan_sizes(params: Mapping[str, Any], inputs: int) -> tuple[int, int]:
+    """Returns how many of a scan's inputs are constants and how many are carried on.
+
+    Args:
+        params: those of the equation in a jaxpr, which no documentation promises.
+        inputs: the number of all its inputs.
+
+    Until JAX 0.11 they were numbers, since 0.12 they are trees; jax 0.10.2, 0.12.0.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carried, _ = params["ft_in"].update(list(range(inputs))).unpack()
+    return len(list(consts)), len(list(carried))
+
+
 def is_tracing() -> bool:
     """Returns whether JAX is tracing a function, or computing with tracers, in this thread.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from diffusax.runtime.compat import scan_sizes
 from diffusax.runtime.lowering import plain_lowerings
 
 _CALLS = frozenset(["jaxpr", "call_jaxpr", "fun_jaxpr"])
@@ -69,7 +70,7 @@ def _equation(eqn: Any, inputs: list[bool]) -> tuple[int, list[bool]]:
         case "scan":
             return _scan(params, inputs)
         case "cond":
-            results = [_walk(branch.jaxpr, inputs[1:]) for branch in params["branches"]]
+            results = [_walk(_opened(branch), inputs[1:]) for branch in params["branches"]]
             outputs = [any(column) for column in zip(*(r[1] for r in results))]
             return max(r[0] for r in results), outputs
         case _:
@@ -79,9 +80,10 @@ def _equation(eqn: Any, inputs: list[bool]) -> tuple[int, list[bool]]:
 
 
 def _scan(params: dict[str, Any], inputs: list[bool]) -> tuple[int, list[bool]]:
-    consts, carried = params["num_consts"], params["num_carry"]
+    consts, carried = scan_sizes(params, len(inputs))
+    body = _opened(params["jaxpr"])
     while True:
-        count, outputs = _walk(params["jaxpr"].jaxpr, inputs)
+        count, outputs = _walk(body, inputs)
         carry = slice(consts, consts + carried)
         merged = [a or b for a, b in zip(inputs[carry], outputs[:carried])]
         if merged == inputs[carry]:
@@ -89,9 +91,14 @@ def _scan(params: dict[str, Any], inputs: list[bool]) -> tuple[int, list[bool]]:
         inputs = [*inputs[:consts], *merged, *inputs[consts + carried :]]
 
 
+def _opened(jaxpr: Any) -> Any:
+    """Returns a jaxpr without its constants; JAX 0.12 has no other ones."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
 def _call(params: dict[str, Any], inputs: list[bool], varies: list[bool]) -> tuple[int, list[bool]]:
     """Counts an equation that holds others: a function call, or a loop without a count."""
-    inner = {name: getattr(value, "jaxpr", value) for name, value in params.items()}
+    inner = {name: _opened(value) for name, value in params.items()}
     inner = {name: value for name, value in inner.items() if hasattr(value, "eqns")}
     for name in _CALLS & set(inner):
         if len(inner[name].invars) == len(inputs):
