@@ -358,6 +358,12 @@ class Batches:
         return self.tally.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position from `get_state`, also of other workers."""
+        """Goes to a position from `get_state`, also of other workers.
+
+        In buckets, with another batch size, it is the start of the last batch that begins there or
+        before; a few rows of that epoch may then come twice, or not at all.
+        """
         self.close()
         self.tally.set_state(state)
+        if self._buckets is not None:
+            self.tally.seen -= self.tally.seen % self.batch_size
