@@ -153,6 +153,24 @@ def test_captions_in_files_beside_the_pictures(tmp_path, caplog):
         open_source(str(tmp_path), COLUMNS)
 
 
+def test_a_mark_of_utf8_is_no_part_of_a_caption_and_other_encodings_are_named(tmp_path):
+    picture(0).save(tmp_path / "a.png")
+    caption = tmp_path / "a.txt"
+    caption.write_text("a red apple", "utf-8-sig")
+    assert texts(open_source(str(tmp_path), COLUMNS)) == ["a red apple"]
+    for encoding in ("latin-1", "utf-16"):
+        caption.write_text("une pomme très rouge", encoding)
+        with pytest.raises(ValueError, match=r"a.txt is not text in UTF-8; save it as such"):
+            open_source(str(tmp_path), COLUMNS)
+    for name, text in (
+        ("metadata.csv", "file_name,text\na.png,très rouge"),
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "très rouge"}'),
+    ):
+        (tmp_path / name).write_text(text, "latin-1")
+        with pytest.raises(ValueError, match=f"{name} is not text in UTF-8; save it as such"):
+            open_source(str(tmp_path), COLUMNS)
+
+
 @pytest.mark.parametrize("path", ["../out.png", "/etc/passwd"])
 def test_pictures_beside_a_parquet_file_stay_in_its_folder(tmp_path, path):
     folder = tmp_path / "data"

@@ -5,14 +5,13 @@ Face `datasets` does, so that any row is one read away and worker processes shar
 """
 
 import bisect
-import csv
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,14 +20,16 @@ import huggingface_hub
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
 from diffusax.hub_data import Reference
+from diffusax.training.data.picture_files import (
+    IMAGE_SUFFIXES,
+    captions_beside,
+    metadata_rows,
+)
 
 log = logging.getLogger(__name__)
 
 DATASET_PATTERNS = ("*.parquet", "**/*.parquet")
 METADATA = ("metadata.jsonl", "metadata.csv")
-MAX_CAPTION_FILE = 2**20
-"""The largest size of a caption's file in bytes."""
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
 class Source(Protocol):
@@ -157,7 +158,7 @@ class FolderSource:
         """
         file = next(folder / name for name in METADATA if (folder / name).is_file())
         rows, files = [], []
-        for number, row in _metadata_rows(file):
+        for number, row in metadata_rows(file):
             where = f"{file} line {number}"
             names = _take_file_names(row, columns) if isinstance(row, dict) else {}
             every = [name for value in names.values() for name in _as_list(value)]
@@ -196,7 +197,7 @@ class FolderSource:
                 f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}{images}"
             )
         image_column, *others = columns
-        captions = _sidecars(files) if others else None
+        captions = captions_beside(files) if others else None
         if captions is None:
             captions = [file.stem for file in files]
             if others:
@@ -270,38 +271,6 @@ def _take_file_names(row: dict[str, Any], columns: Sequence[str]) -> dict[str, A
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yields lines' numbers and rows. Raises ValueError where one cannot be read."""
-    # Unlike splitlines, files split only at line ends, not at other separators inside a text.
-    with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as lines:
-        if file.suffix == ".csv":
-            reader = csv.DictReader(lines)
-            yield from ((reader.line_num, row) for row in reader)
-            return
-        for number, line in enumerate(lines, 1):
-            try:
-                yield number, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{file} line {number}: {error}") from None
-
-
-def _sidecars(files: Sequence[Path]) -> list[str] | None:
-    """Reads the .txt files beside images; returns None where there are none."""
-    texts = [file.with_suffix(".txt") for file in files]
-    present = [text.is_file() for text in texts]
-    if not any(present):
-        return None
-    if not all(present):
-        raise ValueError(
-            f"{files[present.index(False)]} has no caption in a .txt file, and others have; write "
-            "one for each picture"
-        )
-    large = next((text for text in texts if text.stat().st_size > MAX_CAPTION_FILE), None)
-    if large is not None:
-        raise ValueError(f"{large} is no caption: it has more than {MAX_CAPTION_FILE} bytes")
-    return [text.read_text("utf-8").strip() for text in texts]
 
 
 def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
