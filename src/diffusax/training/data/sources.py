@@ -23,7 +23,9 @@ from diffusax.hub_data import Reference
 from diffusax.training.data.picture_files import (
     IMAGE_SUFFIXES,
     captions_beside,
+    find_pictures,
     metadata_rows,
+    visible,
 )
 
 log = logging.getLogger(__name__)
@@ -47,14 +49,16 @@ class SourceFailed(ValueError):
     """A source cannot be read, which is not the fault of a row and stops a run."""
 
 
-def open_source(path: str, columns: Sequence[str]) -> Source:
+def open_source(path: str, columns: Sequence[str], *, leave_out: str = "") -> Source:
     """Opens a data set from a folder, a glob of Parquet files, or the Hub.
 
     Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
     A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
     whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
-    names then are the captions.
+    names then are the captions. Hidden files and folders are no part of it.
+
+    leave_out: a folder whose images are no part of the data set; see `find_pictures`.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -72,10 +76,11 @@ def open_source(path: str, columns: Sequence[str]) -> Source:
         return ArrowSource.from_parquet([folder], columns)
     if any((folder / name).is_file() for name in METADATA):
         return FolderSource.from_metadata(folder, columns)
-    shards = sorted({file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)})
+    found = {file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)}
+    shards = visible(folder, found)
     if shards:
         return ArrowSource.from_parquet(shards, columns)
-    return FolderSource.from_names(folder, columns)
+    return FolderSource.from_names(folder, columns, leave_out=leave_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,17 +185,21 @@ class FolderSource:
         return cls(str(folder), tuple(rows), tuple(files))
 
     @classmethod
-    def from_names(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
+    def from_names(
+        cls, folder: Path, columns: Sequence[str], *, leave_out: str = ""
+    ) -> "FolderSource":
         """Finds images with their captions in text files beside them, or in their names.
 
         The caption of "red apple.png" is the text in "red apple.txt", or "red apple" if no image
         has such a file.
 
+        leave_out: a folder whose images are left out; see `find_pictures`.
+
         Raises:
-            ValueError: there are no images, only some of them have a text file, or more columns
-                are asked for than an image and its caption.
+            ValueError: there are no images, only some of them have a text file, more columns are
+                asked for than an image and its caption, or the folder is the one to leave out.
         """
-        files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
+        files = find_pictures(folder, leave_out)
         if not files or len(columns) > 2:
             images = "" if len(columns) > 2 else ", nor images"
             raise ValueError(

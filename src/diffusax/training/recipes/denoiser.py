@@ -197,7 +197,12 @@ class Denoiser:
         else:
             image_column = columns[-1] if edits else columns[0]
             self.source = open_images(
-                data, columns, image_column=image_column, side=self.size, factor=base.multiple
+                data,
+                columns,
+                image_column=image_column,
+                side=self.size,
+                factor=base.multiple,
+                leave_out=config.output,
             )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
