@@ -55,6 +55,7 @@ def changed(params, seed: int = 1):
 def test_only_adapters_are_trained_and_the_networks_are_frozen(checkpoint, pictures):
     recipe = recipe_of(checkpoint, pictures, LoRAConfig(rank=3), train_text_encoder=True)
     trained, frozen = recipe.trained(), recipe.frozen()
+    assert recipe.lora.alphas["unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q"] == 3
     assert set(trained) == {"unet", "text_encoder"}
     assert set(frozen) == {"unet", "vae", "text_encoder", "empty"}
     unet = kernel_shapes(recipe.base.networks["unet"])

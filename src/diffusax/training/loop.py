@@ -80,7 +80,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
         mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
         create = _creation(config)
-        checkpoints = _open_checkpoints(config)
+        checkpoints = _open_checkpoints(recipe, config)
         restored = checkpoints.restore(
             functools.partial(abstract_state, create, recipe, mesh, config.ema.averages)
         )
@@ -306,10 +306,16 @@ def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
     return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
 
-def _open_checkpoints(config: TrainConfig) -> Checkpoints:
+def _open_checkpoints(recipe: Recipe, config: TrainConfig) -> Checkpoints:
     """Opens the checkpoints in the output folder; refuses those there unless the run may resume."""
     folder = Path(config.output)
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep, average=config.ema.kind)
+    lora = getattr(recipe, "lora", None)
+    checkpoints = Checkpoints(
+        folder / "checkpoints",
+        keep=config.keep,
+        average=config.ema.kind,
+        alphas=None if lora is None else lora.alphas,
+    )
     if checkpoints.steps() and not config.resume:
         raise ValueError(
             f"{folder} holds a run already, and resume is off; use another output folder"
