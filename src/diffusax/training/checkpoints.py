@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -255,7 +256,10 @@ def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
     if all(name.startswith(".opt_state") for name in other):
         what = "with another optimizer"
     else:
-        what = f"with other parameters (such as {min(other)})"
+        name = min((n for n in other if n.startswith(".params")), default=min(other))
+        called = ".".join(re.findall(r"\['(.+?)'\]", name)) or name
+        kinds = (which.get(name, "nothing") for which in (saved, wanted))
+        what = f"with other parameters (such as {called}: {' instead of '.join(kinds)})"
     raise _OfAnotherRun(
         f"holds a run {what}, which cannot be continued; give the options in its config.yaml, or "
         "another output folder"
