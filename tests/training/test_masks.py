@@ -15,6 +15,7 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
+    DataConfig,
     EditDataConfig,
     ImageDataConfig,
     InstructPix2PixConfig,
@@ -28,6 +29,7 @@ from diffusax.training import (
 )
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import cut_pictures, mask_weights, write_caption
+from diffusax.training.data.opening import open_data
 from diffusax.training.diffusion.losses import squared_error
 
 
@@ -205,6 +207,22 @@ def test_options_of_captions_are_refused_where_nothing_reads_them(checkpoint, ed
     data = CaptionedDataConfig(str(tmp_path), trigger="sks", buckets=("8x8",))
     with pytest.raises(ValueError, match=r"data\.buckets and data\.trigger can do nothing"):
         text_to_image(TextToImageConfig(model=str(checkpoint), data=data))
+
+
+@pytest.mark.parametrize(
+    ("columns", "line", "message"),
+    [
+        (("image", "text"), "", "nothing of 'mask'; name them in a metadata.jsonl"),
+        (("image",), "", "name each by mask_file_name in a metadata.jsonl"),
+        (("image",), '{"file_name": "a.png", "mask": "b.png"}', "name each by mask_file_name"),
+    ],
+)
+def test_a_folder_without_masks_says_how_they_are_named(tmp_path, columns, line, message):
+    picture(0).save(tmp_path / "a.png")
+    if line:
+        (tmp_path / "metadata.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=message):
+        open_data(DataConfig(str(tmp_path), mask_column="mask"), columns)
 
 
 def test_a_mask_that_is_no_image_makes_a_row_broken():

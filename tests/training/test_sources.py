@@ -121,6 +121,20 @@ def test_rows_of_metadata_that_cannot_be_are_named(tmp_path, line, message):
         open_source(str(tmp_path), COLUMNS)
 
 
+def test_blank_lines_of_metadata_are_no_rows(tmp_path):
+    line = '{"text": "a", "file_name": "a.png"}'
+    (tmp_path / "metadata.jsonl").write_text(f"{line}\n\n{line}\n  \n")
+    assert len(open_source(str(tmp_path), COLUMNS)) == 2
+
+
+@pytest.mark.parametrize("name", ["a.png", "metadata.jsonl"])
+def test_a_file_of_a_folder_is_no_data_set(tmp_path, name):
+    write_image_folder(tmp_path, 1)
+    picture(0).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=f"{name} is a file of a data set; give the folder"):
+        open_source(str(tmp_path / name), COLUMNS)
+
+
 def test_captions_may_hold_any_separator(tmp_path):
     captions = ["a\u2028b", "c\x85d", "e\x0bf", "g\x1ch"]
     for i in range(len(captions)):

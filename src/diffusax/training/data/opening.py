@@ -35,8 +35,14 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
         raise ValueError(
             "data.own_part cannot be with data.streaming, where all processes see the same data"
         )
-    masks = [config.mask_column] if config.mask_column else []
-    return _open(config, [*columns, *masks], leave_out)
+    mask = config.mask_column
+    source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
+    if mask and isinstance(source, FolderSource) and mask not in source.files[0]:
+        raise ValueError(
+            f"{config.path} has no pictures in data.mask_column={mask}; name each by "
+            f"{mask}_file_name in a metadata.jsonl, or use data.mask=alpha"
+        )
+    return source
 
 
 def open_images(

@@ -85,7 +85,7 @@ def captions_beside(pictures: Sequence[Path]) -> list[str] | None:
 
 
 def metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers of lines and the rows of a metadata.jsonl or .csv.
+    """Yields the numbers of lines and the rows of a metadata.jsonl or .csv, without blank lines.
 
     Raises:
         ValueError: a line cannot be read.
@@ -100,6 +100,8 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:
     # Unlike splitlines, files split only at line ends, not at other separators inside a text.
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 yield number, json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:

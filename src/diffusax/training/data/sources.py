@@ -73,6 +73,8 @@ def open_source(path: str, columns: Sequence[str], *, leave_out: str = "") -> So
         return ArrowSource.from_parquet(files, columns)
     folder = _folder(path)
     if folder.is_file():
+        if folder.suffix.lower() in IMAGE_SUFFIXES or folder.name in METADATA:
+            raise ValueError(f"{path} is a file of a data set; give the folder that it is in")
         return ArrowSource.from_parquet([folder], columns)
     if any((folder / name).is_file() for name in METADATA):
         return FolderSource.from_metadata(folder, columns)
@@ -200,12 +202,16 @@ class FolderSource:
                 asked for than an image and its caption, or the folder is the one to leave out.
         """
         files = find_pictures(folder, leave_out)
-        if not files or len(columns) > 2:
-            images = "" if len(columns) > 2 else ", nor images"
+        if not files:
             raise ValueError(
-                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}{images}"
+                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}, nor images"
             )
         image_column, *others = columns
+        if more := others[1:]:
+            raise ValueError(
+                f"{folder} holds images with captions at most, and nothing of "
+                f"{' and '.join(map(repr, more))}; name them in a {METADATA[0]}"
+            )
         captions = captions_beside(files) if others else None
         if captions is None:
             captions = [file.stem for file in files]
