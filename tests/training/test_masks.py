@@ -199,6 +199,19 @@ def test_a_folder_with_text_files_has_them_as_captions(checkpoint, tmp_path):
     np.testing.assert_array_equal(ids, recipe.base.tokenize("sks, number 1, a square")["input_ids"])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_normalized": False}, "mask_normalized=false does nothing without data.mask or"),
+        ({"keep_tags": 2, "trigger": "sks"}, "keep_tags=2 does nothing without data.shuffle_tags"),
+        ({"tag_separator": ";"}, "tag_separator=';' does nothing without data.shuffle_tags or"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(pictures, options, message):
+    with pytest.raises(ValueError, match=f"data.{message}"):
+        open_data(CaptionedDataConfig(str(pictures), **options), ("image", "text"))
+
+
 def test_options_of_captions_are_refused_where_nothing_reads_them(checkpoint, edits, tmp_path):
     data = CacheDataConfig(str(edits), trigger="sks")
     with pytest.raises(ValueError, match="trigger is nothing that recipe=instruct-pix2pix"):

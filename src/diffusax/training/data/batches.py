@@ -74,6 +74,11 @@ class DataConfig(Options):
                 f"data.mask={self.mask} and data.mask_column={self.mask_column} are two masks; "
                 "leave one of them out"
             )
+        if not self.mask_normalized and self.mask == "none" and not self.mask_column:
+            raise ValueError(
+                "data.mask_normalized=false does nothing without data.mask or data.mask_column; "
+                "give one of these, or leave it out"
+            )
 
     @property
     def bucketed(self) -> bool:

@@ -16,6 +16,7 @@ from diffusax.training.data.buckets import (
     parse_sizes,
     sizes_of_area,
 )
+from diffusax.training.data.examples import CaptionedDataConfig
 from diffusax.training.data.picture_sizes import sizes_in_columns, sizes_in_headers
 from diffusax.training.data.sources import FolderSource, Source, check_columns, open_source
 from diffusax.training.data.streaming import StreamedSource
@@ -35,6 +36,8 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
         raise ValueError(
             "data.own_part cannot be with data.streaming, where all processes see the same data"
         )
+    if isinstance(config, CaptionedDataConfig):
+        _check_tags(config)
     mask = config.mask_column
     source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
     if mask and isinstance(source, FolderSource) and mask not in source.files[0]:
@@ -108,6 +111,21 @@ def log_buckets(buckets: Buckets) -> None:
 def own_share(config: DataConfig) -> tuple[int, int]:
     """Returns (i, n): this process reads the i-th of n shares of the rows that it sees."""
     return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())
+
+
+def _check_tags(config: CaptionedDataConfig) -> None:
+    """Raises ValueError where options of tags are given that change no caption."""
+    if config.keep_tags and not config.shuffle_tags:
+        raise ValueError(
+            f"data.keep_tags={config.keep_tags} does nothing without data.shuffle_tags; give both, "
+            "or leave it out"
+        )
+    separator = config.tag_separator
+    if separator != type(config).tag_separator and not (config.shuffle_tags or config.trigger):
+        raise ValueError(
+            f"data.tag_separator={separator!r} does nothing without data.shuffle_tags or "
+            "data.trigger; give one of these, or leave it out"
+        )
 
 
 def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
