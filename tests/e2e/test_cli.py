@@ -492,6 +492,19 @@ def test_every_option_that_the_short_help_names_is_there(capsys, monkeypatch):
         assert re.search(rf"^  --{name.replace('_', '-')}[ ,]", shown, re.M), name
 
 
+def test_no_help_shows_what_a_recipe_always_refuses(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {
+        name: set(re.findall(r"^  (--[\w.-]+)", help_of(capsys, "train", name, "--help-all"), re.M))
+        for name in ("textual-inversion", "controlnet", "text-to-image")
+    }
+    options = {"--train-text-encoder", "--text-encoder-learning-rate", "--from-scratch"}
+    assert options | {"--lora.rank", "--lora.path"} <= shown["text-to-image"]
+    assert not options & (shown["textual-inversion"] | shown["controlnet"])
+    assert not any(option.startswith("--lora.") for option in shown["textual-inversion"])
+    assert "--lora.path" in shown["controlnet"]
+
+
 def test_the_short_help_of_an_option_is_its_first_sentence(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     short = " ".join(help_of(capsys, "generate", "--help").split())

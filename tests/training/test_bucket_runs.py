@@ -1,6 +1,7 @@
 """Runs on images of several sizes: compilations, bits, processes, caches, validation."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -38,9 +39,11 @@ from diffusax.training import (
     text_to_image,
     train,
 )
+from diffusax.training.compiling import compile_in_background
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.program import abstract_arguments
+from diffusax.training.signals import Interrupted, Preempted
 
 SHAPES = [(40, 32), (32, 40), (60, 24), (36, 36)]
 BUCKETS = ("32x32", "40x24", "24x40")
@@ -77,6 +80,25 @@ def test_each_size_is_compiled_once_the_largest_first(tmp_path, monkeypatch, cap
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     assert all(line["tflops"] > 0 for line in lines)
+
+
+def test_stopped_while_a_later_size_compiles_it_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    whole = train(BucketedToy(), toy_config(tmp_path / "whole"))
+    sizes = []
+
+    def stopped(lowered, tick):
+        sizes.append(lowered)
+        if len(sizes) == 3:
+            raise Interrupted(signal.SIGTERM)
+        return compile_in_background(lowered, tick)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "compile_in_background", stopped)
+        with pytest.raises(Preempted, match="saved at step"):
+            train(BucketedToy(), toy_config(tmp_path / "stopped"))
+    again = train(BucketedToy(), toy_config(tmp_path / "stopped"))
+    kernels = (np.asarray(state.params["w"]["kernel"]) for state in (whole, again))
+    np.testing.assert_array_equal(*kernels)
 
 
 def test_one_size_trains_to_the_same_bits_as_no_buckets(tmp_path):

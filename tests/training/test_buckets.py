@@ -199,6 +199,15 @@ def test_continues_in_the_middle_of_an_epoch_whatever_the_workers(workers):
     again.close()
 
 
+def test_continues_with_another_batch_size_at_a_whole_batch():
+    run = batches(bucketed(30), 4)
+    take(run, 5)
+    again = batches(bucketed(30), 3)
+    again.set_state(run.get_state())
+    # Twenty examples are six batches of three, and two more.
+    assert_same(take(again, 9), take(batches(bucketed(30), 3), 15)[6:])
+
+
 def test_another_row_of_the_size_stands_in_for_a_broken_one(caplog):
     whole, source = bucketed(400), bucketed(400, broken=(5,))
     run, expected = batches(source, 20), take(batches(whole, 20), 20)

@@ -9,8 +9,11 @@ import numpy as np
 import optax
 import pytest
 from effort import first
+from toy_run import Toy
 
+from diffusax.training import TrainConfig, train
 from diffusax.training.checkpoints import Checkpoints
+from diffusax.training.lora.adapters import LayerPlan, LoRA
 from diffusax.training.step import TrainState, initial_state
 
 
@@ -123,9 +126,21 @@ def test_the_state_of_another_run_is_refused_in_a_sentence(tmp_path):
     params = state(0.1).params
     with pytest.raises(ValueError, match="holds a run with another optimizer, which cannot"):
         checkpoints.restore(lambda averaged: initial_state(params, optax.adam(0.1), seed=0))
-    with pytest.raises(ValueError, match=r"with other parameters \(such as .params"):
+    with pytest.raises(ValueError, match=r"as w.kernel: \(26214,\) f.* instead of \(52428,"):
         checkpoints.restore(lambda averaged: state(0.2))
     assert checkpoints.steps() == [1, 2]
+
+
+def test_a_run_goes_on_only_with_the_alphas_of_its_adapters(tmp_path):
+    def train_with(scale: float, steps: int):
+        recipe = Toy()
+        recipe.lora = LoRA({"w": {"fc": LayerPlan(rank=4, scale=scale)}})
+        return train(recipe, TrainConfig(output=str(tmp_path), steps=steps, report_to=()))
+
+    train_with(1.0, steps=2)
+    assert train_with(1.0, steps=3).step == 3
+    with pytest.raises(ValueError, match=r"other alphas \(4.0 of w.fc, which has 64.0 now\)"):
+        train_with(16.0, steps=4)
 
 
 def test_a_checkpoint_that_cannot_fit_is_not_begun(small_disk):

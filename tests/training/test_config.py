@@ -103,6 +103,7 @@ def test_the_resolved_options_read_back_the_same(tmp_path):
         ("validation.guidance=nan", "validation.guidance must be"),
         ("validation.prompts=[1, {a: 2}]", "validation.prompts must be a list, and each of it a"),
         ("report_to=paper", "report_to must be a list, and each of it one of tensorboard, wandb"),
+        ("report_to=[none, wandb]", "report_to=none,wandb is none and others; give one"),
         ("compute_dtype=float64", "compute_dtype must be one of float32, bfloat16"),
         ("mesh=fsdp:0", "mesh must be"),
         ("data.random_flip=3", "data.random_flip must be true or false"),
@@ -118,6 +119,12 @@ def test_mistakes_name_the_option(pair, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_config(TextToImageConfig, None, [pair])
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_may_report_to_none():
+    assert read_config(TextToImageConfig, None, ["report_to=none"]).report_to == ()
+    given = ["--model", "m", "--data.path", "d", "--report-to", "none"]
+    assert read_recipe("text-to-image", given).report_to == ()
 
 
 def test_a_mistake_does_not_print_all_of_a_long_value():

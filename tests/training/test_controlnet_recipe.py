@@ -162,6 +162,8 @@ def test_a_picture_is_cut_as_the_one_that_it_steers(checkpoint, start, steered):
 def test_what_cannot_be(checkpoint, start, steered):
     with pytest.raises(ValueError, match="from_scratch cannot be given: a ControlNet is trained"):
         make(checkpoint, steered, controlnet=str(start), from_scratch=True)
+    with pytest.raises(ValueError, match=r"^text_encoder_learning_rate cannot be given: a Contro"):
+        make(checkpoint, steered, controlnet=str(start), text_encoder_learning_rate=1e-5)
     with pytest.raises(ValueError, match="holds a UNet2DConditionModel, no ControlNetModel"):
         make(checkpoint, steered, controlnet=str(checkpoint / "unet"))
     with pytest.raises(ValueError, match=r"controlnet must be given with lora\.rank"):

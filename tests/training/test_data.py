@@ -50,19 +50,43 @@ def test_the_seed_decides_the_order_and_the_random_numbers():
     assert not np.array_equal(a["x"], c["x"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_continues_from_a_saved_position(workers):
-    run = batches(Numbered(40), workers=workers)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (0, 0),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+        pytest.param(0, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_continues_from_a_saved_position_whatever_the_workers(before, after):
+    run = batches(Numbered(40), workers=before)
     take(run, 7)
     state = json.loads(json.dumps(run.get_state()))
     expected = [next(run) for _ in range(8)]
-    again = batches(Numbered(40), workers=workers)
+    run.close()
+    again = batches(Numbered(40), workers=after)
     again.set_state(state)
     for batch in expected:
         for key, value in next(again).items():
             np.testing.assert_array_equal(value, batch[key])
     assert again.tally.seen == run.tally.seen
+    again.close()
+
+
+def test_continues_from_a_position_that_holds_grains_state():
+    """As checkpoints of earlier versions have it, here with two workers."""
+    run = batches(Numbered(40))
+    take(run, 7)
+    expected = take(run, 3)
+    workers = {
+        **{"next_index_in_cycle": 0, "next_index_in_datasets": 2, "future_states": {}},
+        **{"iterators_in_use_indices": [0, 1], "exhausted": [0, 0]},
+        "iterators_in_use_states": [{"next_index": 14}, {"next_index": 14}],
+    }
+    again = batches(Numbered(40))
+    again.set_state({"grain": workers, "seen": 28, "broken": 0})
+    np.testing.assert_array_equal(take(again, 3), expected)
 
 
 def test_processes_share_the_rows_of_an_epoch():

@@ -2,6 +2,8 @@
 
 import shutil
 
+import jax
+import numpy as np
 import pytest
 import yaml
 from toy_run import Toy
@@ -32,6 +34,21 @@ def test_a_finished_run_is_not_rewritten(finished, caplog, steps):
     state = train(Toy(), options(finished, steps=steps, batch_size=2))
     assert int(state.step) == 6
     assert caplog.messages == [f"the run in {finished} is finished at step 6, and stays as it is"]
+    assert contents(finished) == before
+
+
+def test_a_finished_run_is_not_taken_for_one_of_other_parameters(finished):
+    class Wider(Toy):
+        """A model with a bias."""
+
+        def shapes(self):
+            return {"w": {**Toy.shapes(self)["w"], "bias": jax.ShapeDtypeStruct((1,), np.float32)}}
+
+    before = contents(finished)
+    with pytest.raises(
+        ValueError, match=r"such as w.bias: nothing instead of \(1,\) float32\), wh"
+    ):
+        train(Wider(), options(finished, steps=6, batch_size=8))
     assert contents(finished) == before
 
 

@@ -29,7 +29,8 @@ from diffusax.training import (
     text_to_image,
 )
 from diffusax.training.data.batches import Batches
-from diffusax.training.lora.files import KOHYA_NAME
+from diffusax.training.lora.adapters import LoRA
+from diffusax.training.lora.files import KOHYA_NAME, write_result
 
 
 def recipe_of(checkpoint, pictures, lora: LoRAConfig, **options):
@@ -55,6 +56,7 @@ def changed(params, seed: int = 1):
 def test_only_adapters_are_trained_and_the_networks_are_frozen(checkpoint, pictures):
     recipe = recipe_of(checkpoint, pictures, LoRAConfig(rank=3), train_text_encoder=True)
     trained, frozen = recipe.trained(), recipe.frozen()
+    assert recipe.lora.alphas["unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q"] == 3
     assert set(trained) == {"unet", "text_encoder"}
     assert set(frozen) == {"unet", "vae", "text_encoder", "empty"}
     unet = kernel_shapes(recipe.base.networks["unet"])
@@ -160,9 +162,38 @@ def test_a_result_says_ranks_and_alphas_and_is_trained_further(
         assert further.lora.plans == recipe.lora.plans
         jax.tree.map(np.testing.assert_array_equal, further.trained(), trained)
         assert further.lora.dropout == 0.1
-    alone = f"{tmp_path / WEIGHT_NAME} has layers of text_encoder, too; give train_text_encoder"
+    alone = f"{tmp_path / WEIGHT_NAME} has layers of text_encoder; give train_text_encoder"
     with pytest.raises(ValueError, match=alone):
         recipe_of(checkpoint, pictures, LoRAConfig(path=str(tmp_path / WEIGHT_NAME)))
+
+
+@pytest.mark.parametrize(
+    "components", [("unet", "text_encoder"), ("text_encoder", "text_encoder_2"), ("unet",)]
+)
+def test_what_a_file_has_layers_of_is_trained_further(
+    tiny_checkpoints, pictures, tmp_path, components
+):
+    checkpoint, _ = tiny_checkpoints.pipeline("xl")
+    lora = LoRAConfig(rank=2, targets=("to_q", "q_proj"))
+    whole = recipe_of(checkpoint, pictures, lora, train_text_encoder=True)
+    plans = {name: whole.lora.plans[name] for name in components}
+    trained = {name: part for name, part in whole.trained().items() if name in components}
+    write_result(LoRA(plans), trained, tmp_path, kind="diffusers", encoders=2)
+    given = LoRAConfig(path=str(tmp_path))
+    encoders = len(components) > 1
+    recipe = recipe_of(checkpoint, pictures, given, train_text_encoder=encoders)
+    assert recipe.lora.plans == plans
+    jax.tree.map(np.testing.assert_array_equal, recipe.trained(), trained)
+    batch = next(Batches(recipe.source, recipe.example, batch_size=2, seed=0))
+    losses = jax.eval_shape(recipe.loss, recipe.shapes(), recipe.frozen_shapes(), batch, keys(2))
+    assert losses.shape == (2,)
+    recipe.save(trained, tmp_path / "again")
+    (file,) = (tmp_path / "again").iterdir()
+    with safe_open(file, framework="numpy") as tensors:
+        assert {key.split(".")[0] for key in tensors.keys()} == set(components)  # noqa: SIM118
+    message = "layers of text_encoder.*; give train_text" if encoders else "no layers of text enc"
+    with pytest.raises(ValueError, match=message):
+        recipe_of(checkpoint, pictures, given, train_text_encoder=not encoders)
 
 
 def test_what_is_no_product_is_not_trained_further(checkpoint, pictures, tmp_path):

@@ -15,6 +15,7 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
+    DataConfig,
     EditDataConfig,
     ImageDataConfig,
     InstructPix2PixConfig,
@@ -28,6 +29,7 @@ from diffusax.training import (
 )
 from diffusax.training.data.buckets import SIZE
 from diffusax.training.data.examples import cut_pictures, mask_weights, write_caption
+from diffusax.training.data.opening import open_data
 from diffusax.training.diffusion.losses import squared_error
 
 
@@ -197,6 +199,19 @@ def test_a_folder_with_text_files_has_them_as_captions(checkpoint, tmp_path):
     np.testing.assert_array_equal(ids, recipe.base.tokenize("sks, number 1, a square")["input_ids"])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_normalized": False}, "mask_normalized=false does nothing without data.mask or"),
+        ({"keep_tags": 2, "trigger": "sks"}, "keep_tags=2 does nothing without data.shuffle_tags"),
+        ({"tag_separator": ";"}, "tag_separator=';' does nothing without data.shuffle_tags or"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(pictures, options, message):
+    with pytest.raises(ValueError, match=f"data.{message}"):
+        open_data(CaptionedDataConfig(str(pictures), **options), ("image", "text"))
+
+
 def test_options_of_captions_are_refused_where_nothing_reads_them(checkpoint, edits, tmp_path):
     data = CacheDataConfig(str(edits), trigger="sks")
     with pytest.raises(ValueError, match="trigger is nothing that recipe=instruct-pix2pix"):
@@ -205,6 +220,22 @@ def test_options_of_captions_are_refused_where_nothing_reads_them(checkpoint, ed
     data = CaptionedDataConfig(str(tmp_path), trigger="sks", buckets=("8x8",))
     with pytest.raises(ValueError, match=r"data\.buckets and data\.trigger can do nothing"):
         text_to_image(TextToImageConfig(model=str(checkpoint), data=data))
+
+
+@pytest.mark.parametrize(
+    ("columns", "line", "message"),
+    [
+        (("image", "text"), "", "nothing of 'mask'; name them in a metadata.jsonl"),
+        (("image",), "", "name each by mask_file_name in a metadata.jsonl"),
+        (("image",), '{"file_name": "a.png", "mask": "b.png"}', "name each by mask_file_name"),
+    ],
+)
+def test_a_folder_without_masks_says_how_they_are_named(tmp_path, columns, line, message):
+    picture(0).save(tmp_path / "a.png")
+    if line:
+        (tmp_path / "metadata.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=message):
+        open_data(DataConfig(str(tmp_path), mask_column="mask"), columns)
 
 
 def test_a_mask_that_is_no_image_makes_a_row_broken():

@@ -16,6 +16,7 @@ from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
 from diffusax.training.data.examples import read_picture
+from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.sources import cache_folder, open_source
 
 COLUMNS = ("image", "text")
@@ -120,6 +121,20 @@ def test_rows_of_metadata_that_cannot_be_are_named(tmp_path, line, message):
         open_source(str(tmp_path), COLUMNS)
 
 
+def test_blank_lines_of_metadata_are_no_rows(tmp_path):
+    line = '{"text": "a", "file_name": "a.png"}'
+    (tmp_path / "metadata.jsonl").write_text(f"{line}\n\n{line}\n  \n")
+    assert len(open_source(str(tmp_path), COLUMNS)) == 2
+
+
+@pytest.mark.parametrize("name", ["a.png", "metadata.jsonl"])
+def test_a_file_of_a_folder_is_no_data_set(tmp_path, name):
+    write_image_folder(tmp_path, 1)
+    picture(0).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=f"{name} is a file of a data set; give the folder"):
+        open_source(str(tmp_path / name), COLUMNS)
+
+
 def test_captions_may_hold_any_separator(tmp_path):
     captions = ["a\u2028b", "c\x85d", "e\x0bf", "g\x1ch"]
     for i in range(len(captions)):
@@ -151,6 +166,57 @@ def test_captions_in_files_beside_the_pictures(tmp_path, caplog):
     (tmp_path / "c.txt").write_bytes(bytes(2**21))
     with pytest.raises(ValueError, match=r"c.txt is no caption"):
         open_source(str(tmp_path), COLUMNS)
+
+
+def test_a_mark_of_utf8_is_no_part_of_a_caption_and_other_encodings_are_named(tmp_path):
+    picture(0).save(tmp_path / "a.png")
+    caption = tmp_path / "a.txt"
+    caption.write_text("a red apple", "utf-8-sig")
+    assert texts(open_source(str(tmp_path), COLUMNS)) == ["a red apple"]
+    for encoding in ("latin-1", "utf-16"):
+        caption.write_text("une pomme très rouge", encoding)
+        with pytest.raises(ValueError, match=r"a.txt is not text in UTF-8; save it as such"):
+            open_source(str(tmp_path), COLUMNS)
+    for name, text in (
+        ("metadata.csv", "file_name,text\na.png,très rouge"),
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "très rouge"}'),
+    ):
+        (tmp_path / name).write_text(text, "latin-1")
+        with pytest.raises(ValueError, match=f"{name} is not text in UTF-8; save it as such"):
+            open_source(str(tmp_path), COLUMNS)
+
+
+def test_hidden_files_and_the_runs_results_are_no_pictures_of_a_folder(tmp_path, caplog):
+    names = ["a.JPG", "b/c.png", "run/validation/0001.png", ".ipynb_checkpoints/a.png", "._a.jpg"]
+    for name in (*names, "d.tiff", "e.heic", "notes.md", "f.png/g.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / name).open("wb") as file:
+            picture(0).save(file, "TIFF" if name.endswith("tiff") else "PNG")
+
+    def found(output: str) -> list[str]:
+        source = open_source(str(tmp_path), ("image",), leave_out=output)
+        assert all(read_picture(source[i]["image"]).size for i in range(len(source)))
+        return [Path(source.name(i)).relative_to(tmp_path).as_posix() for i in range(len(source))]
+
+    assert found(str(tmp_path / "run")) == ["a.JPG", "b/c.png", "d.tiff", "f.png/g.png"]
+    (said,) = [message for message in caplog.messages if "not read" in message]
+    assert said.endswith("has files that are not read: .heic 1, .md 1")
+    assert "run/validation/0001.png" in found(str(tmp_path / "runs"))
+    assert len(found(str(tmp_path.parent))) == 5
+    with pytest.raises(ValueError, match="is the data set and the run's output"):
+        found(str(tmp_path / "b" / ".."))
+
+
+@pytest.mark.skipif(".avif" not in IMAGE_SUFFIXES, reason="this Pillow reads no AVIF")
+def test_pictures_may_be_avif(tmp_path):
+    picture(0).save(tmp_path / "a.avif")
+    assert read_picture(open_source(str(tmp_path), ("image",))[0]["image"]).size == picture(0).size
+
+
+def test_hidden_parquet_files_are_no_shards(tmp_path):
+    write_parquet(tmp_path, [row(0)])
+    (tmp_path / "._train-00000.parquet").write_bytes(b"of a Mac")
+    assert len(open_source(str(tmp_path), COLUMNS)) == 1
 
 
 @pytest.mark.parametrize("path", ["../out.png", "/etc/passwd"])

@@ -8,24 +8,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from effort import first
-from pictures import row, write_parquet
+from pictures import picture, row, write_parquet
 
 import diffusax
 from diffusax.runtime.mesh import make_mesh
 from diffusax.training import (
+    AutoencoderConfig,
     CacheConfig,
     CacheDataConfig,
     CaptionedDataConfig,
     DenoiserValidationConfig,
     TextToImageConfig,
+    UnconditionalConfig,
+    autoencoder,
     cache_latents,
     read_config,
     text_to_image,
+    unconditional,
 )
 from diffusax.training.checkpoints import Checkpoints
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.cached import is_cache
 from diffusax.training.loop import _Run
+from diffusax.training.options import from_values
 from diffusax.training.signals import TrainingStop
 
 
@@ -275,6 +280,24 @@ def test_options_that_do_not_go_together_show_before_the_training(
     given = [f"model={checkpoint}", f"data.path={pictures}"]
     with pytest.raises(ValueError, match=message):
         text_to_image(read_config(TextToImageConfig, None, [*given, *pairs]))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "model"),
+    [
+        (text_to_image, TextToImageConfig, {}),
+        (autoencoder, AutoencoderConfig, {}),
+        # Without a model it is a new network.
+        (unconditional, UnconditionalConfig, {"model": ""}),
+    ],
+)
+def test_a_runs_own_pictures_are_no_data(checkpoint, tmp_path, make, kind, model):
+    (tmp_path / "run" / "validation").mkdir(parents=True)
+    for name in ("0.png", "1.png", "run/validation/0000100.png"):
+        picture(0).save(tmp_path / name)
+    options = {"model": str(checkpoint), "output": str(tmp_path / "run"), **model}
+    data = {"path": str(tmp_path), "resolution": 32}
+    assert len(make(from_values(kind, {**options, "data": data})).source) == 2
 
 
 def test_the_default_size_is_the_models_own(checkpoint, pictures):

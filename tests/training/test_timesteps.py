@@ -13,17 +13,15 @@ from diffusax.training.diffusion.timesteps import (
 
 
 @pytest.mark.parametrize(
-    ("strategy", "biased"),
-    [("earlier", range(30)), ("later", range(70, 100)), ("range", range(40, 55))],
+    ("options", "biased"),
+    [
+        ({"strategy": "earlier", "portion": 0.3}, range(30)),
+        ({"strategy": "later", "portion": 0.3}, range(70, 100)),
+        ({"strategy": "range", "begin": 40, "end": 55}, range(40, 55)),
+    ],
 )
-def test_some_timesteps_are_drawn_more_often(strategy, biased):
-    config = TimestepBiasConfig(
-        strategy=strategy,
-        multiplier=4,
-        portion=0.3,
-        begin=40,
-        end=55,
-    )
+def test_some_timesteps_are_drawn_more_often(options, biased):
+    config = TimestepBiasConfig(multiplier=4, **options)
     probabilities = timestep_probabilities(config, 100)
     expected = np.array([4.0 if t in biased else 1.0 for t in range(100)])
     np.testing.assert_allclose(probabilities, expected / expected.sum())
@@ -51,3 +49,25 @@ def test_without_bias_all_timesteps_are_alike():
 def test_options_that_cannot_be(name, value):
     with pytest.raises(ValueError, match=rf"timestep_bias\.{name}"):
         TimestepBiasConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"multiplier": 3.0}, "multiplier=3.0 does nothing without timestep_bias.strategy=earlier"),
+        ({"portion": 0.5}, "portion=0.5 does nothing without timestep_bias.strategy=earlier or"),
+        (
+            {"strategy": "later", "end": 9},
+            "end=9 does nothing without timestep_bias.strategy=range",
+        ),
+    ],
+)
+def test_options_that_do_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"timestep_bias.{message}"):
+        TimestepBiasConfig(**options)
+
+
+def test_a_range_ends_with_the_timesteps():
+    config = TimestepBiasConfig(strategy="range", begin=1500, end=2000, multiplier=5)
+    with pytest.raises(ValueError, match=r"end=2000 is beyond the last of the 1000 timesteps"):
+        timestep_probabilities(config, 1000)

@@ -167,6 +167,11 @@ def test_shapes_are_known_without_the_parameters(checkpoint, folder):
         (["from_scratch=true"], "from_scratch cannot be given: textual inversion trains the emb"),
         (["train_text_encoder=true"], "train_text_encoder cannot be given"),
         (["lora.rank=4"], "lora.rank cannot be given"),
+        (["lora.path=x"], "lora.path cannot be given"),
+        (
+            ["text_encoder_learning_rate=1e-5"],
+            "^text_encoder_learning_rate cannot be given: textual inversion trains the embeddings",
+        ),
         (["learnable_property=face"], "learnable_property must be one of object, style"),
     ],
 )

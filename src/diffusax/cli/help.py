@@ -33,7 +33,14 @@ class Group(NamedTuple):
     options: list[Option]
 
 
-def command_help(prog: str, parser: Any, essentials: Collection[str], *, everything: bool) -> str:
+def command_help(
+    prog: str,
+    parser: Any,
+    *,
+    essentials: Collection[str] = (),
+    refused: Collection[str] = (),
+    everything: bool,
+) -> str:
     """Returns the help of a command.
 
     Args:
@@ -41,6 +48,7 @@ def command_help(prog: str, parser: Any, essentials: Collection[str], *, everyth
         parser: the result of tyro's `get_parser` for the command.
         essentials: the names of the options that the short help shows, each with its first
             sentence; where there are none, it shows all options.
+        refused: the names of options and of groups of them that are left out.
         everything: whether to show all options.
     """
     found = list(command_groups(parser))
@@ -50,6 +58,7 @@ def command_help(prog: str, parser: Any, essentials: Collection[str], *, everyth
         Group(title, _joined(text) if i else "", [_option(**option) for option in options])
         for i, (title, text, options) in enumerate(found)
     ]
+    groups = [group._replace(options=_without(group.options, refused)) for group in groups]
     count = sum(len(group.options) for group in groups)
     places = [option for group in groups for option in group.options if option.positional]
     blocks = [
@@ -86,6 +95,11 @@ def commands_help(prog: str, description: str, commands: Mapping[str, str]) -> s
     return "\n\n".join(
         [_wrapped(usage), _wrapped(description), f"commands:\n{_table(rows)}", _table([about])]
     )
+
+
+def _without(options: Sequence[Option], refused: Collection[str]) -> list[Option]:
+    """Leaves out options of these names, and those of groups of these names."""
+    return [o for o in options if not {o.name, o.name.partition(".")[0]} & set(refused)]
 
 
 def _option(name: str, text: str, **others: Any) -> Option:

@@ -38,7 +38,8 @@ _registry = ConstructorRegistry()
 def parse(kind: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
     """Reads the arguments into a dataclass; on --help or a mistake, prints a message and exits.
 
-    The class may name, as `essentials`, the options that the short help shows.
+    The class may name, as `essentials`, the options that the short help shows, and as `refused`
+    options and groups of them that no help shows.
     """
     if any(arg in FLAGS for arg in args):
         _show_help(kind, prog, default, everything="--help-all" in args)
@@ -118,8 +119,8 @@ def _show_help(kind: Any, prog: str, default: Any, *, everything: bool) -> NoRet
         warnings.simplefilter("ignore")
         options: Any = {"config": _MARKERS, "registry": _registry, **given}
         parser = tyro.extras.get_parser(kind, prog=prog, **options)
-    essentials = getattr(kind, "essentials", ())
-    print(command_help(prog, parser, essentials, everything=everything))
+    shown = {"essentials": getattr(kind, "essentials", ()), "refused": getattr(kind, "refused", ())}
+    print(command_help(prog, parser, everything=everything, **shown))
     sys.exit(0)
 
 

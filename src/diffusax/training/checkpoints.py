@@ -3,9 +3,10 @@
 import contextlib
 import errno
 import logging
+import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,25 @@ class Checkpoints:
     which a later change is found.
     """
 
-    def __init__(self, folder: Path, *, keep: int, average: str = ""):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        average: str = "",
+        alphas: Mapping[str, float] | None = None,
+    ):
         """Opens the folder.
 
         Args:
             folder: the folder, made where it is missing.
             keep: the number of checkpoints to keep; older ones go once a newer one is whole.
             average: what the run averages, in words; it can continue only with the same averages.
+            alphas: the alphas of the run's adapters by their layers, which must be the same, too.
         """
         self._ocp = require_extra("orbax.checkpoint", "train")
         self.folder = folder.absolute()
-        self.average = average
+        self.average, self.alphas = average, dict(alphas or {})
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = self._ocp.CheckpointManager(self.folder, options=options)
@@ -69,6 +78,7 @@ class Checkpoints:
             facts = {
                 "averaged": state.ema is not None,
                 "average": self.average,
+                "alphas": self.alphas,
                 "processes": of_all_processes(position),
                 "leaves": _leaves(state),
             }
@@ -99,7 +109,7 @@ class Checkpoints:
 
         Raises:
             ValueError: all checkpoints are damaged, or they were written by another number of
-                processes, with other parameters, another optimizer or other averages.
+                processes, with other parameters, another optimizer, other averages or alphas.
         """
         damaged: list[int] = []
         for step in reversed(self.steps()):
@@ -169,6 +179,8 @@ class Checkpoints:
                 "with another output folder"
             )
         _check_leaves(facts.get("leaves"), _leaves(shapes))
+        # Checkpoints of earlier versions say nothing of alphas.
+        _check_alphas(facts.get("alphas", self.alphas), self.alphas)
         if facts["averaged"] and facts["average"] != self.average:
             raise _OfAnotherRun(
                 f"holds a run with {facts['average']}, which cannot go on with "
@@ -244,8 +256,22 @@ def _check_leaves(saved: dict[str, str] | None, wanted: dict[str, str]) -> None:
     if all(name.startswith(".opt_state") for name in other):
         what = "with another optimizer"
     else:
-        what = f"with other parameters (such as {min(other)})"
+        name = min((n for n in other if n.startswith(".params")), default=min(other))
+        called = ".".join(re.findall(r"\['(.+?)'\]", name)) or name
+        kinds = (which.get(name, "nothing") for which in (saved, wanted))
+        what = f"with other parameters (such as {called}: {' instead of '.join(kinds)})"
     raise _OfAnotherRun(
         f"holds a run {what}, which cannot be continued; give the options in its config.yaml, or "
         "another output folder"
     )
+
+
+def _check_alphas(saved: Mapping[str, float], wanted: Mapping[str, float]) -> None:
+    """Raises _OfAnotherRun where a saved run's adapters of the same shapes have other alphas."""
+    layer = next((name for name, alpha in wanted.items() if saved.get(name) != alpha), None)
+    if layer is not None:
+        raise _OfAnotherRun(
+            f"holds a run with other alphas ({saved.get(layer)} of {layer}, which has "
+            f"{wanted[layer]} now), which cannot be continued; give lora.alpha and lora.path as in "
+            "its config.yaml, or another output folder"
+        )

@@ -54,7 +54,7 @@ class TrainConfig(Options):
     error."""
     log_every: Count = 10
     """The number of steps from one line of metrics.jsonl to the next."""
-    report_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
+    report_to: tuple[Literal["tensorboard", "wandb", "none"], ...] = ("tensorboard",)
     """Where to report besides metrics.jsonl: tensorboard, wandb, both or none."""
     peak_tflops: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     """The peak TFLOP/s of a device, for the model FLOP utilisation where diffusax does not
@@ -73,6 +73,12 @@ class TrainConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_mesh(self.mesh)
+        if "none" in self.report_to:
+            if len(self.report_to) > 1:
+                raise ValueError(
+                    f"report_to={','.join(self.report_to)} is none and others; give one"
+                )
+            object.__setattr__(self, "report_to", ())
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size={self.batch_size} must be divisible by accumulate={self.accumulate}"

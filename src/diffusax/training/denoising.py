@@ -70,7 +70,8 @@ class DenoisingConfig(TrainConfig):
     prediction_type: Literal["epsilon", "v_prediction", "sample"] | None = None
     """What the network predicts, also of the result; by default the checkpoint's own."""
     snr_gamma: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual, none weighs all alike."""
+    """The gamma of Min-SNR loss weights (Hang et al. 2023); 5 is usual; by default all errors
+    weigh alike."""
     noise_offset: Annotated[float, Meta(ge=0, le=100)] = 0.0
     """The deviation of a mean that the noise gets per picture and channel, so that dark and bright
     pictures are learnt; 0.1 is usual."""

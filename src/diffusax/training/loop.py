@@ -80,7 +80,7 @@ def train(recipe: Recipe, config: TrainConfig) -> TrainState:
         mesh = make_mesh(config.mesh)
         _check_options(config, mesh)
         create = _creation(config)
-        checkpoints = _open_checkpoints(config)
+        checkpoints = _open_checkpoints(recipe, config)
         restored = checkpoints.restore(
             functools.partial(abstract_state, create, recipe, mesh, config.ema.averages)
         )
@@ -126,6 +126,8 @@ class _Run:
     reports: Reports
     meter: Meter
     step: int
+    position: dict[str, Any]
+    """The position in the data after `step`; while a size compiles, a batch more is taken."""
     saved: int | None
     compiled: dict[str, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
     """The compiled steps for the run's present state, which has an average or not, by size."""
@@ -178,6 +180,7 @@ class _Run:
             Reports(config, name=recipe.name, start=step),
             Meter(config, step),
             step,
+            batches.get_state(),
             None if restored is None else step,
         )
 
@@ -200,7 +203,7 @@ class _Run:
         batch = put_batch(self.mesh, examples)
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
             self.state, metrics = self.compiled[size](self.state, self.frozen, batch)
-        self.step += 1
+        self.step, self.position = self.step + 1, self.batches.get_state()
         self.meter.add(metrics, self.flops[size])
         self.reports.advance(self.step)
         if self.step % config.log_every == 0 or self.step == config.steps:
@@ -235,7 +238,7 @@ class _Run:
     def save(self) -> None:
         """Writes a checkpoint of this step, unless it exists."""
         if self.saved != self.step:
-            self.checkpoints.save(self.step, self.state, self.batches.get_state())
+            self.checkpoints.save(self.step, self.state, self.position)
             self.saved = self.step
 
     def snapshot(self) -> None:
@@ -303,10 +306,16 @@ def _creation(config: TrainConfig) -> Callable[[Params], TrainState]:
     return functools.partial(initial_state, optimizer=optimizer, seed=config.seed)
 
 
-def _open_checkpoints(config: TrainConfig) -> Checkpoints:
+def _open_checkpoints(recipe: Recipe, config: TrainConfig) -> Checkpoints:
     """Opens the checkpoints in the output folder; refuses those there unless the run may resume."""
     folder = Path(config.output)
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep, average=config.ema.kind)
+    lora = getattr(recipe, "lora", None)
+    checkpoints = Checkpoints(
+        folder / "checkpoints",
+        keep=config.keep,
+        average=config.ema.kind,
+        alphas=None if lora is None else lora.alphas,
+    )
     if checkpoints.steps() and not config.resume:
         raise ValueError(
             f"{folder} holds a run already, and resume is off; use another output folder"

@@ -19,6 +19,7 @@ class Recipe(Protocol):
 
     Worker processes get a copy, so it must be possible to pickle a recipe. A recipe that has
     `networks`, by component, tells a mesh's tensor axis how many heads their attention has.
+    One that has `lora`, the plan of its adapters, goes on only with the same alphas.
     """
 
     name: str

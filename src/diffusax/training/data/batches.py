@@ -74,6 +74,11 @@ class DataConfig(Options):
                 f"data.mask={self.mask} and data.mask_column={self.mask_column} are two masks; "
                 "leave one of them out"
             )
+        if not self.mask_normalized and self.mask == "none" and not self.mask_column:
+            raise ValueError(
+                "data.mask_normalized=false does nothing without data.mask or data.mask_column; "
+                "give one of these, or leave it out"
+            )
 
     @property
     def bucketed(self) -> bool:
@@ -194,9 +199,9 @@ class _Bucketed:
 class Batches:
     """An endless iterator of batches, whose position can be saved and restored.
 
-    The order depends only on the seed, the batch size of a process and the number of processes.
-    Where the source has buckets, each batch is of one size, the same in all processes, which
-    share its rows; see `BucketOrder`.
+    The order of the examples depends only on the seed and the number of processes, not on the
+    workers. Where the source has buckets, it depends on the batch size too: each batch is of one
+    size, the same in all processes, which share its rows; see `BucketOrder`.
     """
 
     bucket: str = ""
@@ -259,21 +264,8 @@ class Batches:
             )
             bucketed = _Bucketed(examples, sizes, process_index, process_count)
             examples = grain.MapDataset.source(bucketed)
-        dataset = examples.to_iter_dataset(
-            grain.ReadOptions(
-                num_threads=threads, prefetch_buffer_size=max(2 * batch_size, threads)
-            )
-        )
-        if workers:
-            flags = require_extra("absl.flags", "train").FLAGS
-            if not flags.is_parsed():
-                # Grain's worker processes read absl flags, which only absl programs parse.
-                flags.mark_as_parsed()
-            options = grain.MultiprocessingOptions(
-                num_workers=workers, per_worker_buffer_size=2 * batch_size
-            )
-            dataset = dataset.mp_prefetch(options, worker_init_fn=follow_parent)
-        self._elements = iter(dataset)
+        self._examples, self._workers, self._threads = examples, workers, threads
+        self._elements: Any = None
 
     def __iter__(self) -> "Batches":
         return self
@@ -309,11 +301,9 @@ class Batches:
         """
         if self._buckets is not None:
             return self._largest(self._buckets.largest_row())
-        # Worker processes keep no common index; any example has the shapes of theirs.
-        index = self._elements.get_state().get("next_index", 0)
         tries = int(MAX_BROKEN * BROKEN_WINDOW) + 1
         for i in range(tries):
-            element = self._by_index[index + i]
+            element = self._by_index[self.tally.seen + i]
             if not isinstance(element, Broken):
                 return element
             if element.fatal:
@@ -325,11 +315,31 @@ class Batches:
 
     def _next(self) -> Element | Broken:
         """Returns the next example, and notes its size."""
+        if self._elements is None:
+            self._elements = self._open(self.tally.seen)
         if self._buckets is None:
             return next(self._elements)  # type: ignore[no-any-return]
         bucket, element = next(self._elements)
         self.bucket = self._buckets.name(bucket)
         return element  # type: ignore[no-any-return]
+
+    def _open(self, start: int) -> Any:
+        """Returns Grain's iterator of the examples from a place in their order on."""
+        grain = require_extra("grain", "train")
+        ahead = max(2 * self.batch_size, self._threads)
+        dataset = self._examples[start:].to_iter_dataset(
+            grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=ahead)
+        )
+        if self._workers:
+            flags = require_extra("absl.flags", "train").FLAGS
+            if not flags.is_parsed():
+                # Grain's worker processes read absl flags, which only absl programs parse.
+                flags.mark_as_parsed()
+            options = grain.MultiprocessingOptions(
+                num_workers=self._workers, per_worker_buffer_size=2 * self.batch_size
+            )
+            dataset = dataset.mp_prefetch(options, worker_init_fn=follow_parent)
+        return iter(dataset)
 
     def _largest(self, row: int) -> Element:
         element = self._prepared(_Rows(self._prepared.source)[row], np.random.default_rng(0))
@@ -341,13 +351,24 @@ class Batches:
 
     def close(self) -> None:
         """Ends the worker processes."""
-        self._elements.close()
+        if self._elements is not None:
+            self._elements.close()
+            self._elements = None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as JSON values."""
-        return {"grain": self._elements.get_state(), **self.tally.get_state()}
+        """Returns the position as JSON values: the number of examples taken, and of broken ones.
+
+        Grain's own state is no part of it, because that is another with other workers.
+        """
+        return self.tally.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position from `get_state`."""
-        self._elements.set_state(state["grain"])
+        """Goes to a position from `get_state`, also of other workers.
+
+        In buckets, with another batch size, it is the start of the last batch that begins there or
+        before; a few rows of that epoch may then come twice, or not at all.
+        """
+        self.close()
         self.tally.set_state(state)
+        if self._buckets is not None:
+            self.tally.seen -= self.tally.seen % self.batch_size

@@ -16,6 +16,7 @@ from diffusax.training.data.buckets import (
     parse_sizes,
     sizes_of_area,
 )
+from diffusax.training.data.examples import CaptionedDataConfig
 from diffusax.training.data.picture_sizes import sizes_in_columns, sizes_in_headers
 from diffusax.training.data.sources import FolderSource, Source, check_columns, open_source
 from diffusax.training.data.streaming import StreamedSource
@@ -23,8 +24,10 @@ from diffusax.training.data.streaming import StreamedSource
 log = logging.getLogger(__name__)
 
 
-def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
+def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = "") -> Source:
     """Opens the data set that the options name, with these columns and that of the masks.
+
+    leave_out: a folder whose images are no part of it; see `find_pictures`.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -33,12 +36,26 @@ def open_data(config: DataConfig, columns: Sequence[str]) -> Source:
         raise ValueError(
             "data.own_part cannot be with data.streaming, where all processes see the same data"
         )
-    masks = [config.mask_column] if config.mask_column else []
-    return _open(config, [*columns, *masks])
+    if isinstance(config, CaptionedDataConfig):
+        _check_tags(config)
+    mask = config.mask_column
+    source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
+    if mask and isinstance(source, FolderSource) and mask not in source.files[0]:
+        raise ValueError(
+            f"{config.path} has no pictures in data.mask_column={mask}; name each by "
+            f"{mask}_file_name in a metadata.jsonl, or use data.mask=alpha"
+        )
+    return source
 
 
 def open_images(
-    config: DataConfig, columns: Sequence[str], *, image_column: str, side: int, factor: int
+    config: DataConfig,
+    columns: Sequence[str],
+    *,
+    image_column: str,
+    side: int,
+    factor: int,
+    leave_out: str = "",
 ) -> Source:
     """Opens the data set that the options name; in buckets, where the options have some.
 
@@ -49,12 +66,13 @@ def open_images(
         side: the side in pixels of the square whose area the buckets have, if their sizes are not
             given.
         factor: the number of pixels per latent or token, which divides all sizes.
+        leave_out: a folder whose images are no part of the data set; see `find_pictures`.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than
             one image in a hundred cannot be read.
     """
-    source = open_data(config, columns)
+    source = open_data(config, columns, leave_out=leave_out)
     if not config.bucketed:
         return source
     sizes = bucket_sizes(config, side, factor)
@@ -95,9 +113,24 @@ def own_share(config: DataConfig) -> tuple[int, int]:
     return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())
 
 
-def _open(config: DataConfig, columns: Sequence[str]) -> Source:
+def _check_tags(config: CaptionedDataConfig) -> None:
+    """Raises ValueError where options of tags are given that change no caption."""
+    if config.keep_tags and not config.shuffle_tags:
+        raise ValueError(
+            f"data.keep_tags={config.keep_tags} does nothing without data.shuffle_tags; give both, "
+            "or leave it out"
+        )
+    separator = config.tag_separator
+    if separator != type(config).tag_separator and not (config.shuffle_tags or config.trigger):
+        raise ValueError(
+            f"data.tag_separator={separator!r} does nothing without data.shuffle_tags or "
+            "data.trigger; give one of these, or leave it out"
+        )
+
+
+def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
     if not config.streaming:
-        return open_source(config.path, columns)
+        return open_source(config.path, columns, leave_out=leave_out)
     limit = int(config.streaming_cache * 1e9)
     return StreamedSource.open(config.path, columns, limit=limit, window=config.streaming_window)
 

@@ -5,14 +5,13 @@ Face `datasets` does, so that any row is one read away and worker processes shar
 """
 
 import bisect
-import csv
 import dataclasses
 import functools
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,14 +20,18 @@ import huggingface_hub
 from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
 from diffusax.hub_data import Reference
+from diffusax.training.data.picture_files import (
+    IMAGE_SUFFIXES,
+    captions_beside,
+    find_pictures,
+    metadata_rows,
+    visible,
+)
 
 log = logging.getLogger(__name__)
 
 DATASET_PATTERNS = ("*.parquet", "**/*.parquet")
 METADATA = ("metadata.jsonl", "metadata.csv")
-MAX_CAPTION_FILE = 2**20
-"""The largest size of a caption's file in bytes."""
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
 class Source(Protocol):
@@ -46,14 +49,16 @@ class SourceFailed(ValueError):
     """A source cannot be read, which is not the fault of a row and stops a run."""
 
 
-def open_source(path: str, columns: Sequence[str]) -> Source:
+def open_source(path: str, columns: Sequence[str], *, leave_out: str = "") -> Source:
     """Opens a data set from a folder, a glob of Parquet files, or the Hub.
 
     Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
 
     A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
     whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
-    names then are the captions.
+    names then are the captions. Hidden files and folders are no part of it.
+
+    leave_out: a folder whose images are no part of the data set; see `find_pictures`.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -68,13 +73,16 @@ def open_source(path: str, columns: Sequence[str]) -> Source:
         return ArrowSource.from_parquet(files, columns)
     folder = _folder(path)
     if folder.is_file():
+        if folder.suffix.lower() in IMAGE_SUFFIXES or folder.name in METADATA:
+            raise ValueError(f"{path} is a file of a data set; give the folder that it is in")
         return ArrowSource.from_parquet([folder], columns)
     if any((folder / name).is_file() for name in METADATA):
         return FolderSource.from_metadata(folder, columns)
-    shards = sorted({file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)})
+    found = {file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)}
+    shards = visible(folder, found)
     if shards:
         return ArrowSource.from_parquet(shards, columns)
-    return FolderSource.from_names(folder, columns)
+    return FolderSource.from_names(folder, columns, leave_out=leave_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +165,7 @@ class FolderSource:
         """
         file = next(folder / name for name in METADATA if (folder / name).is_file())
         rows, files = [], []
-        for number, row in _metadata_rows(file):
+        for number, row in metadata_rows(file):
             where = f"{file} line {number}"
             names = _take_file_names(row, columns) if isinstance(row, dict) else {}
             every = [name for value in names.values() for name in _as_list(value)]
@@ -179,24 +187,32 @@ class FolderSource:
         return cls(str(folder), tuple(rows), tuple(files))
 
     @classmethod
-    def from_names(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
+    def from_names(
+        cls, folder: Path, columns: Sequence[str], *, leave_out: str = ""
+    ) -> "FolderSource":
         """Finds images with their captions in text files beside them, or in their names.
 
         The caption of "red apple.png" is the text in "red apple.txt", or "red apple" if no image
         has such a file.
 
+        leave_out: a folder whose images are left out; see `find_pictures`.
+
         Raises:
-            ValueError: there are no images, only some of them have a text file, or more columns
-                are asked for than an image and its caption.
+            ValueError: there are no images, only some of them have a text file, more columns are
+                asked for than an image and its caption, or the folder is the one to leave out.
         """
-        files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
-        if not files or len(columns) > 2:
-            images = "" if len(columns) > 2 else ", nor images"
+        files = find_pictures(folder, leave_out)
+        if not files:
             raise ValueError(
-                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}{images}"
+                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}, nor images"
             )
         image_column, *others = columns
-        captions = _sidecars(files) if others else None
+        if more := others[1:]:
+            raise ValueError(
+                f"{folder} holds images with captions at most, and nothing of "
+                f"{' and '.join(map(repr, more))}; name them in a {METADATA[0]}"
+            )
+        captions = captions_beside(files) if others else None
         if captions is None:
             captions = [file.stem for file in files]
             if others:
@@ -270,38 +286,6 @@ def _take_file_names(row: dict[str, Any], columns: Sequence[str]) -> dict[str, A
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yields lines' numbers and rows. Raises ValueError where one cannot be read."""
-    # Unlike splitlines, files split only at line ends, not at other separators inside a text.
-    with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as lines:
-        if file.suffix == ".csv":
-            reader = csv.DictReader(lines)
-            yield from ((reader.line_num, row) for row in reader)
-            return
-        for number, line in enumerate(lines, 1):
-            try:
-                yield number, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{file} line {number}: {error}") from None
-
-
-def _sidecars(files: Sequence[Path]) -> list[str] | None:
-    """Reads the .txt files beside images; returns None where there are none."""
-    texts = [file.with_suffix(".txt") for file in files]
-    present = [text.is_file() for text in texts]
-    if not any(present):
-        return None
-    if not all(present):
-        raise ValueError(
-            f"{files[present.index(False)]} has no caption in a .txt file, and others have; write "
-            "one for each picture"
-        )
-    large = next((text for text in texts if text.stat().st_size > MAX_CAPTION_FILE), None)
-    if large is not None:
-        raise ValueError(f"{large} is no caption: it has more than {MAX_CAPTION_FILE} bytes")
-    return [text.read_text("utf-8").strip() for text in texts]
 
 
 def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:

@@ -37,10 +37,35 @@ class TimestepBiasConfig(Options):
             raise ValueError(
                 f"timestep_bias.begin={self.begin} must be below timestep_bias.end={self.end}"
             )
+        for name, strategies in _READ_BY.items():
+            value = getattr(self, name)
+            if value != getattr(type(self), name) and self.strategy not in strategies:
+                raise ValueError(
+                    f"timestep_bias.{name}={value} does nothing without timestep_bias.strategy="
+                    f"{' or '.join(strategies)}; give both"
+                )
+
+
+_READ_BY = {
+    "multiplier": ("earlier", "later", "range"),
+    "portion": ("earlier", "later"),
+    "begin": ("range",),
+    "end": ("range",),
+}
+"""The strategies that read an option."""
 
 
 def timestep_probabilities(config: TimestepBiasConfig, count: int) -> np.ndarray | None:
-    """Returns the probability of each of `count` timesteps, float64; None where all are equal."""
+    """Returns the probability of each of `count` timesteps, float64; None where all are equal.
+
+    Raises:
+        ValueError: the range ends beyond the last timestep.
+    """
+    if config.strategy == "range" and config.end > count:
+        raise ValueError(
+            f"timestep_bias.end={config.end} is beyond the last of the {count} timesteps; it may "
+            f"be {count} at most"
+        )
     biased = round(config.portion * count)
     ranges = {
         "earlier": slice(biased),

@@ -59,6 +59,15 @@ class LoRA:
         _check_targets(config.targets, plans, networks)
         return cls(plans, config.dropout)
 
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The alpha of each layer by its component and path."""
+        return {
+            f"{name}.{path}": plan.scale * plan.rank
+            for name, plans in self.plans.items()
+            for path, plan in plans.items()
+        }
+
     def shapes(self, networks: Mapping[str, Any]) -> Params:
         """Returns the parameters as shapes; nothing is computed."""
 

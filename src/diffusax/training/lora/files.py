@@ -1,6 +1,7 @@
 """The adapters of a run as files: where it goes on from, what it writes, and how it draws."""
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +24,48 @@ from diffusax.pipelines.adapters import Adapter, adapter_of, product_pair
 from diffusax.pipelines.lora_arrays import layers_of
 from diffusax.training.lora.adapters import LayerPlan, LoRA
 
+log = logging.getLogger(__name__)
+
 KOHYA_NAME = "kohya.safetensors"
 """The name of the result in kohya's format."""
 _PARTS = {"down", "up", "mid", "alpha", "magnitude", "dora_scale"}
 
 
 def lora_of_file(
-    path: str, networks: Mapping[str, Any], trained: Collection[str], *, dropout: float = 0.0
+    path: str, networks: Mapping[str, Any], *, train_text_encoder: bool, dropout: float = 0.0
 ) -> LoRA:
-    """Returns the adapters of a LoRA that training goes on from.
+    """Returns the adapters of a LoRA that training goes on from, of all components that it has.
 
     Args:
         path: a file, a folder or a Hub repository id, in any format of `load_lora_weights`.
         networks: the networks that the file may have layers of, by component.
-        trained: the components that are trained, all of which it must have layers of.
+        train_text_encoder: whether text encoders are trained. It must be so just where the file has
+            layers of one.
         dropout: that of the training.
 
     Raises:
-        ValueError: it cannot be read, does not fit the networks, has layers of other components
-            than those that are trained, or of a kind that is no product of low rank.
+        ValueError: it cannot be read, does not fit the networks, has layers of text encoders that
+            are not trained or none of those that are, or layers of a kind that is no product of low
+            rank.
     """
     layers, file = _layers(path, networks)
     # This checks the shapes of all tensors.
     changes_of(layers, file, networks)
-    found = dict.fromkeys(component for component, _ in layers)
-    if missing := [name for name in trained if name not in found]:
+    found = [name for name in networks if any(name == component for component, _ in layers)]
+    encoders = [name for name in found if name.startswith("text_encoder")]
+    if train_text_encoder and not encoders:
         raise ValueError(
-            f"{file.name} has no layers of {' and '.join(missing)}; leave out train_text_encoder, "
-            "or begin anew with lora.rank"
+            f"{file.name} has no layers of text encoders; leave out train_text_encoder, or begin "
+            "anew with lora.rank"
         )
-    if others := [name for name in found if name not in trained]:
+    if encoders and not train_text_encoder:
         raise ValueError(
-            f"{file.name} has layers of {' and '.join(others)}, too; give train_text_encoder, so "
-            "that they are trained further"
+            f"{file.name} has layers of {' and '.join(encoders)}; give train_text_encoder, so that "
+            "they are trained further"
         )
-    plans: dict[str, dict[str, LayerPlan]] = {name: {} for name in trained}
+    if untrained := [name for name in networks if train_text_encoder and name not in found]:
+        log.info("%s has no layers of %s to train", file.name, " and ".join(untrained))
+    plans: dict[str, dict[str, LayerPlan]] = {name: {} for name in found}
     kernels = {name: kernel_shapes(networks[name]) for name in found}
     for (component, layer), parts in layers.items():
         product = {"down", "up"} <= set(parts) <= _PARTS and layer in kernels[component]

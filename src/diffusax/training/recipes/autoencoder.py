@@ -126,6 +126,7 @@ class Autoencoder:
             image_column=column,
             side=self.size,
             factor=network.downsampling,
+            leave_out=config.output,
         )
 
     def shapes(self) -> Params:

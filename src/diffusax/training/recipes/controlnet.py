@@ -5,7 +5,7 @@ The loss is that of text to image with the denoiser frozen, as in diffusers' exa
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -35,6 +35,13 @@ class ControlNetValidationConfig(PicturesValidationConfig):
 @dataclasses.dataclass(frozen=True)
 class ControlNetConfig(DenoiserConfig):
     """Train a ControlNet for a checkpoint, on pictures with captions and pictures that steer."""
+
+    refused: ClassVar[tuple[str, ...]] = (
+        *("from_scratch", "train_text_encoder", "text_encoder_learning_rate"),
+    )
+    refusal: ClassVar[str] = (
+        "a ControlNet is trained alone, and what it steers must be trained already"
+    )
 
     controlnet: str = ""
     """The ControlNet to start from: a folder with config.json and weights, or a Hub repository id;
@@ -71,12 +78,6 @@ class ControlNet(Denoiser):
 
     def __init__(self, config: ControlNetConfig):
         """Reads the configs and opens the data set; raises the errors of `controlnet`."""
-        given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
-        if given:
-            raise ValueError(
-                f"{' and '.join(given)} cannot be given: a ControlNet is trained alone, and what "
-                "it steers must be trained already"
-            )
         if config.lora.on and not config.controlnet:
             raise ValueError(
                 "controlnet must be given with lora.rank: a new ControlNet ends in layers of "

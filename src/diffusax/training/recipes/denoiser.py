@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +98,11 @@ class PicturesValidationConfig(DenoiserValidationConfig):
 class DenoiserConfig(DenoisingConfig):
     """The options of all recipes that train a checkpoint's denoiser."""
 
+    refused: ClassVar[tuple[str, ...]] = ()
+    """The options that the recipe has no use for; "lora" stands for all of that group."""
+    refusal: ClassVar[str] = ""
+    """Why it has none."""
+
     train_text_encoder: bool = False
     """Train the text encoder too, with SDXL both of them."""
     text_encoder_learning_rate: Rate | None = None
@@ -111,6 +116,7 @@ class DenoiserConfig(DenoisingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_refused()
         if self.text_encoder_learning_rate is not None:
             if not self.train_text_encoder:
                 raise ValueError(
@@ -126,6 +132,15 @@ class DenoiserConfig(DenoisingConfig):
                 "from_scratch cannot be given with lora.rank: adapters change a network that is "
                 "trained already"
             )
+
+    def _check_refused(self) -> None:
+        values = {name: getattr(self, name) for name in self.refused}
+        lora = values.pop("lora", None)
+        given = [name for name, value in values.items() if value not in (None, False)]
+        if lora is not None and lora.on:
+            given.append("lora.path" if lora.path else "lora.rank")
+        if given:
+            raise ValueError(f"{' and '.join(given)} cannot be given: {self.refusal}")
 
     @property
     def chosen_optimizer(self) -> OptimizerConfig:
@@ -197,7 +212,12 @@ class Denoiser:
         else:
             image_column = columns[-1] if edits else columns[0]
             self.source = open_images(
-                data, columns, image_column=image_column, side=self.size, factor=base.multiple
+                data,
+                columns,
+                image_column=image_column,
+                side=self.size,
+                factor=base.multiple,
+                leave_out=config.output,
             )
         if self.embedded and config.train_text_encoder:
             raise ValueError(
@@ -363,7 +383,10 @@ class Denoiser:
         if options.path is None:
             return LoRA.of(options, networks)
         known = {**networks, **{name: base.networks[name] for name in base.text_encoders}}
-        return lora_of_file(options.path, known, self.components, dropout=options.dropout)
+        encoders = self.config.train_text_encoder
+        return lora_of_file(
+            options.path, known, train_text_encoder=encoders, dropout=options.dropout
+        )
 
     def _first_adapters(self, lora: LoRA, mesh: Mesh | None) -> Params:
         options, networks = self.config.lora, self.base.networks

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -83,6 +83,11 @@ class TextualInversionOptimizerConfig(OptimizerConfig):
 class TextualInversionConfig(DenoiserConfig):
     """Train the embeddings of a new word on a few images; the checkpoint stays as it is."""
 
+    refused: ClassVar[tuple[str, ...]] = (
+        *("from_scratch", "train_text_encoder", "text_encoder_learning_rate", "lora"),
+    )
+    refusal: ClassVar[str] = "textual inversion trains the embeddings of the word alone"
+
     placeholder_token: str = ""
     """The new word, such as "<cat-toy>"; brackets keep it from being found inside other words."""
     initializer_token: str = ""
@@ -122,13 +127,6 @@ class TextualInversion(Denoiser):
     def __init__(self, config: TextualInversionConfig):
         """Reads the configs and opens the data set; raises the errors of `textual_inversion`."""
         require_options(config, ("placeholder_token", "initializer_token"))
-        given = [name for name in ("from_scratch", "train_text_encoder") if getattr(config, name)]
-        given += ["lora.rank"] if config.lora.on else []
-        if given:
-            raise ValueError(
-                f"{' and '.join(given)} cannot be given: textual inversion trains the embeddings "
-                "of the word alone"
-            )
         data = config.data
         super().__init__(config, tuple(filter(None, (data.image_column, data.caption_column))))
         if not all(hasattr(tokenizer, "windows") for tokenizer in self.base.tokenizers.values()):

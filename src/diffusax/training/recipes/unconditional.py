@@ -117,6 +117,7 @@ class Unconditional:
             image_column=column,
             side=self.size,
             factor=start.network.config.downsampling,
+            leave_out=config.output,
         )
         scheduler = start.scheduler
         weighted: dict[str, Any] = {}
