@@ -123,6 +123,20 @@ def test_captions_of_a_column_take_the_place_of_the_instance_prompt(checkpoint, 
     np.testing.assert_array_equal(stacked(recipe, 2)["input_ids"], expected)
 
 
+def test_a_picture_without_a_caption_has_the_instance_prompt(checkpoint, tmp_path):
+    captions = ["view 0", "", None, " ", ["", None], [], "view 6"]
+    rows = [{"file_name": f"{i}.png", "text": text} for i, text in enumerate(captions)]
+    # One whose column is missing.
+    rows.append({"file_name": "7.png"})
+    for row in rows:
+        picture(0).save(tmp_path / row["file_name"])
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}))
+    texts = ["view 0", *[INSTANCE] * 5, "view 6", INSTANCE]
+    expected = [recipe.base.tokenize(text)["input_ids"] for text in texts]
+    np.testing.assert_array_equal(stacked(recipe, 8)["input_ids"], expected)
+
+
 def test_a_few_pictures_are_decoded_once(checkpoint, tmp_path):
     for i in range(3):
         picture(i).save(tmp_path / f"{i}.png")

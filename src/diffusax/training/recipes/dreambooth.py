@@ -40,8 +40,8 @@ class DreamBoothDataConfig(CaptionedDataConfig):
     """A few pictures of a subject."""
 
     caption_column: str = ""
-    """The column with captions in the place of the instance prompt; by default every picture has
-    the instance prompt."""
+    """The column with captions in the place of the instance prompt, which pictures without one
+    keep; by default every picture has the instance prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,8 @@ class DreamBooth(Denoiser):
         if not own and (data.mask_column or data.mask != "none"):
             # Pictures of the class are opaque, so that all of them counts.
             named = dataclasses.replace(named, mask_column="", mask="alpha")
-        row = row if column else {**row, _CAPTION: prompt}
+        caption = _filled(row.get(column), prompt) if column else prompt
+        row = {**row, named.caption_column: caption}
         return caption_example(named, self.base, self.size, row, rng)
 
     def _classes(self, generate: bool) -> Source:
@@ -234,6 +235,17 @@ class DreamBooth(Denoiser):
                 "latents; leave the caches out, or write both without buckets"
             )
         return source
+
+
+def _filled(cell: Any, prompt: str) -> Any:
+    """Returns a cell's caption or captions, with the prompt for each that is empty or missing.
+
+    Upstream: diffusers examples/dreambooth/train_dreambooth_lora_sdxl.py, DreamBoothDataset.
+    """
+    if isinstance(cell, list) and cell:
+        return [_filled(caption, prompt) for caption in cell]
+    empty = cell is None or cell == [] or (isinstance(cell, str) and not cell.strip())
+    return prompt if prompt and empty else cell
 
 
 def _check_apart(instances: str, classes: str) -> None:
