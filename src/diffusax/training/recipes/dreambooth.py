@@ -20,7 +20,7 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.class_pictures import ClassPictures, class_source
-from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.sources import Source
@@ -152,8 +152,7 @@ class DreamBooth(Denoiser):
         # Both are of the size of the subject's picture.
         size = {SIZE: row[INSTANCE][SIZE]} if SIZE in row[INSTANCE] else {}
         preserved = self._one({**row[CLASS], **size}, config.class_prompt, rng, own=False)
-        pair = {name: np.stack([x, preserved[name]]) for name, x in instance.items()}
-        return {**pair, PRIOR: np.array([False, True])}
+        return {**_paired(instance, preserved), PRIOR: np.array([False, True])}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b: that of the subject and, weighted, of the class."""
@@ -229,12 +228,27 @@ class DreamBooth(Denoiser):
                 f"{folder} holds text embeddings of other captions; write it again with "
                 "cache-latents without --text-embeddings"
             )
-        if source.buckets is not None or buckets_of(self.source) is not None:
+        cached = [(self.config.data.path, self.source), (folder, source)]
+        if by_size := [name for name, own in cached if buckets_of(own) is not None]:
             raise ValueError(
-                f"{folder} cannot be cut to the sizes of the subject's pictures, because it holds "
-                "latents; leave the caches out, or write both without buckets"
+                f"{' and '.join(by_size)} hold{'' if len(by_size) > 1 else 's'} latents of several "
+                "sizes, and none of the class can be cut to the size of the subject's beside it; "
+                "write both caches without data.buckets and data.bucket_step, or train with the "
+                "pictures themselves, which are cut alike"
+            )
+        sizes = [self._cached_size(own) for _, own in cached]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{folder} holds latents of pictures of {sizes[1]} pixels, and "
+                f"{self.config.data.path} of {sizes[0]}; write one again with cache-latents and "
+                "the other's data.resolution"
             )
         return source
+
+    def _cached_size(self, source: Any) -> str:
+        """Returns the size of the pictures in a cache of one size, as WIDTHxHEIGHT."""
+        height, width, _ = source.shapes["moments"]
+        return f"{width * self.base.factor}x{height * self.base.factor}"
 
 
 def _filled(cell: Any, prompt: str) -> Any:
@@ -256,6 +270,14 @@ def _check_apart(instances: str, classes: str) -> None:
             f"class_data={classes!r} and instance_data={instances!r} hold each other, and pictures "
             "of one would be taken for the other's; use two folders side by side"
         )
+
+
+def _paired(instance: Element, preserved: Element) -> Element:
+    """Returns the arrays of both examples, stacked; an example without a mask counts everywhere."""
+    masks = [one[LOSS_WEIGHTS] for one in (instance, preserved) if LOSS_WEIGHTS in one]
+    plain = {LOSS_WEIGHTS: np.ones_like(masks[0])} if masks else {}
+    instance, preserved = {**plain, **instance}, {**plain, **preserved}
+    return {name: np.stack([x, preserved[name]]) for name, x in instance.items()}
 
 
 def one_by_one(batch: Batch, keys: jax.Array) -> tuple[Batch, jax.Array]:
