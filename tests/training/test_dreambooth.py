@@ -29,6 +29,7 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     ControlNetConfig,
+    DenoiserValidationConfig,
     DreamBoothConfig,
     DreamBoothDataConfig,
     EMAConfig,
@@ -92,8 +93,8 @@ def test_an_example_is_a_picture_of_the_subject_with_one_of_its_class(checkpoint
     assert len(recipe.source) == 5
     batch = stacked(recipe, 5)
     assert batch["pixel_values"].shape == (5, 2, 32, 32, 3)
-    tokens = [recipe.base.tokenize(text)["input_ids"] for text in (INSTANCE, CLASS)]
-    np.testing.assert_array_equal(batch["input_ids"], np.broadcast_to(tokens, (5, 2, 77)))
+    assert recipe.prompts == {"instance": INSTANCE, "class": CLASS}
+    assert set(batch) == {"pixel_values", "prior"}
     np.testing.assert_array_equal(batch["prior"], [[False, True]] * 5)
     for i in range(5):
         for side, number in ((0, i % 3), (1, 10 + i)):
@@ -248,6 +249,83 @@ def test_whole_networks_learn_more_slowly_by_default_than_loras(kind, args, rate
     )
     # Adam's first update is the gradient's sign times the rate.
     np.testing.assert_allclose(updates["unet"]["kernel"], -rate, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prior", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_prompts_are_embedded_once_with_the_losses_of_encoders_in_the_step(
+    checkpoint, subject, dogs, tmp_path, prior
+):
+    given = {"class_prompt": CLASS, "class_data": str(dogs), "class_images": 5} if prior else {}
+    # Captions of the pictures' own are encoded in each step.
+    for file in subject.iterdir():
+        shutil.copy(file, tmp_path)
+        (tmp_path / file.name).with_suffix(".txt").write_text(f"sks, {INSTANCE}")
+    plain = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}, **given))
+    once = dreambooth(options(checkpoint, subject, data={"trigger": "sks"}, **given))
+    assert "text_encoder" in plain.frozen()
+    found = once.frozen()
+    assert set(found) == {"vae", "empty", "instance", *(["class"] if prior else [])}
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype.name), once.frozen_shapes())
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype.name), found)
+    losses = [
+        jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 3), keys(3)) for r in (plain, once)
+    ]
+    np.testing.assert_allclose(*losses, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"train_text_encoder": True}, {"data": {"shuffle_tags": True}}]
+)
+def test_prompts_that_change_are_encoded_in_the_step(checkpoint, subject, changes):
+    recipe = dreambooth(options(checkpoint, subject, **changes))
+    assert "text_encoder" in recipe.frozen() or changes == {"train_text_encoder": True}
+    assert "input_ids" in stacked(recipe, 1)
+
+
+@pytest.mark.slow
+def test_encoders_stay_where_pictures_are_drawn_during_the_run(checkpoint, subject):
+    validation = DenoiserValidationConfig(every=1, prompts=(INSTANCE,), steps=1)
+    recipe = dreambooth(options(checkpoint, subject, validation=validation))
+    frozen = recipe.frozen()
+    assert {"text_encoder", "instance"} <= set(frozen)
+    assert len(recipe.validate(recipe.trained(), frozen)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_caches_with_text_embeddings_have_the_losses_of_pictures(
+    checkpoint, subject, dogs, tmp_path, own
+):
+    """own: whether the embeddings of the subject's captions are used, not the instance prompt."""
+    captioned = tmp_path / "captioned"
+    shutil.copytree(subject, captioned)
+    for i, file in enumerate(sorted(captioned.glob("*.png"))):
+        file.with_suffix(".txt").write_text(f"sks dog, view {i}")
+    caches = []
+    for folder in (captioned, dogs):
+        data = CacheDataConfig(str(folder), resolution=32, center_crop=True)
+        caches.append(str(tmp_path / f"cache-{folder.name}"))
+        cache_latents(
+            CacheConfig(model=str(checkpoint), data=data, output=caches[-1], text_embeddings=True)
+        )
+    given = {"class_prompt": CLASS, "class_images": 5}
+    data = {"caption_column": "text"} if own else {}
+    plain = dreambooth(options(checkpoint, captioned, class_data=str(dogs), data=data, **given))
+    config = DreamBoothConfig(
+        model=str(checkpoint),
+        compute_dtype="float32",
+        instance_data=caches[0],
+        instance_prompt="" if own else INSTANCE,
+        class_data=caches[1],
+        **given,
+    )
+    cached = dreambooth(config)
+    frozen = cached.frozen()
+    assert set(frozen) == {"empty", "class", *([] if own else ["instance"])}
+    losses = [
+        jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 5), keys(5)) for r in (plain, cached)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 from PIL import Image
@@ -20,11 +21,11 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.class_pictures import ClassPictures, class_source
-from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig
+from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.sources import Source
-from diffusax.training.denoising import PRIOR
+from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
@@ -128,12 +129,9 @@ class DreamBooth(Denoiser):
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
         super().__init__(config, tuple(columns))
-        if self.embedded:
-            raise ValueError(
-                f"{data.path} holds text embeddings of other captions; write it again with "
-                "cache-latents without --text-embeddings"
-            )
         self.prior = bool(config.class_prompt)
+        self.prompts = self._constant_prompts()
+        self.embedded = bool(self.prompts)
         if not self.cached and data.mask != "alpha":
             self.source = KeptPictures(self.source, data.image_column)
         if self.prior:
@@ -143,22 +141,24 @@ class DreamBooth(Denoiser):
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Returns the pixels or latents, tokens and sizes of a row, or of both rows of a pair.
 
-        The arrays of a pair have a first axis of 2: the subject, the class.
+        The arrays of a pair have a first axis of 2: the subject, the class. There are no tokens of
+        prompts that are embedded once.
         """
-        config = self.config
         if not self.prior:
-            return self._one(row, config.instance_prompt, rng)
-        instance = self._one(row[INSTANCE], config.instance_prompt, rng)
+            return self._one(row, rng)
+        instance = self._one(row[INSTANCE], rng)
         # Both are of the size of the subject's picture.
         size = {SIZE: row[INSTANCE][SIZE]} if SIZE in row[INSTANCE] else {}
-        preserved = self._one({**row[CLASS], **size}, config.class_prompt, rng, own=False)
+        preserved = self._one({**row[CLASS], **size}, rng, of=CLASS)
         return {**_paired(instance, preserved), PRIOR: np.array([False, True])}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b: that of the subject and, weighted, of the class."""
         if not self.prior:
-            return super().loss(trained, frozen, batch, keys)
-        losses = super().loss(trained, frozen, *one_by_one(batch, keys)).reshape(-1, 2)
+            return super().loss(trained, frozen, self._with_prompts(frozen, batch, keys), keys)
+        batch, keys = one_by_one(batch, keys)
+        batch = self._with_prompts(frozen, batch, keys)
+        losses = super().loss(trained, frozen, batch, keys).reshape(-1, 2)
         return losses[:, 0] + self.config.prior_loss_weight * losses[:, 1]
 
     def validate(self, trained: Params, frozen: Params) -> list[Image.Image]:
@@ -176,13 +176,54 @@ class DreamBooth(Denoiser):
             "instance_prompt": self.config.instance_prompt,
         }
 
-    def _one(
-        self, row: dict[str, Any], prompt: str, rng: np.random.Generator, *, own: bool = True
+    def _constant_prompts(self) -> dict[str, str]:
+        """Returns the prompts of the subject and of the class that are the same in all steps.
+
+        There are none where text encoders are trained, or pictures have captions of their own. The
+        class has a constant one beside a cache that holds embeddings of captions.
+        """
+        config, data = self.config, self.config.data
+        if config.train_text_encoder or data.caption_column or data.shuffle_tags:
+            return {}
+        preserved = {CLASS: config.class_prompt} if self.prior else {}
+        if not config.instance_prompt:
+            return preserved if self.embedded else {}
+        own = write_caption(data, config.instance_prompt, np.random.default_rng(0))
+        return {INSTANCE: own, **preserved}
+
+    def _with_prompts(self, frozen: Params, batch: Batch, keys: jax.Array) -> Batch:
+        """Returns a batch of examples with the embeddings of their prompts."""
+        if not self.prompts:
+            return batch
+        of_class = batch.get(PRIOR, jnp.zeros(len(keys), bool))
+        own = frozen.get(INSTANCE, batch)
+
+        def chosen(name: str) -> jax.Array:
+            x = own[name] if own is batch else own[name][None]
+            other = frozen[CLASS][name] if self.prior else x
+            return jnp.where(of_class.reshape(-1, *(1,) * (x.ndim - 1)), other, x)
+
+        return {**batch, **{name: chosen(name) for name in frozen["empty"]}}
+
+    def _one(self, row: dict[str, Any], rng: np.random.Generator, *, of: str = INSTANCE) -> Element:
+        """Returns the example of a row. of: INSTANCE or CLASS, which has no caption of its own."""
+        config, own = self.config, of == INSTANCE
+        prompt = config.instance_prompt if own else config.class_prompt
+        if not self.cached:
+            example = self._pictured(row, prompt, rng, own=own)
+        else:
+            example = {**self._without_text(row), **self.base.tokenize(prompt)} if prompt else row
+        return self._without_text(example) if of in self.prompts else example
+
+    def _without_text(self, example: Element) -> Element:
+        columns = self.base.family.embedding_columns
+        return {k: x for k, x in example.items() if k not in columns and not is_text(k)}
+
+    def _pictured(
+        self, row: dict[str, Any], prompt: str, rng: np.random.Generator, *, own: bool
     ) -> Element:
-        """Returns the example of a row. own: whether its own caption is used where it has one."""
+        """Returns the example of a row with a picture. own: whether its own caption is used."""
         data = self.config.data
-        if self.cached:
-            return {**row, **self.base.tokenize(prompt)} if prompt else row
         column = data.caption_column if own else ""
         trigger = data.trigger if own else ""
         named = dataclasses.replace(data, caption_column=column or _CAPTION, trigger=trigger)
@@ -223,11 +264,6 @@ class DreamBooth(Denoiser):
                 "latents, or both pictures; write the other with cache-latents"
             )
         source = CachedSource.open(folder, self.base, recipe="text-to-image")
-        if self.base.family.embedding_columns[0] in source.shapes:
-            raise ValueError(
-                f"{folder} holds text embeddings of other captions; write it again with "
-                "cache-latents without --text-embeddings"
-            )
         cached = [(self.config.data.path, self.source), (folder, source)]
         if by_size := [name for name, own in cached if buckets_of(own) is not None]:
             raise ValueError(
@@ -273,11 +309,14 @@ def _check_apart(instances: str, classes: str) -> None:
 
 
 def _paired(instance: Element, preserved: Element) -> Element:
-    """Returns the arrays of both examples, stacked; an example without a mask counts everywhere."""
+    """Returns the arrays of both examples, stacked; an example without a mask counts everywhere.
+
+    Where that of the class lacks a text, that of the subject stands for it.
+    """
     masks = [one[LOSS_WEIGHTS] for one in (instance, preserved) if LOSS_WEIGHTS in one]
     plain = {LOSS_WEIGHTS: np.ones_like(masks[0])} if masks else {}
     instance, preserved = {**plain, **instance}, {**plain, **preserved}
-    return {name: np.stack([x, preserved[name]]) for name, x in instance.items()}
+    return {name: np.stack([x, preserved.get(name, x)]) for name, x in instance.items()}
 
 
 def one_by_one(batch: Batch, keys: jax.Array) -> tuple[Batch, jax.Array]:
