@@ -220,11 +220,29 @@ def test_a_folder_does_not_hold_the_other(checkpoint, tmp_path, parts):
         dreambooth(options(checkpoint, folders[0], **given))
 
 
-def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
-    config = options(checkpoint, subject)
-    assert (config.data.path, config.instance_data) == (str(subject), "")
-    pairs = ["instance_data=a", "data.path=b"]
-    assert read_config(DreamBoothConfig, None, pairs).data.path == "a"
+def test_the_data_has_two_names_of_which_one_is_given(checkpoint, subject, tmp_path, capsys):
+    for name in ("instance_data", "data.path"):
+        config = read_config(DreamBoothConfig, None, [f"{name}=a"])
+        assert config.data_path == "a"
+        assert read_recipe("dreambooth", [f"--{name.replace('_', '-')}", "a"]).data_path == "a"
+    # What is given on the command line takes the place of what a file has under the same name.
+    (tmp_path / "own.yaml").write_text("instance_data: a")
+    args = ["--config", str(tmp_path / "own.yaml"), "--instance-data", "b"]
+    assert read_recipe("dreambooth", args).data_path == "b"
+    for args in (["--data.path", "b"], ["--set", "data.path=b"]):
+        with pytest.raises(SystemExit):
+            read_recipe("dreambooth", ["--instance-data", "a", *args])
+        message = " ".join(capsys.readouterr().err.replace("│", "").split())
+        assert "instance_data='a' and data.path='b' are two names of one option" in message
+    recipe = dreambooth(options(checkpoint, subject))
+    assert recipe.config.data.path == str(subject)
+
+
+def test_what_is_no_folder_of_pictures_or_masks_is_said(checkpoint, subject):
+    with pytest.raises(ValueError, match=r"0.png' is a picture; give the folder that holds"):
+        dreambooth(options(checkpoint, subject / "0.png"))
+    with pytest.raises(ValueError, match=r"no pictures .* as mask_file_name in a metadata.jsonl"):
+        dreambooth(options(checkpoint, subject, data={"mask_column": "mask"}))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +356,7 @@ def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path
     given = {"class_prompt": CLASS, "class_images": 5}
     plain = dreambooth(options(checkpoint, subject, class_data=str(dogs), **given))
     config = options(checkpoint, found["subject"], class_data=found["dogs"], **given)
-    data = DreamBoothDataConfig(config.data.path)
+    data = DreamBoothDataConfig()
     cached = dreambooth(DreamBoothConfig(**{**vars(config), "data": data}))
     assert "vae" not in cached.frozen()
     losses = [

@@ -24,7 +24,7 @@ from diffusax.training.data.class_pictures import ClassPictures, class_source
 from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.rows import caption_example
-from diffusax.training.data.sources import Source
+from diffusax.training.data.sources import IMAGE_SUFFIXES, FolderSource, Source
 from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
@@ -55,7 +55,7 @@ class DreamBoothConfig(DenoiserConfig):
     """The number of the subject's examples of an update, over all devices and microbatches; as many
     of the class come on top."""
     instance_data: str = ""
-    """The pictures of the subject: another name of data.path, which it becomes."""
+    """The pictures of the subject: another name of data.path."""
     instance_prompt: str = ""
     """What the pictures show, with a rare word for the subject: a photo of sks dog."""
     class_prompt: str = ""
@@ -82,15 +82,21 @@ class DreamBoothConfig(DenoiserConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.instance_data:
-            moved = dataclasses.replace(self.data, path=self.instance_data)
-            object.__setattr__(self, "data", moved)
-            object.__setattr__(self, "instance_data", "")
+        if self.instance_data and self.data.path not in ("", self.instance_data):
+            raise ValueError(
+                f"instance_data={self.instance_data!r} and data.path={self.data.path!r} are two "
+                "names of one option; give one of them"
+            )
         if self.class_data and not self.class_prompt:
             raise ValueError(
                 f"class_data={self.class_data!r} is not used without a class prompt; give "
                 "class_prompt"
             )
+
+    @property
+    def data_path(self) -> str:
+        """The name of the data set, under either of its options."""
+        return self.instance_data or self.data.path
 
 
 def dreambooth(config: DreamBoothConfig, *, generate: bool = True) -> Recipe:
@@ -117,10 +123,16 @@ class DreamBooth(Denoiser):
 
     def __init__(self, config: DreamBoothConfig, *, generate: bool = True):
         """Opens the data and draws the pictures of the class; see `dreambooth`."""
-        data = config.data
         require_options(config, ("model",))
+        data = dataclasses.replace(config.data, path=config.data_path)
+        config = dataclasses.replace(config, data=data, instance_data="")
         if not data.path:
             raise ValueError("--instance-data must be given, or instance_data in the --config file")
+        if Path(data.path).suffix.lower() in IMAGE_SUFFIXES and Path(data.path).is_file():
+            raise ValueError(
+                f"instance_data={data.path!r} is a picture; give the folder that holds those of "
+                "the subject"
+            )
         if not (config.instance_prompt or data.caption_column or is_cache(data.path)):
             raise ValueError(
                 "the pictures have no captions; give instance_prompt, such as 'a photo of sks dog'"
@@ -129,6 +141,8 @@ class DreamBooth(Denoiser):
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
         super().__init__(config, tuple(columns))
+        if isinstance(self.source, FolderSource) and data.mask_column:
+            _check_masks(self.source, data.mask_column)
         self.prior = bool(config.class_prompt)
         self.prompts = self._constant_prompts()
         self.embedded = bool(self.prompts)
@@ -296,6 +310,15 @@ def _filled(cell: Any, prompt: str) -> Any:
         return [_filled(caption, prompt) for caption in cell]
     empty = cell is None or cell == [] or (isinstance(cell, str) and not cell.strip())
     return prompt if prompt and empty else cell
+
+
+def _check_masks(source: FolderSource, column: str) -> None:
+    """Raises ValueError where a column of a folder holds no pictures, to be masks."""
+    if not any(column in files for files in source.files):
+        raise ValueError(
+            f"data.mask_column={column!r}: {source.folder} has no pictures under that name; name "
+            f"each mask as {column}_file_name in a metadata.jsonl, or use data.mask=alpha"
+        )
 
 
 def _check_apart(instances: str, classes: str) -> None:
