@@ -1,6 +1,8 @@
 """The DreamBooth recipe: its pairs, its class's pictures, its results."""
 
+import dataclasses
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -16,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from many_devices import run_on_devices
 from pictures import picture
+from PIL import Image
 from safetensors.numpy import load_file
 from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
@@ -465,6 +469,39 @@ def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tm
 
 
 @pytest.mark.slow
+def test_a_finished_run_draws_no_pictures_of_the_class_again(checkpoint, subject, tmp_path, caplog):
+    config = options(
+        checkpoint,
+        subject,
+        class_prompt=CLASS,
+        class_images=2,
+        class_steps=1,
+        output=str(tmp_path),
+        steps=2,
+        batch_size=1,
+        checkpoint_every=1,
+        report_to=(),
+        lora=LoRAConfig(rank=2),
+    )
+    train(dreambooth(config), config)
+    shutil.rmtree(tmp_path / "class")
+    with caplog.at_level(logging.INFO, "diffusax.training"):
+        assert train(dreambooth(config), config).step == 2
+    assert "is finished at step 2, and stays as it is" in caplog.text
+    assert not (tmp_path / "class").exists()
+    # Where that step has to be done again, they are drawn.
+    file = max((tmp_path / "checkpoints" / "2").rglob("*"), key=lambda f: f.stat().st_size)
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"pictures of the class are missing .* start the same"):
+        train(dreambooth(config), config)
+    assert train(dreambooth(config), config).step == 2
+    assert len(list((tmp_path / "class").glob("*.png"))) == 2
+    shutil.rmtree(tmp_path / "class")
+    longer = dataclasses.replace(config, steps=3)
+    assert train(dreambooth(longer), longer).step == 3
+
+
+@pytest.mark.slow
 def test_an_average_made_afterwards_needs_no_pictures_of_the_class(checkpoint, subject, tmp_path):
     config = options(
         checkpoint,
@@ -508,6 +545,23 @@ def test_devices_and_processes_train_alike(checkpoint, tmp_path):
     wait_for(start_both([*command, "mesh=data=2", "distributed=true"]), timeout=600)
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_class_pictures_are_drawn_on_the_mesh_of_the_run(checkpoint, subject, tmp_path):
+    script = Path(__file__).with_name("class_pictures_run.py")
+    shares, drawn = [], []
+    for mesh in ("data=4", "fsdp=4"):
+        shares += run_on_devices(script, str(checkpoint), str(tmp_path / mesh), mesh)
+        files = sorted((tmp_path / mesh).glob("*.png"))
+        drawn.append([np.asarray(Image.open(file), int) for file in files])
+    assert float(shares[0]) == 1
+    assert float(shares[1]) < 0.6
+    # Devices add in another order.
+    assert np.abs(np.subtract(*drawn)).max() <= 1
+    config = options(checkpoint, subject, class_prompt=CLASS, output=str(tmp_path), mesh="fsdp=2")
+    with pytest.raises(ValueError, match="does not fit"):
+        dreambooth(config)
 
 
 @pytest.mark.slow

@@ -20,7 +20,11 @@ from diffusax.pipelines import tasks
 from diffusax.training.data.batches import Element
 from diffusax.training.data.buckets import SIZE, buckets_of
 from diffusax.training.data.cached import CachedSource, is_cache
-from diffusax.training.data.class_pictures import ClassPictures, class_source
+from diffusax.training.data.class_pictures import (
+    ClassPictures,
+    UndrawnPictures,
+    class_source,
+)
 from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.rows import caption_example
@@ -263,10 +267,13 @@ class DreamBooth(Denoiser):
             config.class_guidance,
             config.class_batch_size,
             config.compute_dtype,
+            config.mesh,
         )
         if not generate:
             # To compile a step, any picture does.
             return self.source
+        if drawn.missing(Path(folder), config.class_images) and _has_done_its_steps(config):
+            return UndrawnPictures(folder)
         drawn.ensure(Path(folder), config.class_images)
         column = config.data.image_column
         return KeptPictures(class_source(Path(folder), config.class_images, column), column)
@@ -329,6 +336,12 @@ def _check_apart(instances: str, classes: str) -> None:
             f"class_data={classes!r} and instance_data={instances!r} hold each other, and pictures "
             "of one would be taken for the other's; use two folders side by side"
         )
+
+
+def _has_done_its_steps(config: DreamBoothConfig) -> bool:
+    """Returns whether the output folder has a checkpoint of the last step."""
+    folders = (Path(config.output) / "checkpoints").glob("[0-9]*")
+    return any(f.name.isdigit() and int(f.name) >= config.steps for f in folders)
 
 
 def _paired(instance: Element, preserved: Element) -> Element:
