@@ -122,6 +122,19 @@ def test_a_chip_of_v4_is_one_device():
     assert topology_mesh("v4:2x2x4").size == 16
 
 
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
+def test_one_chip_is_a_topology_of_its_own(chip):
+    pytest.importorskip("libtpu")
+    mesh = topology_mesh(f"{chip}:1", "data=-1")
+    assert mesh.size == 1
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    x = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
+    lowered = jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=("tpu",))
+    assert "HloModule" in compile_there(lowered).as_text()
+    with pytest.raises(ValueError, match="does not fit 1 devices"):
+        topology_mesh(f"{chip}:1", "fsdp=4")
+
+
 def test_a_program_for_devices_elsewhere_is_not_cached(tmp_path):
     pytest.importorskip("libtpu")
     mesh = topology_mesh("v5e:2x2", "data=1")
