@@ -161,6 +161,7 @@ class Denoiser:
         *,
         edits: bool = False,
         controlnet: str | None = None,
+        compile_only: bool = False,
         **dropout: Any,
     ):
         """Opens the checkpoint and the data set, and makes the loss.
@@ -172,6 +173,7 @@ class Denoiser:
             edits: see `BaseModel.open`.
             controlnet: the ControlNet that is trained instead of the denoiser; see
                 `BaseModel.with_controlnet`.
+            compile_only: whether no weights are read, so that a cache's are not compared.
             dropout: options of `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
@@ -192,7 +194,8 @@ class Denoiser:
             _check_without_pictures(data)
             plain = "text-to-image" if controlnet is None else "controlnet"
             recipe = "instruct-pix2pix" if edits else plain
-            self.source = cache = CachedSource.open(data.path, base, recipe=recipe)
+            check = not compile_only
+            self.source = cache = CachedSource.open(data.path, base, recipe=recipe, check=check)
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:

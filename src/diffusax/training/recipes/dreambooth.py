@@ -106,7 +106,8 @@ class DreamBoothConfig(DenoiserConfig):
 def dreambooth(config: DreamBoothConfig, *, generate: bool = True) -> Recipe:
     """Returns the recipe for these options, and draws the pictures of the class that are missing.
 
-    generate: whether they are drawn; without them the recipe can be compiled, not trained.
+    generate: whether they are drawn; without them the recipe can be compiled, not trained, and no
+        weights are read: a cache is not compared with the checkpoint's networks.
 
     Raises:
         ValueError: the checkpoint, the pictures or the folder of the class cannot be used, or
@@ -144,7 +145,7 @@ class DreamBooth(Denoiser):
         if data.streaming:
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
-        super().__init__(config, tuple(columns))
+        super().__init__(config, tuple(columns), compile_only=not generate)
         if isinstance(self.source, FolderSource) and data.mask_column:
             _check_masks(self.source, data.mask_column)
         self.prior = bool(config.class_prompt)
@@ -257,7 +258,7 @@ class DreamBooth(Denoiser):
         config = self.config
         folder = config.class_data or str(Path(config.output) / "class")
         if self.cached or is_cache(folder):
-            return self._cached_classes(folder)
+            return self._cached_classes(folder, generate)
         _check_apart(config.data.path, folder)
         drawn = ClassPictures(
             config.model,
@@ -278,13 +279,13 @@ class DreamBooth(Denoiser):
         column = config.data.image_column
         return KeptPictures(class_source(Path(folder), config.class_images, column), column)
 
-    def _cached_classes(self, folder: str) -> Source:
+    def _cached_classes(self, folder: str, check: bool) -> Source:
         if not (self.cached and is_cache(folder)):
             raise ValueError(
                 f"instance_data={self.config.data.path!r} and class_data={folder!r} must both hold "
                 "latents, or both pictures; write the other with cache-latents"
             )
-        source = CachedSource.open(folder, self.base, recipe="text-to-image")
+        source = CachedSource.open(folder, self.base, recipe="text-to-image", check=check)
         cached = [(self.config.data.path, self.source), (folder, source)]
         if by_size := [name for name, own in cached if buckets_of(own) is not None]:
             raise ValueError(
