@@ -279,7 +279,8 @@ class Denoiser:
             self.save_networks(trained, folder)
             return
         kind, encoders = self.config.lora.format, len(self.base.text_encoders)
-        write_result(self.lora, trained, folder, kind=kind, encoders=encoders)
+        own = self.base.networks
+        write_result(self.lora, trained, folder, kind=kind, encoders=encoders, networks=own)
 
     def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the checkpoint with its trained networks replaced, all in float32."""
