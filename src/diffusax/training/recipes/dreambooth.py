@@ -146,11 +146,12 @@ class DreamBooth(Denoiser):
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
         super().__init__(config, tuple(columns), compile_only=not generate)
-        if isinstance(self.source, FolderSource) and data.mask_column:
-            _check_masks(self.source, data.mask_column)
+        pictures = getattr(self.source, "source", self.source)
+        if isinstance(pictures, FolderSource) and data.mask_column:
+            _check_masks(pictures, data.mask_column)
         self.prior = bool(config.class_prompt)
         self.prompts = self._constant_prompts()
-        self.embedded = bool(self.prompts)
+        self.embedded = self.embedded or bool(self.prompts)
         if not self.cached and data.mask != "alpha":
             self.source = KeptPictures(self.source, data.image_column)
         if self.prior:
