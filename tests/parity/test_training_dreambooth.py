@@ -143,9 +143,14 @@ def as_upstream(recipe, run: list[dict]) -> Iterator[dict[str, np.ndarray]]:
         draws = recipe.denoising.draw(apart, keys)._asdict()
         return {**apart, **{k: draws[k] for k in ("latent_noise", "noise", "timesteps")}}
 
+    # Where the recipe embeds its prompts once, its batches have none.
+    prompts = (recipe.config.instance_prompt, recipe.config.class_prompt)
+    tokens = [recipe.base.tokenize(prompt) for prompt in prompts]
+    ids = {name: np.repeat([own[name] for own in tokens], BATCH, 0) for name in tokens[0]}
+
     for step, batch in enumerate(run):
         found = {k: np.asarray(x) for k, x in with_numbers(batch, step).items()}
-        yield {k: np.concatenate([x[0::2], x[1::2]]) for k, x in found.items()}
+        yield {**ids, **{k: np.concatenate([x[0::2], x[1::2]]) for k, x in found.items()}}
 
 
 def encoded(pipe, batch) -> tuple[torch.Tensor, torch.Tensor | None]:

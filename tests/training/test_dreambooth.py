@@ -1,6 +1,8 @@
 """The DreamBooth recipe: its pairs, its class's pictures, its results."""
 
+import dataclasses
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -16,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from many_devices import run_on_devices
 from pictures import picture
+from PIL import Image
 from safetensors.numpy import load_file
 from test_devices import RUN, start_both, wait_for
 from test_devices import train as train_on_devices
@@ -29,6 +33,7 @@ from diffusax.training import (
     CacheConfig,
     CacheDataConfig,
     ControlNetConfig,
+    DenoiserValidationConfig,
     DreamBoothConfig,
     DreamBoothDataConfig,
     EMAConfig,
@@ -92,8 +97,8 @@ def test_an_example_is_a_picture_of_the_subject_with_one_of_its_class(checkpoint
     assert len(recipe.source) == 5
     batch = stacked(recipe, 5)
     assert batch["pixel_values"].shape == (5, 2, 32, 32, 3)
-    tokens = [recipe.base.tokenize(text)["input_ids"] for text in (INSTANCE, CLASS)]
-    np.testing.assert_array_equal(batch["input_ids"], np.broadcast_to(tokens, (5, 2, 77)))
+    assert recipe.prompts == {"instance": INSTANCE, "class": CLASS}
+    assert set(batch) == {"pixel_values", "prior"}
     np.testing.assert_array_equal(batch["prior"], [[False, True]] * 5)
     for i in range(5):
         for side, number in ((0, i % 3), (1, 10 + i)):
@@ -121,6 +126,20 @@ def test_captions_of_a_column_take_the_place_of_the_instance_prompt(checkpoint, 
     recipe = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}))
     expected = [recipe.base.tokenize(f"sks dog, view {i}")["input_ids"] for i in range(2)]
     np.testing.assert_array_equal(stacked(recipe, 2)["input_ids"], expected)
+
+
+def test_a_picture_without_a_caption_has_the_instance_prompt(checkpoint, tmp_path):
+    captions = ["view 0", "", None, " ", ["", None], [], "view 6"]
+    rows = [{"file_name": f"{i}.png", "text": text} for i, text in enumerate(captions)]
+    # One whose column is missing.
+    rows.append({"file_name": "7.png"})
+    for row in rows:
+        picture(0).save(tmp_path / row["file_name"])
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}))
+    texts = ["view 0", *[INSTANCE] * 5, "view 6", INSTANCE]
+    expected = [recipe.base.tokenize(text)["input_ids"] for text in texts]
+    np.testing.assert_array_equal(stacked(recipe, 8)["input_ids"], expected)
 
 
 def test_a_few_pictures_are_decoded_once(checkpoint, tmp_path):
@@ -205,11 +224,30 @@ def test_a_folder_does_not_hold_the_other(checkpoint, tmp_path, parts):
         dreambooth(options(checkpoint, folders[0], **given))
 
 
-def test_the_other_name_of_the_data_is_written_as_the_data(checkpoint, subject):
-    config = options(checkpoint, subject)
-    assert (config.data.path, config.instance_data) == (str(subject), "")
-    pairs = ["instance_data=a", "data.path=b"]
-    assert read_config(DreamBoothConfig, None, pairs).data.path == "a"
+def test_the_data_has_two_names_of_which_one_is_given(checkpoint, subject, tmp_path, capsys):
+    for name in ("instance_data", "data.path"):
+        config = read_config(DreamBoothConfig, None, [f"{name}=a"])
+        assert config.data_path == "a"
+        assert read_recipe("dreambooth", [f"--{name.replace('_', '-')}", "a"]).data_path == "a"
+    # What is given on the command line takes the place of what a file has under the same name.
+    (tmp_path / "own.yaml").write_text("instance_data: a")
+    args = ["--config", str(tmp_path / "own.yaml"), "--instance-data", "b"]
+    assert read_recipe("dreambooth", args).data_path == "b"
+    for args in (["--data.path", "b"], ["--set", "data.path=b"]):
+        with pytest.raises(SystemExit):
+            read_recipe("dreambooth", ["--instance-data", "a", *args])
+        message = " ".join(capsys.readouterr().err.replace("│", "").split())
+        assert "instance_data='a' and data.path='b' are two names of one option" in message
+    recipe = dreambooth(options(checkpoint, subject))
+    assert recipe.config.data.path == str(subject)
+
+
+def test_what_is_no_folder_of_pictures_or_masks_is_said(checkpoint, subject):
+    with pytest.raises(ValueError, match=r"0.png' is a picture; give the folder that holds"):
+        dreambooth(options(checkpoint, subject / "0.png"))
+    for data in ({"mask_column": "mask"}, {"mask_column": "mask", "bucket_step": 8}):
+        with pytest.raises(ValueError, match=r"no pictures .* as mask_file_name in a metadata.js"):
+            dreambooth(options(checkpoint, subject, data=data))
 
 
 BOTH = (DreamBoothConfig, ControlNetConfig)
@@ -240,6 +278,87 @@ def test_whole_networks_learn_more_slowly_by_default_than_loras(args, rate, kind
         np.testing.assert_allclose(updates["unet"]["kernel"], -rate, rtol=1e-4)
 
 
+@pytest.mark.parametrize("prior", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_prompts_are_embedded_once_with_the_losses_of_encoders_in_the_step(
+    checkpoint, subject, dogs, tmp_path, prior
+):
+    given = {"class_prompt": CLASS, "class_data": str(dogs), "class_images": 5} if prior else {}
+    # Captions of the pictures' own are encoded in each step.
+    for file in subject.iterdir():
+        shutil.copy(file, tmp_path)
+        (tmp_path / file.name).with_suffix(".txt").write_text(f"sks, {INSTANCE}")
+    plain = dreambooth(options(checkpoint, tmp_path, data={"caption_column": "text"}, **given))
+    once = dreambooth(options(checkpoint, subject, data={"trigger": "sks"}, **given))
+    assert "text_encoder" in plain.frozen()
+    found = once.frozen()
+    assert set(found) == {"vae", "empty", "instance", *(["class"] if prior else [])}
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype.name), once.frozen_shapes())
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype.name), found)
+    losses = [
+        jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 3), keys(3)) for r in (plain, once)
+    ]
+    np.testing.assert_allclose(*losses, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"train_text_encoder": True}, {"data": {"shuffle_tags": True}}]
+)
+def test_prompts_that_change_are_encoded_in_the_step(checkpoint, subject, changes):
+    recipe = dreambooth(options(checkpoint, subject, **changes))
+    assert "text_encoder" in recipe.frozen() or changes == {"train_text_encoder": True}
+    assert "input_ids" in stacked(recipe, 1)
+
+
+@pytest.mark.slow
+def test_encoders_stay_where_pictures_are_drawn_during_the_run(checkpoint, subject):
+    validation = DenoiserValidationConfig(every=1, prompts=(INSTANCE,), steps=1)
+    recipe = dreambooth(options(checkpoint, subject, validation=validation))
+    frozen = recipe.frozen()
+    assert {"text_encoder", "instance"} <= set(frozen)
+    assert len(recipe.validate(recipe.trained(), frozen)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_caches_with_text_embeddings_have_the_losses_of_pictures(
+    checkpoint, subject, dogs, tmp_path, own
+):
+    """own: whether the embeddings of the subject's captions are used, not the instance prompt."""
+    captioned = tmp_path / "captioned"
+    shutil.copytree(subject, captioned)
+    for i, file in enumerate(sorted(captioned.glob("*.png"))):
+        file.with_suffix(".txt").write_text(f"sks dog, view {i}")
+    caches = []
+    for folder in (captioned, dogs):
+        data = CacheDataConfig(str(folder), resolution=32, center_crop=True)
+        caches.append(str(tmp_path / f"cache-{folder.name}"))
+        cache_latents(
+            CacheConfig(model=str(checkpoint), data=data, output=caches[-1], text_embeddings=True)
+        )
+    given = {"class_prompt": CLASS, "class_images": 5}
+    data = {"caption_column": "text"} if own else {}
+    plain = dreambooth(options(checkpoint, captioned, class_data=str(dogs), data=data, **given))
+    config = DreamBoothConfig(
+        model=str(checkpoint),
+        compute_dtype="float32",
+        instance_data=caches[0],
+        instance_prompt="" if own else INSTANCE,
+        class_data=caches[1],
+        **given,
+    )
+    cached = dreambooth(config)
+    frozen = cached.frozen()
+    assert set(frozen) == {"empty", "class", *([] if own else ["instance"])}
+    alone = {"class_prompt": "", "class_data": ""}
+    without = [dreambooth(dataclasses.replace(r.config, **alone)) for r in (plain, cached)]
+    for recipes, count in (((plain, cached), 5), (without, 3)):
+        losses = [
+            jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, count), keys(count))
+            for r in recipes
+        ]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path):
     found = {}
@@ -250,7 +369,7 @@ def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path
     given = {"class_prompt": CLASS, "class_images": 5}
     plain = dreambooth(options(checkpoint, subject, class_data=str(dogs), **given))
     config = options(checkpoint, found["subject"], class_data=found["dogs"], **given)
-    data = DreamBoothDataConfig(config.data.path)
+    data = DreamBoothDataConfig()
     cached = dreambooth(DreamBoothConfig(**{**vars(config), "data": data}))
     assert "vae" not in cached.frozen()
     losses = [
@@ -359,6 +478,39 @@ def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tm
 
 
 @pytest.mark.slow
+def test_a_finished_run_draws_no_pictures_of_the_class_again(checkpoint, subject, tmp_path, caplog):
+    config = options(
+        checkpoint,
+        subject,
+        class_prompt=CLASS,
+        class_images=2,
+        class_steps=1,
+        output=str(tmp_path),
+        steps=2,
+        batch_size=1,
+        checkpoint_every=1,
+        report_to=(),
+        lora=LoRAConfig(rank=2),
+    )
+    train(dreambooth(config), config)
+    shutil.rmtree(tmp_path / "class")
+    with caplog.at_level(logging.INFO, "diffusax.training"):
+        assert train(dreambooth(config), config).step == 2
+    assert "is finished at step 2, and stays as it is" in caplog.text
+    assert not (tmp_path / "class").exists()
+    # Where that step has to be done again, they are drawn.
+    file = max((tmp_path / "checkpoints" / "2").rglob("*"), key=lambda f: f.stat().st_size)
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"pictures of the class are missing .* start the same"):
+        train(dreambooth(config), config)
+    assert train(dreambooth(config), config).step == 2
+    assert len(list((tmp_path / "class").glob("*.png"))) == 2
+    shutil.rmtree(tmp_path / "class")
+    longer = dataclasses.replace(config, steps=3)
+    assert train(dreambooth(longer), longer).step == 3
+
+
+@pytest.mark.slow
 def test_an_average_made_afterwards_needs_no_pictures_of_the_class(checkpoint, subject, tmp_path):
     config = options(
         checkpoint,
@@ -402,6 +554,23 @@ def test_devices_and_processes_train_alike(checkpoint, tmp_path):
     wait_for(start_both([*command, "mesh=data=2", "distributed=true"]), timeout=600)
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_class_pictures_are_drawn_on_the_mesh_of_the_run(checkpoint, subject, tmp_path):
+    script = Path(__file__).with_name("class_pictures_run.py")
+    shares, drawn = [], []
+    for mesh in ("data=4", "fsdp=4"):
+        shares += run_on_devices(script, str(checkpoint), str(tmp_path / mesh), mesh)
+        files = sorted((tmp_path / mesh).glob("*.png"))
+        drawn.append([np.asarray(Image.open(file), int) for file in files])
+    assert float(shares[0]) == 1
+    assert float(shares[1]) < 0.6
+    # Devices add in another order.
+    assert np.abs(np.subtract(*drawn)).max() <= 1
+    config = options(checkpoint, subject, class_prompt=CLASS, output=str(tmp_path), mesh="fsdp=2")
+    with pytest.raises(ValueError, match="does not fit"):
+        dreambooth(config)
 
 
 @pytest.mark.slow

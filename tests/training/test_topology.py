@@ -1,3 +1,5 @@
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -90,6 +92,42 @@ def test_shapes_are_known_without_the_parameters(name, checkpoint, pictures, edi
     batches.close()
 
 
+@pytest.fixture(scope="module")
+def configs_alone(checkpoint, tmp_path_factory):
+    """The checkpoint without its weights."""
+    folder = tmp_path_factory.mktemp("configs") / "model"
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    return folder
+
+
+def test_steps_with_a_cache_are_compiled_without_weights(configs_alone, embedded):
+    model, data = str(configs_alone), CaptionedDataConfig(str(embedded))
+    config = TextToImageConfig(model=model, data=data)
+    with pytest.raises(ValueError, match="vae has no safetensors file"):
+        text_to_image(config)
+    recipe = text_to_image(config, compile_only=True)
+    mesh = make_mesh("data=1", devices=jax.local_devices()[:1])
+    _, frozen, batch = abstract_arguments(recipe, config, mesh)
+    assert set(frozen) == {"empty"}
+    assert {"moments", "encoder_hidden_states"} <= set(batch)
+
+
+@pytest.mark.slow
+def test_dreambooth_with_caches_is_compiled_without_weights(
+    configs_alone, embedded, tmp_path, capsys
+):
+    pytest.importorskip("libtpu")
+    options = ["--model", str(configs_alone), "--instance-data", str(embedded)]
+    options += ["--instance-prompt", "a sks dog", "--class-prompt", "a dog"]
+    options += ["--class-data", str(embedded), "--output", str(tmp_path / "out")]
+    options += ["--lora.rank", "2", "--batch-size", "1", "--topology", "v5e:1"]
+    main(["train", "dreambooth", *options])
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("1 of TPU v5 lite")
+    assert line.startswith("training step, 1 examples")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_step_is_compiled_for_tpus_that_are_not_here(checkpoint, edits, tmp_path, capsys):
     pytest.importorskip("libtpu")
@@ -120,6 +158,19 @@ def test_what_does_not_fit_is_an_error_with_the_size():
 def test_a_chip_of_v4_is_one_device():
     pytest.importorskip("libtpu")
     assert topology_mesh("v4:2x2x4").size == 16
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
+def test_one_chip_is_a_topology_of_its_own(chip):
+    pytest.importorskip("libtpu")
+    mesh = topology_mesh(f"{chip}:1", "data=-1")
+    assert mesh.size == 1
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    x = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=place)
+    lowered = jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=("tpu",))
+    assert "HloModule" in compile_there(lowered).as_text()
+    with pytest.raises(ValueError, match="does not fit 1 devices"):
+        topology_mesh(f"{chip}:1", "fsdp=4")
 
 
 def test_a_program_for_devices_elsewhere_is_not_cached(tmp_path):

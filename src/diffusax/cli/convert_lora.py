@@ -47,7 +47,8 @@ class ConvertLora(Options):
         file, networks = read_lora(self.source), networks_of(self.model)
         layers = with_alphas(find_layers(file, networks, strict=self.strict), file)
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_lora(self.output, layers, self.to, encoders=len(networks) - 1)
+        unet = networks["unet"].config if "unet" in networks else None
+        write_lora(self.output, layers, self.to, encoders=len(networks) - 1, unet=unet)
         print(f"wrote {escaped(self.output)} ({len(layers)} layers)")
         return self.output
 

@@ -67,7 +67,7 @@ class TextToImage(Command, TextToImageConfig):
 
     def run(self) -> None:
         """Trains."""
-        _train(text_to_image, self, TextToImageConfig)
+        _train(text_to_image, self, TextToImageConfig, compile_only=bool(self.topology))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class InstructPix2Pix(Command, InstructPix2PixConfig):
 
     def run(self) -> None:
         """Trains."""
-        _train(instruct_pix2pix, self, InstructPix2PixConfig)
+        _train(instruct_pix2pix, self, InstructPix2PixConfig, compile_only=bool(self.topology))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ControlNet(Command, ControlNetConfig):
 
     def run(self) -> None:
         """Trains."""
-        _train(controlnet, self, ControlNetConfig)
+        _train(controlnet, self, ControlNetConfig, compile_only=bool(self.topology))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class DreamBooth(Command, DreamBoothConfig):
 
     def run(self) -> None:
         """Trains, after drawing the pictures of the class that are missing."""
-        _train(functools.partial(dreambooth, generate=not self.topology), self, DreamBoothConfig)
+        _train(dreambooth, self, DreamBoothConfig, generate=not self.topology)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class TextualInversion(Command, TextualInversionConfig):
 
     def run(self) -> None:
         """Trains."""
-        _train(textual_inversion, self, TextualInversionConfig)
+        _train(textual_inversion, self, TextualInversionConfig, compile_only=bool(self.topology))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +182,11 @@ class _AboveTheBar(logging.Handler):
             self.handleError(record)
 
 
-def _train(make: Callable[[Any], Any], options: Any, config_class: type[TrainConfig]) -> None:
-    config = plain(options, config_class)
+def _train(
+    make: Callable[..., Any], options: Any, config_class: type[TrainConfig], **how: Any
+) -> None:
+    """how: arguments of the recipe's function besides the config."""
+    config, make = plain(options, config_class), functools.partial(make, **how)
     _show_messages()
     if options.topology:
         if options.model:

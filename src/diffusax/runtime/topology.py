@@ -19,15 +19,18 @@ from diffusax.runtime.options import compiler_options
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z0-9\-]+):(\d+)")
 _LOWERING = {"gpu": "cuda"}
+_ONE_CHIP = {"v4:1": "v4:2x2x1", "v5e:1": "v5e:2x2", "v5p:1": "v5p:2x2x1", "v6e:1": "v6e:2x2"}
+"""The smallest slices that libtpu knows, of which one chip is taken."""
 
 
 def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
     """Makes a mesh of TPUs or GPUs that may be elsewhere, to compile for.
 
     Args:
-        topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4"; for GPUs
-            a name of `CARDS` and the number of them, with the number of hosts before it if there
-            are several: "h100:8", "2xh100:8".
+        topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4", or
+            "v5e:1" for one chip (also of v4, v5p and v6e); for GPUs a name of `CARDS` and the
+            number of them, with the number of hosts before it if there are several: "h100:8",
+            "2xh100:8".
         mesh: the shape as for `make_mesh`; if it has fewer devices, the first ones are taken.
 
     Raises:
@@ -38,7 +41,8 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
     if gpus and gpus[2] in CARDS:
         devices = _gpus(CARDS[gpus[2]], int(gpus[1] or 1), int(gpus[3]))
     else:
-        devices = _tpus(topology)
+        devices = _tpus(_ONE_CHIP.get(topology, topology))
+        devices = devices[:1] if topology in _ONE_CHIP else devices
     sizes = parse_mesh(mesh or "")
     if sizes and -1 not in sizes.values() and "data" in sizes:
         devices = devices[: math.prod(sizes.values())]

@@ -85,6 +85,11 @@ class TrainConfig(Options):
             )
 
     @property
+    def data_path(self) -> str:
+        """The name of the data set."""
+        return self.data.path
+
+    @property
     def chosen_optimizer(self) -> OptimizerConfig:
         """The options of the optimizer, with what a recipe chooses where none is given."""
         return self.optimizer

@@ -1,4 +1,4 @@
-"""LoRAs of FLUX under the names of the original code, as kohya's scripts have them.
+"""LoRAs of FLUX and SDXL under the names of the original code, as kohya's scripts have them.
 
 Layers that are one there get A's below each other, and B's in blocks along the diagonal.
 """
@@ -10,13 +10,18 @@ import numpy as np
 from diffusax.checkpoints.lora.keys import Layers, Parts
 from diffusax.checkpoints.original.flux import FLUX, FLUX2
 from diffusax.checkpoints.original.layout import named
+from diffusax.checkpoints.original.unet import unet_names
+from diffusax.models.unet import UNet2DConditionConfig
 
 _MLP = "proj_mlp"
 """The layer that has four outputs where others, with which it is one, have one."""
 
 
-def with_original_names(layers: Layers) -> Layers:
-    """Returns the layers of a LoRA, of which those of FLUX have the original code's names.
+def with_original_names(layers: Layers, unet: UNet2DConditionConfig | None = None) -> Layers:
+    """Returns the layers of a LoRA, of which those of FLUX and of SDXL have the original code's
+    names. Those of Stable Diffusion 1 and 2 have diffusers' in kohya's scripts, too.
+
+    unet: the config of the UNet that the layers are for.
 
     Raises:
         ValueError: layers that are one in the original code have more than A, B and alpha.
@@ -24,6 +29,8 @@ def with_original_names(layers: Layers) -> Layers:
     paths = [path for component, path in layers if component == "transformer"]
     modules = named(FLUX.modules, paths) | named(FLUX2.modules, paths)
     found = {key: parts for key, parts in layers.items() if key[0] != "transformer"}
+    names = _names_of_sdxl(unet)
+    found = {(c, names.get(p, p) if c == "unet" else p): parts for (c, p), parts in found.items()}
     known = {path for own in modules.values() for path in own}
     found |= {("transformer", p): layers["transformer", p] for p in paths if p not in known}
     for name, own in modules.items():
@@ -31,6 +38,18 @@ def with_original_names(layers: Layers) -> Layers:
         parts = there[own[0]] if len(own) == 1 else _joined(own, there)
         found["transformer", name] = _swapped(parts) if name in FLUX.swapped else parts
     return found
+
+
+def _names_of_sdxl(unet: UNet2DConditionConfig | None) -> dict[str, str]:
+    """Returns the original names by those of diffusers; none for a UNet that is not as SDXL's.
+
+    diffusers reads original names only where all levels have as many layers.
+    """
+    if unet is None or unet.addition_embed_type != "text_time":
+        return {}
+    if len(set(unet.per_level("layers_per_block"))) > 1:
+        return {}
+    return {path: name for name, path in unet_names(unet).items()}
 
 
 def _joined(paths: Sequence[str], layers: Mapping[str, Parts]) -> Parts:

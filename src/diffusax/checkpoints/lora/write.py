@@ -11,6 +11,7 @@ from diffusax.checkpoints.lora.changes import METADATA
 from diffusax.checkpoints.lora.keys import ROWS, Layers, Parts, kohya_name
 from diffusax.checkpoints.lora.original import with_original_names
 from diffusax.checkpoints.tensors import write_tensors
+from diffusax.models.unet import UNet2DConditionConfig
 
 FORMATS = ("diffusers", "kohya")
 """The formats that are written."""
@@ -29,6 +30,7 @@ def write_lora(
     *,
     options: Mapping[str, Any] | None = None,
     encoders: int = 1,
+    unet: UNet2DConditionConfig | None = None,
 ) -> None:
     """Writes a LoRA's file; it appears only when it is whole.
 
@@ -36,18 +38,19 @@ def write_lora(
         path: the file.
         layers: the tensors by component and layer; see `find_layers`.
         kind: "diffusers" or "kohya". Where the layers tell the model, a file of kohya's has the
-            header by which A1111 and others know it, rank and alpha. Layers of FLUX get the names
-            of the original code.
+            header by which A1111 and others know it, rank and alpha. Layers of FLUX and of SDXL
+            get the names of the original code.
         options: PEFT's options for diffusers' header, by component and name; by default those that
             the tensors' ranks and alphas stand for.
         encoders: the text encoders of the model, whose names in kohya's files follow from it.
+        unet: the config of the model's UNet, by which layers of SDXL's are known.
 
     Raises:
         ValueError: the format has no such tensors.
     """
     if kind == "kohya":
         _check_own(layers)
-        layers = with_original_names(layers)
+        layers = with_original_names(layers, unet)
         header = _kohya_header(layers, encoders)
         write_tensors(path, _to_kohya(layers, encoders), metadata=header)
         return

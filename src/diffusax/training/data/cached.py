@@ -110,10 +110,17 @@ class CachedSource:
     """The shapes for each of the sizes."""
 
     @classmethod
-    def open(cls, folder: str, base: BaseModel, *, recipe: str) -> "CachedSource":
+    def open(
+        cls, folder: str, base: BaseModel, *, recipe: str, check: bool = True
+    ) -> "CachedSource":
         """Opens the cache in a folder to train a checkpoint with.
 
-        recipe: the recipe of `CacheConfig` that the cache has to be written for.
+        Args:
+            folder: the folder.
+            base: the checkpoint.
+            recipe: the recipe of `CacheConfig` that the cache has to be written for.
+            check: whether the weights of the checkpoint's networks are read, and compared with
+                those that the cache was made with.
 
         Raises:
             ValueError: the cache holds something else, is not whole, or was made with another
@@ -125,15 +132,8 @@ class CachedSource:
                 f"{folder} was not written for {recipe}; write it again with cache-latents "
                 f"--recipe {recipe}"
             )
-        made_by = {base.autoencoder: ("latents", "autoencoder")}
-        if base.family.embedding_columns[0] in index["shapes"]:
-            made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
-        for name, (what, network) in made_by.items():
-            if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
-                raise ValueError(
-                    f"the {what} in {folder} are of another {network} than the checkpoint's; "
-                    "write them again with cache-latents"
-                )
+        if check:
+            _check_networks(folder, index, base)
         files = tuple(str(Path(folder) / name) for name in index["files"])
         missing = [file for file in files if not Path(file).is_file()]
         if missing:
@@ -163,6 +163,19 @@ class CachedSource:
     def name(self, index: int) -> str:
         """Returns the file and the row in it, for messages."""
         return self.rows.name(index)
+
+
+def _check_networks(folder: str, index: Mapping[str, Any], base: BaseModel) -> None:
+    """Raises ValueError where a cache was made with other networks than the checkpoint's."""
+    made_by = {base.autoencoder: ("latents", "autoencoder")}
+    if base.family.embedding_columns[0] in index["shapes"]:
+        made_by |= dict.fromkeys(base.text_encoders, ("text embeddings", "text encoder"))
+    for name, (what, network) in made_by.items():
+        if index.get("networks", {}).get(name) != fingerprint(base.load(name).params):
+            raise ValueError(
+                f"the {what} in {folder} are of another {network} than the checkpoint's; "
+                "write them again with cache-latents"
+            )
 
 
 def is_cache(path: str) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
 from diffusax.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
+from diffusax.runtime.mesh import make_mesh, parse_mesh
 from diffusax.training.data.sources import IMAGE_SUFFIXES, FolderSource
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,9 @@ class ClassPictures:
     """The number of pictures that are drawn at a time."""
     dtype: str = "float32"
     """The dtype that the networks compute in."""
+    mesh: str | None = None
+    """The mesh of the run, over whose devices the model is split; None draws on all of this
+    process's devices, each with a copy."""
 
     def ensure(self, folder: Path, count: int) -> None:
         """Draws the pictures that a folder lacks to have `count`; those in it stay as they are.
@@ -71,6 +76,10 @@ class ClassPictures:
                 "processes see"
             )
 
+    def missing(self, folder: Path, count: int) -> bool:
+        """Returns whether a folder lacks pictures to have `count`."""
+        return bool(_missing(folder, range(max(count - len(_others(folder)), 0))))
+
     def _blocks(self, folder: Path, own: int) -> Iterator[range]:
         """Yields the numbers of each block of which pictures are missing."""
         for start in range(0, own, self.batch_size):
@@ -80,7 +89,7 @@ class ClassPictures:
 
     def _draw(self, folder: Path, blocks: Sequence[range], own: int) -> None:
         log.info("drawing pictures of %r into %s", self.prompt, folder)
-        pipe = DiffusionPipeline.from_pretrained(self.model, dtype=self.dtype)
+        pipe = DiffusionPipeline.from_pretrained(self.model, dtype=self.dtype, mesh=self._devices())
         pipe.set_progress_bar_config(disable=True)
         options: dict[str, Any] = {"num_inference_steps": self.steps}
         options["guidance_scale"] = self.guidance
@@ -92,6 +101,17 @@ class ClassPictures:
             for number in _missing(folder, block[: max(own - block.start, 0)]):
                 with written_whole(folder / _name(number)) as partial:
                     images[number - block.start].save(partial, "PNG")
+
+    def _devices(self) -> Mesh | None:
+        """Returns the mesh that this process draws on.
+
+        Of several processes each has pictures of its own, and splits the model over its devices if
+        the run does.
+        """
+        if self.mesh is None or jax.process_count() == 1:
+            return None if self.mesh is None else make_mesh(self.mesh)
+        splits = any(axis != "data" for axis in parse_mesh(self.mesh))
+        return make_mesh("fsdp=-1", devices=jax.local_devices()) if splits else None
 
     def _note(self, folder: Path) -> None:
         """Writes how the pictures are drawn, or compares it with what an earlier run wrote."""
@@ -107,6 +127,29 @@ class ClassPictures:
                 f"the class pictures in {folder} were drawn with {', '.join(changed)}; use another "
                 "class_data folder, or remove them"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class UndrawnPictures:
+    """Stands for pictures of a class that a run at its last step needs no longer.
+
+    They are asked for only where the checkpoint of that step turns out to be damaged.
+    """
+
+    folder: str
+
+    def __len__(self) -> int:
+        raise ValueError(
+            f"pictures of the class are missing in {self.folder}; start the same command again, "
+            "which draws them"
+        )
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise IndexError(index)
+
+    def name(self, index: int) -> str:
+        """Returns the folder."""
+        return self.folder
 
 
 def class_source(folder: Path, count: int, column: str) -> FolderSource:

@@ -18,6 +18,9 @@ MAX_ASPECT = 16
 MAX_CAPTION = 10_000
 """The number of a caption's characters that are read; no text encoder takes a tenth of them."""
 
+LOSS_WEIGHTS = "loss_weights"
+"""The name in a batch of what each latent's error counts for, where there are masks."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataConfig(DataConfig):
@@ -131,7 +134,7 @@ def cut_pictures(
         return pixels, sizes, {}
     *pixels, mask = pixels
     weights = mask_weights(mask, factor, normalized=config.mask_normalized)
-    return pixels, sizes, {"loss_weights": weights}
+    return pixels, sizes, {LOSS_WEIGHTS: weights}
 
 
 def mask_weights(mask: np.ndarray, factor: int, *, normalized: bool) -> np.ndarray:

@@ -95,7 +95,13 @@ def params_of_file(path: str, networks: Mapping[str, Any]) -> Params:
 
 
 def write_result(
-    lora: LoRA, params: Params, folder: Path, *, kind: str, encoders: int
+    lora: LoRA,
+    params: Params,
+    folder: Path,
+    *,
+    kind: str,
+    encoders: int,
+    networks: Mapping[str, Any],
 ) -> list[Path]:
     """Writes the adapters to a folder, in diffusers' format, kohya's, or both; returns the files.
 
@@ -105,6 +111,7 @@ def write_result(
         folder: the folder.
         kind: "diffusers", "kohya" or "both".
         encoders: the number of the model's text encoders; see `write_lora`.
+        networks: the model's networks by component.
 
     Raises:
         ValueError: the format has no such layers.
@@ -112,9 +119,11 @@ def write_result(
     folder.mkdir(parents=True, exist_ok=True)
     names = {"diffusers": WEIGHT_NAME, "kohya": KOHYA_NAME}
     chosen = [name for name in names if kind in (name, "both")]
-    layers = to_layers(lora, params)
+    layers, unet = to_layers(lora, params), None
+    if "unet" in networks:
+        unet = networks["unet"].config
     for name in chosen:
-        write_lora(folder / names[name], layers, name, encoders=encoders)
+        write_lora(folder / names[name], layers, name, encoders=encoders, unet=unet)
     return [folder / names[name] for name in chosen]
 
 

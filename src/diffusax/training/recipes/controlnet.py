@@ -60,14 +60,17 @@ class ControlNetConfig(DenoiserConfig):
     """The options of the optimizer."""
 
 
-def controlnet(config: ControlNetConfig) -> Recipe:
+def controlnet(config: ControlNetConfig, *, compile_only: bool = False) -> Recipe:
     """Returns the recipe for these options.
+
+    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
+        cache is not compared with the checkpoint's networks.
 
     Raises:
         ValueError: the checkpoint, the ControlNet, the data set or a validation image cannot be
             used, or options do not go together; says why.
     """
-    return ControlNet(config)
+    return ControlNet(config, compile_only=compile_only)
 
 
 class ControlNet(Denoiser):
@@ -76,7 +79,7 @@ class ControlNet(Denoiser):
     name = "controlnet"
     config: ControlNetConfig
 
-    def __init__(self, config: ControlNetConfig):
+    def __init__(self, config: ControlNetConfig, *, compile_only: bool = False):
         """Reads the configs and opens the data set; raises the errors of `controlnet`."""
         if config.lora.on and not config.controlnet:
             raise ValueError(
@@ -91,7 +94,11 @@ class ControlNet(Denoiser):
         data = config.data
         columns = (data.image_column, data.caption_column, data.conditioning_image_column)
         super().__init__(
-            config, columns, controlnet=config.controlnet, caption_dropout=config.caption_dropout
+            config,
+            columns,
+            controlnet=config.controlnet,
+            compile_only=compile_only,
+            caption_dropout=config.caption_dropout,
         )
         self.pictures = [load_image(path) for path in config.validation.images]
 

@@ -1,12 +1,12 @@
 """The base of the recipes that train a denoiser: its checkpoint, loss, validation and result."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from msgspec import Meta
 from PIL import Image
@@ -18,7 +18,6 @@ from diffusax.models.network import (
     Model,
     Network,
     Params,
-    cast_params,
     cast_shapes,
     initialize_params,
 )
@@ -38,8 +37,6 @@ from diffusax.training.denoising import (
     STATISTICS,
     DenoisingConfig,
     DenoisingLoss,
-    embedding_entries,
-    encode_captions,
 )
 from diffusax.training.drawing import draw_images
 from diffusax.training.lora.adapters import LoRA
@@ -47,6 +44,7 @@ from diffusax.training.lora.config import LoRAConfig
 from diffusax.training.lora.files import lora_of_file, params_of_file, to_adapter, write_result
 from diffusax.training.optimizers import FineTuningOptimizerConfig, OptimizerConfig, Rate
 from diffusax.training.options import require_options
+from diffusax.training.prompt_embeddings import embed_texts, embedding_shapes
 from diffusax.training.step import Batch
 
 ZERO_AT_START = frozenset(["conv2", "proj_out", "conv_out"])
@@ -178,6 +176,7 @@ class Denoiser:
         *,
         edits: bool = False,
         controlnet: str | None = None,
+        compile_only: bool = False,
         **dropout: Any,
     ):
         """Opens the checkpoint and the data set, and makes the loss.
@@ -189,6 +188,7 @@ class Denoiser:
             edits: see `BaseModel.open`.
             controlnet: the ControlNet that is trained instead of the denoiser; see
                 `BaseModel.with_controlnet`.
+            compile_only: whether no weights are read, so that a cache's are not compared.
             dropout: options of `DenoisingLoss`.
         """
         require_options(config, ("model", "data.path"))
@@ -202,11 +202,15 @@ class Denoiser:
         self.size = picture_size(data, base.default_size, base.multiple)
         self.source: Source
         self.cached, self.embedded = is_cache(data.path), False
+        self.prompts: dict[str, str] = {}
+        """Texts that are embedded once, by their names among the frozen parameters; a recipe with
+        some has `embedded`, too, which says that steps have embeddings in the place of tokens."""
         if self.cached:
             _check_without_pictures(data)
             plain = "text-to-image" if controlnet is None else "controlnet"
             recipe = "instruct-pix2pix" if edits else plain
-            self.source = cache = CachedSource.open(data.path, base, recipe=recipe)
+            check = not compile_only
+            self.source = cache = CachedSource.open(data.path, base, recipe=recipe, check=check)
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:
@@ -259,19 +263,18 @@ class Denoiser:
         }
 
     def frozen(self, mesh: Mesh | None = None) -> Params:
-        """Returns the frozen networks in the dtype of the computation, and the empty caption.
+        """Returns the frozen networks in the dtype of the computation, the empty caption, and the
+        embeddings of `prompts`.
 
         The statistics of latents are float32, where the autoencoder has some.
         """
         base, dtype = self.base, self.config.compute_dtype
+        # Text encoders that are used once have gone when the others come.
+        texts = self._texts(functools.partial(embed_texts, mesh=mesh))
         frozen = {name: self.load(name, dtype, device=mesh) for name in self._frozen_names()}
         if latent_statistics(base.networks[base.autoencoder].shapes) is not None:
             frozen[STATISTICS] = latent_statistics(self.load(base.autoencoder))
-        empty = {name: jnp.asarray(ids) for name, ids in base.tokenize("").items()}
-        if not self.embedded:
-            return {**frozen, "empty": empty}
-        params = {name: base.load(name).params for name in base.text_encoders}
-        return {**frozen, "empty": self._embedded(params, empty)}
+        return {**frozen, **texts}
 
     def load(self, name: str, dtype: Any = "float32", *, device: Any = None) -> Params:
         """Loads the parameters of a network, on a device or split over a mesh."""
@@ -284,11 +287,7 @@ class Denoiser:
         statistics = latent_statistics(networks[self.base.autoencoder].shapes)
         if statistics is not None:
             frozen[STATISTICS] = statistics
-        empty = jax.eval_shape(lambda: self.base.tokenize(""))
-        if self.embedded:
-            params = {name: networks[name].shapes for name in self.base.text_encoders}
-            empty = jax.eval_shape(self._embedded, params, empty)
-        return {**frozen, "empty": empty}
+        return {**frozen, **jax.eval_shape(lambda texts: texts, self._texts(embedding_shapes))}
 
     def loss(self, trained: Params, frozen: Params, batch: Batch, keys: jax.Array) -> jax.Array:
         """Returns the loss of each example, b; see `DenoisingLoss`."""
@@ -300,7 +299,8 @@ class Denoiser:
             self.save_networks(trained, folder)
             return
         kind, encoders = self.config.lora.format, len(self.base.text_encoders)
-        write_result(self.lora, trained, folder, kind=kind, encoders=encoders)
+        own = self.base.networks
+        write_result(self.lora, trained, folder, kind=kind, encoders=encoders, networks=own)
 
     def save_networks(self, trained: Params, folder: Path) -> None:
         """Saves the checkpoint with its trained networks replaced, all in float32."""
@@ -329,9 +329,8 @@ class Denoiser:
         arguments: arguments of the call, besides those of all recipes or in their place.
         """
         config, lora = self.config, self.lora
-        params = {**frozen, **trained} if lora is None else dict(frozen)
-        for name in ("empty", STATISTICS):
-            params.pop(name, None)
+        params = {**frozen, **trained} if lora is None else frozen
+        params = {name: own for name, own in params.items() if name in self.base.networks}
         # Adapters are drawn with the checkpoint as it is, its options too.
         options = self.result_options() if lora is None else {}
         components = self.base.components(params, **options)
@@ -398,13 +397,17 @@ class Denoiser:
 
         return lora.initial(options, networks, seed=self.config.seed, load=load)
 
-    def _embedded(self, params: Params, empty: Params) -> Params:
-        """Returns the embeddings of the empty caption, from its ids."""
-        batch = {name: ids[None] for name, ids in empty.items()}
-        family = self.base.family
-        encoded = encode_captions(family, self.base.networks, params, batch)
-        entries = {name: leaf[0] for name, leaf in embedding_entries(family, encoded).items()}
-        return cast_params(entries, self.config.compute_dtype)
+    def _texts(self, embed: Callable[..., Params]) -> Params:
+        """Returns the empty caption and the embeddings of `prompts`.
+
+        embed: the function `embed_texts`, or one with its arguments.
+        """
+        base, dtype = self.base, self.config.compute_dtype
+        if not self.embedded:
+            return {"empty": base.tokenize("")}
+        # The embeddings in caches are those of float32 encoders.
+        encoded_in = dtype if self.prompts else "float32"
+        return embed(base, {"empty": "", **self.prompts}, dtype, encoded_in=encoded_in)
 
     def _check_validation(self) -> None:
         options = self.config.validation

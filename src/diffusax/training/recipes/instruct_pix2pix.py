@@ -58,18 +58,21 @@ class InstructPix2PixConfig(DenoiserConfig):
     """The pictures that are edited during the run."""
 
 
-def instruct_pix2pix(config: InstructPix2PixConfig) -> Recipe:
+def instruct_pix2pix(config: InstructPix2PixConfig, *, compile_only: bool = False) -> Recipe:
     """Returns the recipe for these options.
 
     The denoiser of a text-to-image checkpoint gets input channels for the other image, with weights
     of zero; that of an InstructPix2Pix checkpoint, or of one that looks at images, is trained as it
     is.
 
+    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
+        cache is not compared with the checkpoint's networks.
+
     Raises:
         ValueError: the checkpoint, the data set or a validation image cannot be used, or options do
             not go together; says why.
     """
-    return InstructPix2Pix(config)
+    return InstructPix2Pix(config, compile_only=compile_only)
 
 
 class InstructPix2Pix(Denoiser):
@@ -78,13 +81,14 @@ class InstructPix2Pix(Denoiser):
     name = "instruct-pix2pix"
     config: InstructPix2PixConfig
 
-    def __init__(self, config: InstructPix2PixConfig):
+    def __init__(self, config: InstructPix2PixConfig, *, compile_only: bool = False):
         """Reads the configs and opens the data set; raises the errors of `instruct_pix2pix`."""
         data = config.data
         super().__init__(
             config,
             (data.original_image_column, data.edit_prompt_column, data.edited_image_column),
             edits=True,
+            compile_only=compile_only,
             conditioning_dropout=config.conditioning_dropout,
             keep_pooled=config.keep_pooled,
         )

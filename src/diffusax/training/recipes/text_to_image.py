@@ -26,14 +26,17 @@ class TextToImageConfig(DenoiserConfig):
     """The examples."""
 
 
-def text_to_image(config: TextToImageConfig) -> Recipe:
+def text_to_image(config: TextToImageConfig, *, compile_only: bool = False) -> Recipe:
     """Returns the recipe for these options.
+
+    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
+        cache is not compared with the checkpoint's networks.
 
     Raises:
         ValueError: the checkpoint or the data set cannot be used, or options do not go together;
             says why.
     """
-    return TextToImage(config)
+    return TextToImage(config, compile_only=compile_only)
 
 
 class TextToImage(Denoiser):
@@ -42,10 +45,11 @@ class TextToImage(Denoiser):
     name = "text-to-image"
     config: TextToImageConfig
 
-    def __init__(self, config: TextToImageConfig):
+    def __init__(self, config: TextToImageConfig, *, compile_only: bool = False):
         """Reads the configs and opens the data set; raises the errors of `text_to_image`."""
         columns = (config.data.image_column, config.data.caption_column)
-        super().__init__(config, columns, edits=False, caption_dropout=config.caption_dropout)
+        dropout = config.caption_dropout
+        super().__init__(config, columns, compile_only=compile_only, caption_dropout=dropout)
 
     def example(self, row: dict[str, Any], rng: np.random.Generator) -> Element:
         """Returns a row's pixels, tokens and, where the family has them, sizes.

@@ -108,14 +108,17 @@ class TextualInversionConfig(DenoiserConfig):
     """The options of the optimizer."""
 
 
-def textual_inversion(config: TextualInversionConfig) -> Recipe:
+def textual_inversion(config: TextualInversionConfig, *, compile_only: bool = False) -> Recipe:
     """Returns the recipe for these options.
+
+    compile_only: whether the recipe is compiled and not trained, so that no weights are read: a
+        cache is not compared with the checkpoint's networks.
 
     Raises:
         ValueError: the checkpoint, the word or the data set cannot be used, or options do not go
             together; says why.
     """
-    return TextualInversion(config)
+    return TextualInversion(config, compile_only=compile_only)
 
 
 class TextualInversion(Denoiser):
@@ -124,11 +127,12 @@ class TextualInversion(Denoiser):
     name = "textual-inversion"
     config: TextualInversionConfig
 
-    def __init__(self, config: TextualInversionConfig):
+    def __init__(self, config: TextualInversionConfig, *, compile_only: bool = False):
         """Reads the configs and opens the data set; raises the errors of `textual_inversion`."""
         require_options(config, ("placeholder_token", "initializer_token"))
         data = config.data
-        super().__init__(config, tuple(filter(None, (data.image_column, data.caption_column))))
+        columns = tuple(filter(None, (data.image_column, data.caption_column)))
+        super().__init__(config, columns, compile_only=compile_only)
         if not all(hasattr(tokenizer, "windows") for tokenizer in self.base.tokenizers.values()):
             raise ValueError(
                 f"{config.model} is {self.base.family.name}, whose encoders take no new words; "

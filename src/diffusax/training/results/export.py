@@ -136,7 +136,7 @@ def write_model_card(
         base=f" from `{base}`" if base else "",
         steps=steps,
         batch_size=config.batch_size,
-        data=config.data.path,
+        data=config.data_path,
         average=f" The parameters are averaged ({average})." if average else "",
         usage=own_usage.replace("{location}", location)
         if own_usage
