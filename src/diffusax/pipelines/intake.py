@@ -12,7 +12,7 @@ from diffusax.pipelines.measures import Arrivals
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.policies import Candidate, Policy
 from diffusax.pipelines.requests import prepare
-from diffusax.pipelines.step_callbacks import watch_call
+from diffusax.pipelines.step_callbacks import view_of, watch_call
 
 _AHEAD = 16
 """The images that are prepared and wait, where some wait."""
@@ -98,8 +98,12 @@ class Intake:
 def _run_alone(request: Request, run: PreparedRun) -> None:
     """Runs a call that cannot join others."""
     try:
-        bar = {"disable": True}
-        latents = watch_call(request.pipe, request.c, request.call, run, bar=bar)
+        pipe = view_of(request.pipe, request.c)
+        latents = watch_call(
+            *(pipe, request.c, request.call, run),
+            interrupted=lambda: pipe.interrupt,
+            bar={"disable": True},
+        )
         request.complete(request.decode(latents, run.decoding, run.decoder_condition))
     except Exception as error:
         request.generation.settle(error=error)

@@ -1,5 +1,6 @@
 """callback_on_step_end: passes the values of a run to callbacks, and takes their changes."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,17 @@ def watch_call(
     if call.callback_on_step_end is not None:
         on_row = functools.partial(_call_back, pipe, call)
     return watch(c, run, on_row, interrupted=interrupted, bar=bar)
+
+
+def view_of(pipe: Any, c: Components) -> Any:
+    """Returns a pipeline for one run beside others: it shares all but what belongs to the run.
+
+    Its components are those that run, and the guidance scale, the number of timesteps and the wish
+    to stop, which callbacks read and set, concern no other run.
+    """
+    view = copy.copy(pipe)
+    vars(view).update(parts=c, _interrupt=False)
+    return view
 
 
 def _call_back(

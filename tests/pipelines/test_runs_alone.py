@@ -1,0 +1,95 @@
+"""Calls of a running batch that cannot join others: they run one after the other beside it."""
+
+import numpy as np
+import pytest
+
+import diffusax
+
+SECONDS = 120
+CALL = {"num_inference_steps": 4, "guidance_scale": 3.0, "seed": 1, "output_type": "latent"}
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoints):
+    pipe = diffusax.StableDiffusionPipeline.from_pretrained(tiny_checkpoints.pipeline("sd")[0])
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture
+def batch(pipe):
+    with diffusax.RunningBatch(pipe, lanes=4) as batch:
+        yield batch
+
+
+def nothing(pipe, row, timestep, tensors):
+    """A callback that changes nothing."""
+    return {}
+
+
+def result(future):
+    return np.asarray(future.result(SECONDS).images)
+
+
+def test_guidance_of_a_call_reaches_no_other(pipe, batch):
+    expected = {
+        scale: np.asarray(
+            pipe("a cat", **{**CALL, "guidance_scale": scale}, callback_on_step_end=nothing).images
+        )
+        for scale in (2.0, 9.0)
+    }
+    seen = []
+
+    def beside(own, row, timestep, tensors):
+        # Another run begins meanwhile, and the user's own pipeline is told something.
+        if row == 0:
+            other = batch.submit("a cat", **{**CALL, "guidance_scale": 9.0, "noise": "torch"})
+            other.add_done_callback(lambda _: seen.append("torch"))
+            vars(pipe)["_guidance_scale"] = 9.0
+        seen.append((row, own.guidance_scale, own.num_timesteps))
+        return {}
+
+    given = {**CALL, "guidance_scale": 2.0, "callback_on_step_end": beside}
+    futures = [
+        batch.submit("a cat", **given),
+        batch.submit("a cat", **{**given, "guidance_scale": 9.0, "callback_on_step_end": nothing}),
+    ]
+    for future, scale in zip(futures, expected, strict=True):
+        np.testing.assert_allclose(result(future), expected[scale], atol=1e-4)
+    assert np.abs(expected[2.0] - expected[9.0]).max() > 0.1
+    assert [one for one in seen if one != "torch"] == [(row, 2.0, 5) for row in range(5)]
+
+
+def test_a_run_leaves_the_pipeline_as_it_was(pipe, batch):
+    before = pipe.guidance_scale, pipe.num_timesteps, pipe.interrupt
+    given = {**CALL, "guidance_scale": 1.5, "num_inference_steps": 7}
+    result(batch.submit("a cat", sampler="euler_a", noise="torch", **given))
+    result(batch.submit("a cat", callback_on_step_end=nothing, **given))
+    assert (pipe.guidance_scale, pipe.num_timesteps, pipe.interrupt) == before
+
+
+def test_callbacks_see_the_sampler_of_their_call(pipe, batch):
+    seen = set()
+
+    def look(own, row, timestep, tensors):
+        seen.add((own.scheduler.class_name, own.scheduler.order))
+        return {}
+
+    result(batch.submit("a cat", sampler="heun", callback_on_step_end=look, **CALL))
+    assert seen == {("HeunDiscreteScheduler", 2)}
+    assert pipe.scheduler.class_name != "HeunDiscreteScheduler"
+
+
+def test_a_callback_interrupts_its_own_run(pipe, batch):
+    def stop(own, row, timestep, tensors):
+        rows.append(row)
+        own._interrupt = row == 2
+        return {}
+
+    rows = []
+    expected = np.asarray(pipe("a cat", callback_on_step_end=stop, **CALL).images)
+    assert rows == [0, 1, 2]
+    rows.clear()
+    found = result(batch.submit("a cat", callback_on_step_end=stop, **CALL))
+    assert rows == [0, 1, 2]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
