@@ -10,6 +10,7 @@ import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.alone import RunsAlone
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
@@ -157,7 +158,9 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
 @pytest.fixture
 def intake(loop):
     """The calls that wait for the loop."""
-    return Intake(loop, running, loop._finishers)
+    alone = RunsAlone()
+    yield Intake(loop, running, alone)
+    alone.close()
 
 
 def submit(intake, pipe, **given):

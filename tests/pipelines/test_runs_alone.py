@@ -1,5 +1,7 @@
 """Calls of a running batch that cannot join others: they run one after the other beside it."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,24 @@ def test_a_callback_interrupts_its_own_run(pipe, batch):
     found = result(batch.submit("a cat", callback_on_step_end=stop, **CALL))
     assert rows == [0, 1, 2]
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_calls_that_join_need_not_wait_for_those_that_run_alone(pipe, batch):
+    going = threading.Event()
+
+    def wait(own, row, timestep, tensors):
+        assert going.wait(SECONDS)
+        return {}
+
+    held = [batch.submit("a cat", callback_on_step_end=wait, **CALL) for _ in range(3)]
+    torch = {**CALL, "noise": "torch", "num_images_per_prompt": 2}
+    held += [batch.submit("a cat", sampler="euler_a", **torch) for _ in range(20)]
+    result(batch.submit("a dog", **CALL))
+    assert not any(future.done() for future in held)
+    # What waits holds no more than some prepared runs.
+    prepared = [run for _, run in batch._alone._waiting]
+    assert len(prepared) == 22
+    assert 0 < len([run for run in prepared if run is not None]) <= 16
+    going.set()
+    found = [result(future) for future in held]
+    assert all(np.array_equal(one, found[3]) for one in found[4:])

@@ -13,7 +13,6 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import adaptable_networks
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import last_guided_row
@@ -55,10 +54,9 @@ def table_height(rows: int) -> int:
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
-def runs_alone(call: Call, run: PreparedRun) -> bool:
-    """Returns whether a run cannot join others: it has a callback, or draws PyTorch's numbers."""
-    drawn = isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
-    return drawn or call.callback_on_step_end is not None
+def draws_torch_noise(run: PreparedRun) -> bool:
+    """Returns whether a run draws PyTorch's numbers at its steps, and so cannot join others."""
+    return isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
 
 
 def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Picture]:

@@ -3,16 +3,14 @@
 import collections
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor
 
+from diffusax.pipelines.alone import RunsAlone
 from diffusax.pipelines.batch_loop import BatchLoop, images_of
-from diffusax.pipelines.entries import prepare_pictures, runs_alone
+from diffusax.pipelines.entries import draws_torch_noise, prepare_pictures
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.measures import Arrivals
-from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.policies import Candidate, Policy
 from diffusax.pipelines.requests import prepare
-from diffusax.pipelines.step_callbacks import view_of, watch_call
 
 _AHEAD = 16
 """The images that are prepared and wait, where some wait."""
@@ -26,13 +24,13 @@ class Intake:
     One thread at a time calls its methods, but for `add`.
     """
 
-    def __init__(self, loop: BatchLoop, policy: Policy, alone: Executor):
+    def __init__(self, loop: BatchLoop, policy: Policy, alone: RunsAlone):
         """Starts without calls.
 
         Args:
             loop: the loop of the batches.
             policy: who joins when.
-            alone: the threads for calls that cannot join others.
+            alone: what runs the calls that cannot join others.
         """
         self._loop, self._policy, self._alone = loop, policy, alone
         self._new: collections.deque[tuple[Request, float]] = collections.deque()
@@ -61,8 +59,12 @@ class Intake:
     def admit(self) -> None:
         """Has those images join that the policy says."""
         self._ready = [i for i in self._ready if not i.owner.request.generation.done()]
+        until = time.perf_counter() + _SECONDS
         while self._new and not self._ready:
             self._prepare_one()
+            # Many may run alone, and the batches go on meanwhile.
+            if time.perf_counter() > until:
+                break
         if not self._ready:
             return
         device = self._loop.device(self._arrivals.rate())
@@ -80,11 +82,14 @@ class Intake:
         request, came = self._new.popleft()
         if request.generation.cancelled():
             return
+        if request.call.callback_on_step_end is not None:
+            self._alone.add(request)
+            return
         try:
             run = prepare(request)
             request.finish = run.finish
-            if runs_alone(request.call, run):
-                self._alone.submit(_run_alone, request, run)
+            if draws_torch_noise(run):
+                self._alone.add(request, run)
                 return
             images = images_of(request, prepare_pictures(request.c, request.pipe.task, run))
             self._ready += map(self._loop.candidate, images)
@@ -93,17 +98,3 @@ class Intake:
             return
         for _ in images:
             self._arrivals.note(came)
-
-
-def _run_alone(request: Request, run: PreparedRun) -> None:
-    """Runs a call that cannot join others."""
-    try:
-        pipe = view_of(request.pipe, request.c)
-        latents = watch_call(
-            *(pipe, request.c, request.call, run),
-            interrupted=lambda: pipe.interrupt,
-            bar={"disable": True},
-        )
-        request.complete(request.decode(latents, run.decoding, run.decoder_condition))
-    except Exception as error:
-        request.generation.settle(error=error)

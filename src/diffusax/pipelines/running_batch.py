@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import jax
 
+from diffusax.pipelines.alone import RunsAlone
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares, kind_of
 from diffusax.pipelines.entries import prepare_pictures
@@ -74,8 +75,10 @@ class RunningBatch:
         self._changed = threading.Condition()
         self._closing = self._cancelling = False
         self._finishers = ThreadPoolExecutor(_FINISHERS, "diffusax-finish")
-        self._loop = BatchLoop(self._sizes, self._finishers)
-        self._intake = Intake(self._loop, running, self._finishers)
+        self._previewers = ThreadPoolExecutor(1, "diffusax-preview")
+        self._alone = RunsAlone()
+        self._loop = BatchLoop(self._sizes, self._finishers, self._previewers)
+        self._intake = Intake(self._loop, running, self._alone)
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
         self._thread.start()
 
@@ -147,6 +150,8 @@ class RunningBatch:
             self._closing, self._cancelling = True, cancel
             self._changed.notify()
         self._thread.join()
+        self._alone.close()
+        self._previewers.shutdown()
         self._finishers.shutdown()
 
     def __enter__(self) -> Self:
