@@ -116,3 +116,53 @@ def test_calls_that_join_need_not_wait_for_those_that_run_alone(pipe, batch):
     going.set()
     found = [result(future) for future in held]
     assert all(np.array_equal(one, found[3]) for one in found[4:])
+
+
+def wait_for_row(future):
+    while not future.progress and not future.done():
+        threading.Event().wait(0.01)
+
+
+LONG = {**CALL, "num_inference_steps": 999}
+ALONE = ({"callback_on_step_end": nothing}, {"noise": "torch", "sampler": "euler_a"})
+
+
+@pytest.mark.parametrize("given", ALONE)
+def test_a_call_that_runs_alone_ends_at_the_next_step_when_it_is_cancelled(batch, given):
+    future = batch.submit("a cat", **LONG, **given)
+    waiting = batch.submit("a cat", **LONG, **given)
+    wait_for_row(future)
+    assert future.progress < 0.5
+    assert waiting.progress == 0
+    assert waiting.cancel()
+    assert future.cancel()
+    result(batch.submit("a cat", callback_on_step_end=nothing, **CALL))
+    done, total = future._rows[0]
+    assert 0 < done < 500 < total
+
+
+@pytest.mark.parametrize("given", ALONE)
+def test_a_call_that_runs_alone_is_shown_as_it_is(batch, given):
+    futures = [batch.submit(["a cat", "a dog"], **LONG, **given) for _ in range(2)]
+    wait_for_row(futures[0])
+    shown = futures[0].preview(SECONDS)
+    assert [image.size for image in shown] == [(64, 64)] * 2
+    assert np.asarray(shown[0]).std() > 5
+    assert futures[0].progress < 1
+    for future in futures:
+        assert future.cancel()
+
+
+def test_closing_with_cancel_ends_the_calls_that_run_alone(pipe):
+    rows = []
+
+    def count(own, row, timestep, tensors):
+        rows.append(row)
+        return {}
+
+    with diffusax.RunningBatch(pipe, lanes=4) as batch:
+        futures = [batch.submit("a cat", callback_on_step_end=count, **LONG) for _ in range(3)]
+        wait_for_row(futures[0])
+        batch.close(cancel=True)
+    assert all(future.cancelled() for future in futures)
+    assert 0 < len(rows) < 500

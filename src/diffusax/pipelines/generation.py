@@ -143,13 +143,32 @@ class Request:
     def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
         """Decodes pictures as they are, each with its latents 1 h w c before a row, to PIL images.
 
-        The latents are scaled to about the variance of clean ones.
+        See `preview_of`.
         """
         found: list[Any] = []
         for picture, latents, row in pictures:
-            unit = latents / np.float32(np.hypot(*picture.levels[row]))
-            found += output(self.c, unit, picture.decoding, picture.decoder_condition, "pil")
+            own = picture.decoding, picture.decoder_condition
+            found += preview_of(self.c, latents, picture.levels[row], *own)
         return found
+
+
+def preview_of(
+    c: Components, latents: Any, level: np.ndarray, decoding: Decoding, condition: Any
+) -> list[Any]:
+    """Decodes the latents of images that are not done to PIL images.
+
+    The latents are scaled to about the variance of clean ones.
+
+    Args:
+        c: the components.
+        latents: b h w c.
+        level: their (signal, noise).
+        decoding: see `output`.
+        condition: see `output`.
+    """
+    unit = latents / np.float32(np.hypot(*level))
+    found: list[Any] = output(c, unit, decoding, condition, "pil")
+    return found
 
 
 def _joined(results: list[Any], output_type: str) -> Any:

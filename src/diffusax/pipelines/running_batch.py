@@ -147,8 +147,10 @@ class RunningBatch:
         cancel: whether to cancel the calls first.
         """
         with self._changed:
-            self._closing, self._cancelling = True, cancel
+            self._closing, self._cancelling = True, self._cancelling or cancel
             self._changed.notify()
+        if cancel:
+            self._alone.cancel()
         self._thread.join()
         self._alone.close()
         self._previewers.shutdown()
@@ -173,16 +175,8 @@ class RunningBatch:
             self._changed.release()
 
     def _serve(self) -> None:
-        """Runs until the batch is closed and all calls have ended."""
-        while True:
-            with self._changed:
-                while not (self._intake or self._loop.has_work()):
-                    if self._closing:
-                        return
-                    self._changed.wait(1.0)
-            if self._cancelling:
-                for request in [*self._intake.requests(), *self._loop.requests()]:
-                    request.generation.cancel()
+        """Runs until the batch is closed and all calls have ended but for those that run alone."""
+        while self._wait_for_work():
             try:
                 self._intake.admit()
                 self._loop.turn(self._intake.prepare)
@@ -191,3 +185,17 @@ class RunningBatch:
                 log.exception("the running batch failed")
                 self._intake.fail(error)
                 self._loop.fail(error)
+
+    def _wait_for_work(self) -> bool:
+        """Waits until there is work; returns whether there will be any."""
+        with self._changed:
+            while not (self._has_work() or self._closing):
+                self._changed.wait(1.0)
+        if self._cancelling:
+            for part in (self._intake, self._loop, self._alone):
+                for request in list(part.requests()):
+                    request.generation.cancel()
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._intake) or self._loop.has_work()
