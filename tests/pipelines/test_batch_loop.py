@@ -141,7 +141,8 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
     pipe, loop, monkeypatch
 ):
     future = add(loop, pipe)
-    loop.turn()
+    while not future.progress:
+        loop.turn()
     with ThreadPoolExecutor(1) as threads:
         preview = threads.submit(future.preview, SECONDS)
         while not future.wants_preview():

@@ -32,6 +32,8 @@ class Generation(Future[Any]):
         self._rows: dict[int, tuple[int, int]] = {}
         self._previews: list[Future[list[Any]]] = []
         self._lock = threading.Lock()
+        self._told = False
+        """Whether those who wait for several futures have been told that it is cancelled."""
 
     @property
     def progress(self) -> float:
@@ -46,12 +48,25 @@ class Generation(Future[Any]):
         """Cancels the call, and returns whether it was still running."""
         cancelled = super().cancel()
         self._on_change()
+        if cancelled:
+            with self._lock:
+                first, self._told = not self._told, True
+            if first:
+                # concurrent.futures.wait and as_completed learn of it only so.
+                self.set_running_or_notify_cancel()
+            self.answer_previews(None)
         return cancelled
+
+    def running(self) -> bool:
+        """Returns whether it has begun and not ended; it can be cancelled all the same."""
+        with self._lock:
+            begun = any(done for done, _ in self._rows.values())
+        return begun and not self.done()
 
     def preview(self, timeout: float | None = None) -> list[Any]:
         """Returns the call's images as they are now, decoded to PIL images.
 
-        The list has those that run; it is empty before the first row and after the last.
+        The list has those that run; it is empty, at once, before the first row and after the last.
 
         timeout: the seconds to wait for the next step and the decoder; None waits as long as it
         takes.
@@ -61,6 +76,8 @@ class Generation(Future[Any]):
         """
         wanted: Future[list[Any]] = Future()
         with self._lock:
+            if not any(0 < done < total for done, total in self._rows.values()):
+                return []
             self._previews.append(wanted)
         self._on_change()
         if self.done():
