@@ -326,8 +326,18 @@ def test_the_components_are_those_at_the_time_of_the_call(pipes, batch):
 def test_mistakes_are_one_sentence(pipes, batch):
     with pytest.raises(ValueError, match="num_inference_steps must be"):
         batch.submit("a cat", num_inference_steps=0)
-    with pytest.raises(ValueError, match="sampler"):
+    with pytest.raises(ValueError, match="unknown sampler"):
         batch.submit("a cat", sampler="nothing")
+    for sampler in (5, samplers.EulerDiscreteScheduler):
+        with pytest.raises(ValueError, match="sampler must be"):
+            batch.submit("a cat", sampler=sampler)
+    with pytest.raises(ValueError, match=r"pipe must be a pipeline, as.*'x'"):
+        batch.submit("a cat", pipe="x")
+    with pytest.raises(ValueError, match="pipe must be a pipeline"):
+        diffusax.RunningBatch("x")
+    for name, value in (("lanes", 8.0), ("lanes", "8"), ("smallest", True), ("adapter_rank", 1.5)):
+        with pytest.raises(ValueError, match=f"{name} must be an integer"):
+            diffusax.RunningBatch(pipes["text"], **{name: value})
     with pytest.raises(TypeError, match="propmt"):
         batch.submit(propmt="a cat")
     with pytest.raises(ValueError, match="height must be divisible by 4"):

@@ -166,3 +166,15 @@ def test_closing_with_cancel_ends_the_calls_that_run_alone(pipe):
         batch.close(cancel=True)
     assert all(future.cancelled() for future in futures)
     assert 0 < len(rows) < 500
+
+
+def test_the_older_callback_sees_what_it_does_in_a_call(pipe, batch):
+    seen = ([], [])
+    for call, steps in zip((pipe, batch.submit), seen, strict=True):
+        given = {"callback": lambda i, t, x, steps=steps: steps.append((i, t, x.shape))}
+        found = call("a cat", callback_steps=2, **given, **CALL)
+    result(found)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3
+    with pytest.raises(ValueError, match="callback_steps must be an integer"):
+        batch.submit("a cat", callback=print, callback_steps=0, **CALL)

@@ -15,7 +15,7 @@ from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.intake import Intake
 from diffusax.pipelines.policies import running
-from diffusax.pipelines.requests import make_request, prepare
+from diffusax.pipelines.requests import check_pipeline, make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.samplers import Scheduler
 
@@ -56,11 +56,16 @@ class RunningBatch:
                 rounded up; images whose adapters together have more wait until others leave.
 
         Raises:
-            ValueError: a number is not such a one, or the mesh belongs to several processes.
+            ValueError: pipe is no pipeline, a number is not such a one, or the mesh belongs to
+                several processes.
         """
-        check_local(pipe.mesh)
+        check_local(check_pipeline(pipe).mesh)
         devices = count_shares(pipe.mesh)
         smallest = devices if smallest is None else smallest
+        numbers = {"lanes": lanes, "smallest": smallest, "adapter_rank": adapter_rank}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be an integer (got {value!r})")
         for name, value, least in (("lanes", lanes, 4), ("smallest", smallest, 1)):
             share, rest = divmod(value, devices)
             if rest or share < least or share.bit_count() != 1 or value > lanes:
@@ -101,7 +106,7 @@ class RunningBatch:
             TypeError: the arguments do not fit the pipeline's call.
             RuntimeError: the running batch is closed.
         """
-        request = self._request(pipe or self._pipe, sampler, args, kwargs)
+        request = self._request(pipe, sampler, args, kwargs)
         with self._changed:
             if self._closing:
                 raise RuntimeError("the running batch is closed; make another")
@@ -117,7 +122,7 @@ class RunningBatch:
         the images in it wait for.
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
-        request = self._request(pipe or self._pipe, sampler, args, kwargs)
+        request = self._request(pipe, sampler, args, kwargs)
         picture = prepare_pictures(request.c, request.pipe.task, prepare(request))[0]
         sizes = [self._sizes.smallest]
         kind = kind_of(request.c, picture, self._sizes.rank)
@@ -165,7 +170,7 @@ class RunningBatch:
     def _request(
         self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
     ) -> Request:
-        generation = Generation(self._wake)
+        generation, pipe = Generation(self._wake), self._pipe if pipe is None else pipe
         return make_request(pipe, sampler, args, kwargs, texts=self._texts, generation=generation)
 
     def _wake(self) -> None:
