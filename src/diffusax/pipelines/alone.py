@@ -27,8 +27,8 @@ class RunsAlone:
         self._changed = threading.Condition()
         self._running: Request | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="diffusax-alone", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, name="diffusax-alone", daemon=True)
+        self.thread.start()
 
     def add(self, request: Request, run: PreparedRun | None = None) -> None:
         """Adds a call. run: what was prepared of it; None prepares it at its turn."""
@@ -45,18 +45,13 @@ class RunsAlone:
             running = [] if self._running is None else [self._running]
             return [*running, *(request for request, _ in self._waiting)]
 
-    def close(self, *, cancel: bool = False, wait: bool = True) -> None:
-        """Ends the thread after the calls that were added.
-
-        cancel: whether to cancel the calls first. wait: whether to wait for the thread.
-        """
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the thread after the calls that were added. wait: whether to wait for it."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        if cancel:
-            self.cancel()
         if wait:
-            self._thread.join()
+            self.thread.join()
 
     def cancel(self) -> None:
         """Cancels all calls."""

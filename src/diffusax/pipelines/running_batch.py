@@ -1,8 +1,11 @@
 """A running batch for calls that come one after the other, in a thread of its own."""
 
+import atexit
+import functools
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -79,13 +82,22 @@ class RunningBatch:
         self._sizes = Sizes(lanes, smallest, adapter_rank)
         self._changed = threading.Condition()
         self._closing = self._cancelling = False
-        self._finishers = ThreadPoolExecutor(_FINISHERS, "diffusax-finish")
-        self._previewers = ThreadPoolExecutor(1, "diffusax-preview")
+        threads: set[threading.Thread] = set()
+        self._threads = threads
+        pool = functools.partial(
+            ThreadPoolExecutor, initializer=lambda: threads.add(threading.current_thread())
+        )
+        self._finishers = pool(_FINISHERS, "diffusax-finish")
+        self._previewers = pool(1, "diffusax-preview")
         self._alone = RunsAlone()
         self._loop = BatchLoop(self._sizes, self._finishers, self._previewers)
         self._intake = Intake(self._loop, running, self._alone)
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
+        threads |= {self._thread, self._alone.thread}
         self._thread.start()
+        # A thread that still computes while Python ends would abort the process.
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def submit(
         self, *args: Any, pipe: Any = None, sampler: str | Scheduler | None = None, **kwargs: Any
@@ -149,6 +161,8 @@ class RunningBatch:
     def close(self, *, cancel: bool = False) -> None:
         """Waits until all calls have ended, and stops the threads.
 
+        In a callback of a future, which one of these threads may call, it waits for none.
+
         cancel: whether to cancel the calls first.
         """
         with self._changed:
@@ -156,10 +170,13 @@ class RunningBatch:
             self._changed.notify()
         if cancel:
             self._alone.cancel()
+        if threading.current_thread() in self._threads:
+            return
         self._thread.join()
         self._alone.close()
         self._previewers.shutdown()
         self._finishers.shutdown()
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -190,6 +207,7 @@ class RunningBatch:
                 log.exception("the running batch failed")
                 self._intake.fail(error)
                 self._loop.fail(error)
+        self._alone.close(wait=False)
 
     def _wait_for_work(self) -> bool:
         """Waits until there is work; returns whether there will be any."""
@@ -204,3 +222,8 @@ class RunningBatch:
 
     def _has_work(self) -> bool:
         return bool(self._intake) or self._loop.has_work()
+
+
+def _close_at_exit(batch: weakref.ref[RunningBatch]) -> None:
+    if (found := batch()) is not None:
+        found.close(cancel=True)
