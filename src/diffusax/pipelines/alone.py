@@ -59,9 +59,16 @@ class RunsAlone:
             request.generation.cancel()
 
     def _serve(self) -> None:
-        while (given := self._next()) is not None:
-            if not given[0].generation.done():
-                _run(*given)
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Runs the next call; returns whether there was one. No call outlives its turn."""
+        if (given := self._next()) is None:
+            return False
+        if not given[0].generation.done():
+            _run(*given)
+        return True
 
     def _next(self) -> tuple[Request, PreparedRun | None] | None:
         """Waits for the next call; returns None if there will be none."""

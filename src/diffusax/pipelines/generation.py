@@ -11,6 +11,7 @@ import numpy as np
 
 from diffusax.extras import require_extra
 from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.pipelines.adapter_store import Mixture
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
@@ -26,7 +27,7 @@ class Generation(Future[Any]):
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None):
-        """Makes a future. on_change: called when the running batch has something to look at."""
+        """Makes a future. on_change: called when it ends or wants a preview."""
         super().__init__()
         self._on_change = on_change
         self._rows: dict[int, tuple[int, int]] = {}
@@ -115,6 +116,7 @@ class Generation(Future[Any]):
                 self.set_exception(error)
         except (InvalidStateError, CancelledError):
             pass
+        self._on_change()
         self.answer_previews(None)
 
 
@@ -126,6 +128,8 @@ class Request:
     c: Components
     call: Call
     generation: Generation
+    mixture: Mixture | None = None
+    """The adapters that `prepare` merges into the parameters of `c`; None without any."""
     finish: Callable[[Any], Any] | None = None
     """See `PreparedRun.finish`."""
     results: list[Any] = dataclasses.field(default_factory=list)

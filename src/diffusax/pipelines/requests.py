@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from diffusax.pipelines.adapter_store import resolve_adapters
+from diffusax.pipelines.adapter_store import choose_adapters, with_mixture
 from diffusax.pipelines.arguments import Call, bound_arguments, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.generation import Generation, Request
@@ -61,8 +61,8 @@ def make_request(
     stores = {"adapters": parts.adapters, "ip_adapters": parts.ip_adapters}
     copies |= {name: store.snapshot() for name, store in stores.items()}
     c = dataclasses.replace(parts, scheduler=scheduler, texts=texts, **copies)
-    c, call = resolve_adapters(c, call)
-    return Request(pipe, c, call, generation)
+    call, mixture = choose_adapters(c, call)
+    return Request(pipe, c, call, generation, mixture)
 
 
 def check_pipeline(pipe: Any) -> Any:
@@ -76,11 +76,12 @@ def check_pipeline(pipe: Any) -> Any:
 
 
 def prepare(request: Request) -> PreparedRun:
-    """Returns the run of a request.
+    """Returns the run of a request, after merging its adapters that are no products.
 
     Raises:
         ValueError: an argument of its call is not valid.
     """
+    request.c = with_mixture(request.c, request.mixture)
     with in_mesh(request.c.local_mesh):
         run: PreparedRun = request.pipe.task(request.c, request.call)
     return run

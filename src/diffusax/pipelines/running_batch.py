@@ -135,7 +135,8 @@ class RunningBatch:
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe, sampler, args, kwargs)
-        picture = prepare_pictures(request.c, request.pipe.task, prepare(request))[0]
+        prepared = prepare(request)
+        picture = prepare_pictures(request.c, request.pipe.task, prepared)[0]
         sizes = [self._sizes.smallest]
         kind = kind_of(request.c, picture, self._sizes.rank)
         run = BatchRun(request.c, picture, sizes[0], kind)
@@ -212,7 +213,9 @@ class RunningBatch:
     def _wait_for_work(self) -> bool:
         """Waits until there is work; returns whether there will be any."""
         with self._changed:
-            while not (self._has_work() or self._closing):
+            while not self._has_work():
+                if self._closing and not self._intake.holds:
+                    break
                 self._changed.wait(1.0)
         if self._cancelling:
             for part in (self._intake, self._loop, self._alone):
