@@ -59,13 +59,16 @@ def draws_torch_noise(run: PreparedRun) -> bool:
     return isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
 
 
-def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Picture]:
+def prepare_pictures(
+    c: Components, task: Task, run: PreparedRun, count: int | None = None
+) -> list[Picture]:
     """Returns the images of a run, each ready to join a running batch.
 
     Args:
         c: the components.
         task: the task that prepared the run.
         run: the run of one or several images.
+        count: how many of them are prepared, the first ones; None prepares all.
     """
     plan, branches = run.plan, max(most_branches(c, task), 1 + len(run.weights))
     conditions = plan.conditions
@@ -78,7 +81,8 @@ def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Pictur
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting
         arrays = [
-            entry_arrays(*given, np.int32(i), branches=branches) for i in range(len(plan.latents))
+            entry_arrays(*given, np.int32(i), branches=branches)
+            for i in range(len(plan.latents) if count is None else count)
         ]
     return [_picture(c, run, one, i, branches) for i, one in enumerate(arrays)]
 

@@ -9,6 +9,7 @@ from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.entries import draws_torch_noise, prepare_pictures
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.measures import Arrivals
+from diffusax.pipelines.padding import padded
 from diffusax.pipelines.policies import Candidate, Policy
 from diffusax.pipelines.requests import prepare
 
@@ -131,12 +132,14 @@ class Intake:
             self._alone.add(request)
             return
         try:
-            run = prepare(request)
+            call, count = padded(request.call)
+            run = prepare(request, call)
             request.finish = run.finish
             if draws_torch_noise(run):
                 self._alone.add(request, run)
                 return
-            images = images_of(request, prepare_pictures(request.c, request.pipe.task, run))
+            pictures = prepare_pictures(request.c, request.pipe.task, run, count)
+            images = images_of(request, pictures)
             self._ready += map(self._loop.candidate, images)
         except Exception as error:
             request.generation.settle(error=error)

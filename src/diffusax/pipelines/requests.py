@@ -75,15 +75,17 @@ def check_pipeline(pipe: Any) -> Any:
     return pipe
 
 
-def prepare(request: Request) -> PreparedRun:
+def prepare(request: Request, call: Call | None = None) -> PreparedRun:
     """Returns the run of a request, after merging its adapters that are no products.
+
+    call: a call in the place of its own, such as one with further images.
 
     Raises:
         ValueError: an argument of its call is not valid.
     """
     request.c = with_mixture(request.c, request.mixture)
     with in_mesh(request.c.local_mesh):
-        run: PreparedRun = request.pipe.task(request.c, request.call)
+        run: PreparedRun = request.pipe.task(request.c, request.call if call is None else call)
     return run
 
 

@@ -1,22 +1,26 @@
 """A running batch for calls that come one after the other, in a thread of its own."""
 
 import atexit
+import dataclasses
 import functools
 import logging
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
 
 from diffusax.pipelines.alone import RunsAlone
+from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares, kind_of
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.intake import Intake
+from diffusax.pipelines.padding import padded
 from diffusax.pipelines.policies import running
 from diffusax.pipelines.requests import check_pipeline, make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
@@ -129,14 +133,18 @@ class RunningBatch:
     def warm(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the programs that images like those of this call need, for every size of batch.
 
-        It also measures what a step of each size costs, by which images join. The arguments are
-        those of `submit`. Sizes that were not compiled are when a batch first grows to them, which
-        the images in it wait for.
+        So are those that prepare calls of one image, of two, of four and so on up to as many as
+        there are lanes, with and without guidance; other numbers of images are prepared by the
+        same programs. It also measures what a step of each size costs, by which images join. The
+        arguments are those of `submit`. Sizes that were not compiled are when a batch first grows
+        to them, which the images in it wait for.
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
         request = self._request(pipe, sampler, args, kwargs)
         prepared = prepare(request)
         picture = prepare_pictures(request.c, request.pipe.task, prepared)[0]
+        for call in _calls_like(request.call, self._sizes.largest):
+            prepare_pictures(request.c, request.pipe.task, prepare(request, call), 1)
         sizes = [self._sizes.smallest]
         kind = kind_of(request.c, picture, self._sizes.rank)
         run = BatchRun(request.c, picture, sizes[0], kind)
@@ -225,6 +233,20 @@ class RunningBatch:
 
     def _has_work(self) -> bool:
         return bool(self._intake) or self._loop.has_work()
+
+
+def _calls_like(call: Call, most: int) -> Iterator[Call]:
+    """Yields calls of one to `most` images, the powers of two, with and without guidance."""
+    for scale in dict.fromkeys((call.guidance_scale, 0.0, 5.0)):
+        own = dataclasses.replace(call, guidance_scale=scale)
+        yield own
+        count = 2
+        while count <= most:
+            several, images = padded(dataclasses.replace(own, num_images_per_prompt=count))
+            if images is None:
+                break
+            yield several
+            count *= 2
 
 
 def _close_at_exit(batch: weakref.ref[RunningBatch]) -> None:
