@@ -10,6 +10,7 @@ import diffusax
 from diffusax.models.adapters import kernel_shapes
 from diffusax.pipelines import batch as programs
 from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.alone import RunsAlone
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes, images_of
 from diffusax.pipelines.batch_run import BatchRun
 from diffusax.pipelines.entries import prepare_pictures
@@ -140,7 +141,8 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
     pipe, loop, monkeypatch
 ):
     future = add(loop, pipe)
-    loop.turn()
+    while not future.progress:
+        loop.turn()
     with ThreadPoolExecutor(1) as threads:
         preview = threads.submit(future.preview, SECONDS)
         while not future.wants_preview():
@@ -157,7 +159,9 @@ def test_without_memory_for_a_preview_its_caller_is_told_and_the_image_goes_on(
 @pytest.fixture
 def intake(loop):
     """The calls that wait for the loop."""
-    return Intake(loop, running, loop._finishers)
+    alone = RunsAlone()
+    yield Intake(loop, running, alone)
+    alone.close()
 
 
 def submit(intake, pipe, **given):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 import threading
 
 import hypothesis
@@ -326,8 +328,18 @@ def test_the_components_are_those_at_the_time_of_the_call(pipes, batch):
 def test_mistakes_are_one_sentence(pipes, batch):
     with pytest.raises(ValueError, match="num_inference_steps must be"):
         batch.submit("a cat", num_inference_steps=0)
-    with pytest.raises(ValueError, match="sampler"):
+    with pytest.raises(ValueError, match="unknown sampler"):
         batch.submit("a cat", sampler="nothing")
+    for sampler in (5, samplers.EulerDiscreteScheduler):
+        with pytest.raises(ValueError, match="sampler must be"):
+            batch.submit("a cat", sampler=sampler)
+    with pytest.raises(ValueError, match=r"pipe must be a pipeline, as.*'x'"):
+        batch.submit("a cat", pipe="x")
+    with pytest.raises(ValueError, match="pipe must be a pipeline"):
+        diffusax.RunningBatch("x")
+    for name, value in (("lanes", 8.0), ("lanes", "8"), ("smallest", True), ("adapter_rank", 1.5)):
+        with pytest.raises(ValueError, match=f"{name} must be an integer"):
+            diffusax.RunningBatch(pipes["text"], **{name: value})
     with pytest.raises(TypeError, match="propmt"):
         batch.submit(propmt="a cat")
     with pytest.raises(ValueError, match="height must be divisible by 4"):
@@ -340,6 +352,45 @@ def test_mistakes_are_one_sentence(pipes, batch):
     batch.close()
     with pytest.raises(RuntimeError, match="is closed"):
         batch.submit("a cat")
+
+
+@pytest.mark.parametrize("more", [{}, {"callback_on_step_end": lambda *_: {}}, {"width": 65}])
+def test_the_callback_of_a_future_may_close_the_batch(pipes, more):
+    batch, closed = diffusax.RunningBatch(pipes["text"], lanes=4), threading.Event()
+
+    def close(_):
+        batch.close()
+        closed.set()
+
+    batch.submit("a cat", **CALL, **more).add_done_callback(close)
+    assert closed.wait(SECONDS)
+    batch.close()
+    assert not batch._thread.is_alive()
+    assert not batch._alone.thread.is_alive()
+
+
+EXIT = """
+import atexit, sys
+import diffusax
+pipe = diffusax.StableDiffusionPipeline.from_pretrained(sys.argv[1])
+# What is registered first is called last.
+atexit.register(lambda: print([t.is_alive() for t in (batch._thread, batch._alone.thread)]))
+batch = diffusax.RunningBatch(pipe, lanes=4)
+call = {"num_inference_steps": 999, "width": 32, "height": 32}
+futures = [batch.submit("a cat", **call), batch.submit("a dog", noise="torch", eta=1.0, **call)]
+while not futures[0].progress:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_close_its_batch_ends_without_its_threads(tiny_checkpoints):
+    folder = tiny_checkpoints.pipeline("sd")[0]
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip().endswith("[False, False]")
 
 
 def test_an_error_of_the_loop_ends_the_calls_and_not_the_batch(pipes, batch, monkeypatch):

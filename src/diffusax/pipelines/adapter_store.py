@@ -32,6 +32,24 @@ class CallAdapters(NamedTuple):
     """The adapters in the order of the weights' columns."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture:
+    """Adapters that are no products, and the parameters that a call has them merged into."""
+
+    parts: tuple[tuple[Adapter, np.ndarray], ...]
+    """The adapters with the weights of their groups of layers."""
+    base: Mapping[str, Params]
+    """The parameters of the components that they change."""
+
+    def equals(self, other: "Mixture | None") -> bool:
+        """Returns whether both give the same parameters."""
+        # The parameters themselves are compared, not their numbers.
+        return other is not None and self._key() == other._key() and _same(self.base, other.base)
+
+    def _key(self) -> list[tuple[Adapter, bytes]]:
+        return [(adapter, weights.tobytes()) for adapter, weights in self.parts]
+
+
 class AdapterStore:
     """Adapters by name, and the stacks of the last calls on the devices.
 
@@ -46,7 +64,7 @@ class AdapterStore:
         """Whether these are used."""
         self.least_rank = 0
         """The least total rank that stacks have room for."""
-        self._merged: list[tuple[Any, dict[str, Params]]] = []
+        self._merged: list[tuple[Mixture, dict[str, Params]]] = []
         self._stacks = Stacks()
         self._lock = threading.RLock()
 
@@ -149,23 +167,20 @@ class AdapterStore:
             shapes = stack_shapes(tuple(adapters.values()), networks, rank=self.least_rank)
         return Stacked(self._stacks, c, dict(adapters), networks, shapes)
 
-    def merged(self, c: Any, mixture: Sequence[tuple[Adapter, np.ndarray]]) -> dict[str, Params]:
+    def merged(self, c: Any, mixture: Mixture) -> dict[str, Params]:
         """Returns the parameters with adapters' changes; those of the last mixture are kept.
 
-        c: the components. mixture: the adapters with the weights of their groups.
+        c: the components. mixture: the adapters.
         """
-        names = {name for adapter, _ in mixture for name in adapter.changes}
-        weights = tuple((adapter, w.tobytes()) for adapter, w in mixture)
-        # The parameters themselves are in the key, so that their ids stay theirs.
-        base = {name: c.params[name] for name in names}
         with self._lock:
-            for (known, of), found in self._merged:
-                if known == weights and _same(of, base):
+            for known, found in self._merged:
+                if known.equals(mixture):
                     return found
             # The last mixture's copies go before the next one's are made.
             self._merged.clear()
-            found = merged_params(base, adaptable_networks(c), mixture, products=False)
-            self._merged.append(((weights, base), found))
+            networks = adaptable_networks(c)
+            found = merged_params(mixture.base, networks, mixture.parts, products=False)
+            self._merged.append((mixture, found))
         return found
 
 
@@ -186,10 +201,19 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
         ValueError: an adapter is unknown, a weight is none, or the prompts of a call have several
             weights of an adapter that is merged.
     """
+    call, mixture = choose_adapters(c, call)
+    return with_mixture(c, mixture), call
+
+
+def choose_adapters(c: Any, call: Call) -> tuple[Call, Mixture | None]:
+    """Returns a call that names its adapters, and those of them that are to be merged.
+
+    The latter are None where there are none. Raises ValueError, see `resolve_adapters`.
+    """
     store: AdapterStore = c.adapters
     if call.adapters is None:
         if not (store.enabled and store.active):
-            return c, call
+            return call, None
         active = {name: _unfused(c, name, weight) for name, weight in store.active.items()}
         # What is wholly in the parameters needs no program with adapters.
         left = {name: weight for name, weight in active.items() if weight is not None}
@@ -197,7 +221,7 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
     rows = [_checked(c, row) for row in as_list(call.adapters)]
     names = [name for name in store.names_of(rows) if store.adapters[name].changes]
     if not names:
-        return c, call
+        return call, None
     groups = WeightGroups(adaptable_networks(c))
     mixture = []
     for name in names:
@@ -209,8 +233,14 @@ def resolve_adapters(c: Any, call: Call) -> tuple[Any, Call]:
                 "call share its weight"
             )
         mixture.append((store.adapters[name], weights[0]))
-    merged = store.merged(c, mixture)
-    return (dataclasses.replace(c, params={**c.params, **merged}) if merged else c), call
+    changed = {name for adapter, _ in mixture for name in adapter.changes}
+    return call, Mixture(tuple(mixture), {name: c.params[name] for name in changed})
+
+
+def with_mixture(c: Any, mixture: Mixture | None) -> Any:
+    """Returns the components with adapters merged into their parameters."""
+    merged = {} if mixture is None else c.adapters.merged(c, mixture)
+    return dataclasses.replace(c, params={**c.params, **merged}) if merged else c
 
 
 def _unfused(c: Any, name: str, weight: Weight) -> Weight | None:

@@ -282,10 +282,6 @@ def documented(call: Any) -> Any:
 
     @functools.wraps(call)
     def called(self: Any, *args: Any, **given: Any) -> Any:
-        if "callback" not in signature.parameters:
-            callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
-            if callback is not None:
-                given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
         return self._generate(bound_arguments(signature, self, args, given))
 
     return called
@@ -294,11 +290,19 @@ def documented(call: Any) -> Any:
 def bound_arguments(
     signature: inspect.Signature, self: Any, args: tuple[Any, ...], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the arguments of a method's call by name, with the defaults.
+    """Returns the arguments of a pipeline's call by name, with the defaults.
+
+    Every call also takes callback and callback_steps, whether its signature has them or not.
 
     Raises:
+        ValueError: callback or callback_steps is not valid.
         TypeError: they do not fit the signature; names the method.
     """
+    if "callback" not in signature.parameters:
+        given = dict(given)
+        callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
+        if callback is not None:
+            given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
     try:
         bound = signature.bind(self, *args, **given)
     except TypeError as error:

@@ -13,7 +13,6 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.adapter_store import adaptable_networks
 from diffusax.pipelines.adapter_weights import WeightGroups
 from diffusax.pipelines.adapters import Adapter
-from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import last_guided_row
@@ -55,19 +54,21 @@ def table_height(rows: int) -> int:
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
-def runs_alone(call: Call, run: PreparedRun) -> bool:
-    """Returns whether a run cannot join others: it has a callback, or draws PyTorch's numbers."""
-    drawn = isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
-    return drawn or call.callback_on_step_end is not None
+def draws_torch_noise(run: PreparedRun) -> bool:
+    """Returns whether a run draws PyTorch's numbers at its steps, and so cannot join others."""
+    return isinstance(run.noise, TorchNoise) and bool(run.schedule.draws_noise.any())
 
 
-def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Picture]:
+def prepare_pictures(
+    c: Components, task: Task, run: PreparedRun, count: int | None = None
+) -> list[Picture]:
     """Returns the images of a run, each ready to join a running batch.
 
     Args:
         c: the components.
         task: the task that prepared the run.
         run: the run of one or several images.
+        count: how many of them are prepared, the first ones; None prepares all.
     """
     plan, branches = run.plan, max(most_branches(c, task), 1 + len(run.weights))
     conditions = plan.conditions
@@ -80,7 +81,8 @@ def prepare_pictures(c: Components, task: Task, run: PreparedRun) -> list[Pictur
             conditions = conditions._replace(control=hints)
         given = plan.latents, plan.noise, conditions, plan.inpainting
         arrays = [
-            entry_arrays(*given, np.int32(i), branches=branches) for i in range(len(plan.latents))
+            entry_arrays(*given, np.int32(i), branches=branches)
+            for i in range(len(plan.latents) if count is None else count)
         ]
     return [_picture(c, run, one, i, branches) for i, one in enumerate(arrays)]
 

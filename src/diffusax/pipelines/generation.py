@@ -11,6 +11,7 @@ import numpy as np
 
 from diffusax.extras import require_extra
 from diffusax.images.outputs import ImagePipelineOutput
+from diffusax.pipelines.adapter_store import Mixture
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
@@ -26,12 +27,14 @@ class Generation(Future[Any]):
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None):
-        """Makes a future. on_change: called when the running batch has something to look at."""
+        """Makes a future. on_change: called when it ends or wants a preview."""
         super().__init__()
         self._on_change = on_change
         self._rows: dict[int, tuple[int, int]] = {}
         self._previews: list[Future[list[Any]]] = []
         self._lock = threading.Lock()
+        self._told = False
+        """Whether those who wait for several futures have been told that it is cancelled."""
 
     @property
     def progress(self) -> float:
@@ -46,12 +49,25 @@ class Generation(Future[Any]):
         """Cancels the call, and returns whether it was still running."""
         cancelled = super().cancel()
         self._on_change()
+        if cancelled:
+            with self._lock:
+                first, self._told = not self._told, True
+            if first:
+                # concurrent.futures.wait and as_completed learn of it only so.
+                self.set_running_or_notify_cancel()
+            self.answer_previews(None)
         return cancelled
+
+    def running(self) -> bool:
+        """Returns whether it has begun and not ended; it can be cancelled all the same."""
+        with self._lock:
+            begun = any(done for done, _ in self._rows.values())
+        return begun and not self.done()
 
     def preview(self, timeout: float | None = None) -> list[Any]:
         """Returns the call's images as they are now, decoded to PIL images.
 
-        The list has those that run; it is empty before the first row and after the last.
+        The list has those that run; it is empty, at once, before the first row and after the last.
 
         timeout: the seconds to wait for the next step and the decoder; None waits as long as it
         takes.
@@ -61,6 +77,8 @@ class Generation(Future[Any]):
         """
         wanted: Future[list[Any]] = Future()
         with self._lock:
+            if not any(0 < done < total for done, total in self._rows.values()):
+                return []
             self._previews.append(wanted)
         self._on_change()
         if self.done():
@@ -98,6 +116,7 @@ class Generation(Future[Any]):
                 self.set_exception(error)
         except (InvalidStateError, CancelledError):
             pass
+        self._on_change()
         self.answer_previews(None)
 
 
@@ -109,6 +128,8 @@ class Request:
     c: Components
     call: Call
     generation: Generation
+    mixture: Mixture | None = None
+    """The adapters that `prepare` merges into the parameters of `c`; None without any."""
     finish: Callable[[Any], Any] | None = None
     """See `PreparedRun.finish`."""
     results: list[Any] = dataclasses.field(default_factory=list)
@@ -143,13 +164,32 @@ class Request:
     def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
         """Decodes pictures as they are, each with its latents 1 h w c before a row, to PIL images.
 
-        The latents are scaled to about the variance of clean ones.
+        See `preview_of`.
         """
         found: list[Any] = []
         for picture, latents, row in pictures:
-            unit = latents / np.float32(np.hypot(*picture.levels[row]))
-            found += output(self.c, unit, picture.decoding, picture.decoder_condition, "pil")
+            own = picture.decoding, picture.decoder_condition
+            found += preview_of(self.c, latents, picture.levels[row], *own)
         return found
+
+
+def preview_of(
+    c: Components, latents: Any, level: np.ndarray, decoding: Decoding, condition: Any
+) -> list[Any]:
+    """Decodes the latents of images that are not done to PIL images.
+
+    The latents are scaled to about the variance of clean ones.
+
+    Args:
+        c: the components.
+        latents: b h w c.
+        level: their (signal, noise).
+        decoding: see `output`.
+        condition: see `output`.
+    """
+    unit = latents / np.float32(np.hypot(*level))
+    found: list[Any] = output(c, unit, decoding, condition, "pil")
+    return found
 
 
 def _joined(results: list[Any], output_type: str) -> Any:

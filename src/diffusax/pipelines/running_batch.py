@@ -1,20 +1,28 @@
 """A running batch for calls that come one after the other, in a thread of its own."""
 
+import atexit
+import dataclasses
+import functools
 import logging
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
 
+from diffusax.pipelines.alone import RunsAlone
+from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.batch_loop import BatchLoop, Sizes
 from diffusax.pipelines.batch_run import BatchRun, check_local, count_shares, kind_of
 from diffusax.pipelines.entries import prepare_pictures
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.intake import Intake
+from diffusax.pipelines.padding import padded
 from diffusax.pipelines.policies import running
-from diffusax.pipelines.requests import make_request, prepare
+from diffusax.pipelines.requests import check_pipeline, make_request, prepare
 from diffusax.pipelines.text_cache import TextCache
 from diffusax.samplers import Scheduler
 
@@ -55,11 +63,16 @@ class RunningBatch:
                 rounded up; images whose adapters together have more wait until others leave.
 
         Raises:
-            ValueError: a number is not such a one, or the mesh belongs to several processes.
+            ValueError: pipe is no pipeline, a number is not such a one, or the mesh belongs to
+                several processes.
         """
-        check_local(pipe.mesh)
+        check_local(check_pipeline(pipe).mesh)
         devices = count_shares(pipe.mesh)
         smallest = devices if smallest is None else smallest
+        numbers = {"lanes": lanes, "smallest": smallest, "adapter_rank": adapter_rank}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be an integer (got {value!r})")
         for name, value, least in (("lanes", lanes, 4), ("smallest", smallest, 1)):
             share, rest = divmod(value, devices)
             if rest or share < least or share.bit_count() != 1 or value > lanes:
@@ -73,11 +86,22 @@ class RunningBatch:
         self._sizes = Sizes(lanes, smallest, adapter_rank)
         self._changed = threading.Condition()
         self._closing = self._cancelling = False
-        self._finishers = ThreadPoolExecutor(_FINISHERS, "diffusax-finish")
-        self._loop = BatchLoop(self._sizes, self._finishers)
-        self._intake = Intake(self._loop, running, self._finishers)
+        threads: set[threading.Thread] = set()
+        self._threads = threads
+        pool = functools.partial(
+            ThreadPoolExecutor, initializer=lambda: threads.add(threading.current_thread())
+        )
+        self._finishers = pool(_FINISHERS, "diffusax-finish")
+        self._previewers = pool(1, "diffusax-preview")
+        self._alone = RunsAlone()
+        self._loop = BatchLoop(self._sizes, self._finishers, self._previewers)
+        self._intake = Intake(self._loop, running, self._alone)
         self._thread = threading.Thread(target=self._serve, name="diffusax-batch", daemon=True)
+        threads |= {self._thread, self._alone.thread}
         self._thread.start()
+        # A thread that still computes while Python ends would abort the process.
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def submit(
         self, *args: Any, pipe: Any = None, sampler: str | Scheduler | None = None, **kwargs: Any
@@ -98,7 +122,7 @@ class RunningBatch:
             TypeError: the arguments do not fit the pipeline's call.
             RuntimeError: the running batch is closed.
         """
-        request = self._request(pipe or self._pipe, sampler, args, kwargs)
+        request = self._request(pipe, sampler, args, kwargs)
         with self._changed:
             if self._closing:
                 raise RuntimeError("the running batch is closed; make another")
@@ -109,13 +133,18 @@ class RunningBatch:
     def warm(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the programs that images like those of this call need, for every size of batch.
 
-        It also measures what a step of each size costs, by which images join. The arguments are
-        those of `submit`. Sizes that were not compiled are when a batch first grows to them, which
-        the images in it wait for.
+        So are those that prepare calls of one image, of two, of four and so on up to as many as
+        there are lanes, with and without guidance; other numbers of images are prepared by the
+        same programs. It also measures what a step of each size costs, by which images join. The
+        arguments are those of `submit`. Sizes that were not compiled are when a batch first grows
+        to them, which the images in it wait for.
         """
         sampler, pipe = kwargs.pop("sampler", None), kwargs.pop("pipe", None)
-        request = self._request(pipe or self._pipe, sampler, args, kwargs)
-        picture = prepare_pictures(request.c, request.pipe.task, prepare(request))[0]
+        request = self._request(pipe, sampler, args, kwargs)
+        prepared = prepare(request)
+        picture = prepare_pictures(request.c, request.pipe.task, prepared)[0]
+        for call in _calls_like(request.call, self._sizes.largest):
+            prepare_pictures(request.c, request.pipe.task, prepare(request, call), 1)
         sizes = [self._sizes.smallest]
         kind = kind_of(request.c, picture, self._sizes.rank)
         run = BatchRun(request.c, picture, sizes[0], kind)
@@ -141,13 +170,22 @@ class RunningBatch:
     def close(self, *, cancel: bool = False) -> None:
         """Waits until all calls have ended, and stops the threads.
 
+        In a callback of a future, which one of these threads may call, it waits for none.
+
         cancel: whether to cancel the calls first.
         """
         with self._changed:
-            self._closing, self._cancelling = True, cancel
+            self._closing, self._cancelling = True, self._cancelling or cancel
             self._changed.notify()
+        if cancel:
+            self._alone.cancel()
+        if threading.current_thread() in self._threads:
+            return
         self._thread.join()
+        self._alone.close()
+        self._previewers.shutdown()
         self._finishers.shutdown()
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +196,7 @@ class RunningBatch:
     def _request(
         self, pipe: Any, sampler: str | Scheduler | None, args: tuple[Any, ...], kwargs: Any
     ) -> Request:
-        generation = Generation(self._wake)
+        generation, pipe = Generation(self._wake), self._pipe if pipe is None else pipe
         return make_request(pipe, sampler, args, kwargs, texts=self._texts, generation=generation)
 
     def _wake(self) -> None:
@@ -168,16 +206,8 @@ class RunningBatch:
             self._changed.release()
 
     def _serve(self) -> None:
-        """Runs until the batch is closed and all calls have ended."""
-        while True:
-            with self._changed:
-                while not (self._intake or self._loop.has_work()):
-                    if self._closing:
-                        return
-                    self._changed.wait(1.0)
-            if self._cancelling:
-                for request in [*self._intake.requests(), *self._loop.requests()]:
-                    request.generation.cancel()
+        """Runs until the batch is closed and all calls have ended but for those that run alone."""
+        while self._wait_for_work():
             try:
                 self._intake.admit()
                 self._loop.turn(self._intake.prepare)
@@ -186,3 +216,39 @@ class RunningBatch:
                 log.exception("the running batch failed")
                 self._intake.fail(error)
                 self._loop.fail(error)
+        self._alone.close(wait=False)
+
+    def _wait_for_work(self) -> bool:
+        """Waits until there is work; returns whether there will be any."""
+        with self._changed:
+            while not self._has_work():
+                if self._closing and not self._intake.holds:
+                    break
+                self._changed.wait(1.0)
+        if self._cancelling:
+            for part in (self._intake, self._loop, self._alone):
+                for request in list(part.requests()):
+                    request.generation.cancel()
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._intake) or self._loop.has_work()
+
+
+def _calls_like(call: Call, most: int) -> Iterator[Call]:
+    """Yields calls of one to `most` images, the powers of two, with and without guidance."""
+    for scale in dict.fromkeys((call.guidance_scale, 0.0, 5.0)):
+        own = dataclasses.replace(call, guidance_scale=scale)
+        yield own
+        count = 2
+        while count <= most:
+            several, images = padded(dataclasses.replace(own, num_images_per_prompt=count))
+            if images is None:
+                break
+            yield several
+            count *= 2
+
+
+def _close_at_exit(batch: weakref.ref[RunningBatch]) -> None:
+    if (found := batch()) is not None:
+        found.close(cancel=True)

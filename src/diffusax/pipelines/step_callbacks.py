@@ -1,5 +1,6 @@
 """callback_on_step_end: passes the values of a run to callbacks, and takes their changes."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import PreparedRun
-from diffusax.pipelines.sample import watch
+from diffusax.pipelines.sample import OnRow, watch
 from diffusax.pipelines.sizes import check_latents
 from diffusax.typed.convert import shortened
 
@@ -35,6 +36,7 @@ def watch_call(
     call: Call,
     run: PreparedRun,
     *,
+    on_rows: Callable[[int, jax.Array], None] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
     bar: Mapping[str, Any],
 ) -> jax.Array:
@@ -45,15 +47,42 @@ def watch_call(
         c: the components that run.
         call: the call.
         run: the run.
+        on_rows: called after each row with the number of rows until then and the sampler's state,
+            before the call's own callback.
         interrupted: see `watch`.
         bar: see `watch`.
     """
     # Callbacks read these from the pipeline.
     vars(pipe).update(_guidance_scale=call.guidance_scale, _num_timesteps=len(run.schedule))
-    on_row = None
+    on_row: OnRow | None = None
     if call.callback_on_step_end is not None:
         on_row = functools.partial(_call_back, pipe, call)
+    if on_rows is not None:
+        on_row = functools.partial(_tell_first, on_rows, on_row)
     return watch(c, run, on_row, interrupted=interrupted, bar=bar)
+
+
+def _tell_first(
+    on_rows: Callable[[int, jax.Array], None],
+    on_row: OnRow | None,
+    row: int,
+    state: jax.Array,
+    run: PreparedRun,
+) -> tuple[jax.Array, PreparedRun, bool]:
+    """Tells of a row before the callback is called, if there is one."""
+    on_rows(row + 1, state)
+    return (state, run, False) if on_row is None else on_row(row, state, run)
+
+
+def view_of(pipe: Any, c: Components) -> Any:
+    """Returns a pipeline for one run beside others: it shares all but what belongs to the run.
+
+    Its components are those that run, and the guidance scale, the number of timesteps and the wish
+    to stop, which callbacks read and set, concern no other run.
+    """
+    view = copy.copy(pipe)
+    vars(view).update(parts=c, _interrupt=False)
+    return view
 
 
 def _call_back(

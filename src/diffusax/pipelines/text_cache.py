@@ -3,6 +3,7 @@
 import collections
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,13 +22,14 @@ class TextCache:
     """The embeddings of the last texts, each of which is encoded by itself.
 
     So they are the same bits whatever other texts a call has, and the empty negative prompt is
-    encoded once.
+    encoded once. The cache keeps neither the parameters of text encoders nor adapters in memory.
     """
 
     def __init__(self, size: int = 256):
         """Makes an empty cache. size: the number of texts that it keeps."""
         self._size = size
-        self._found: collections.OrderedDict[Any, tuple[Prompt, Any]] = collections.OrderedDict()
+        self._found: collections.OrderedDict[Any, tuple[Prompt, _Arrays]]
+        self._found = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def encode(
@@ -49,9 +51,10 @@ class TextCache:
         """
         n = len(tokens.ids[0]) // groups
         load = functools.cache(ready or (lambda: params))
+        arrays = _Arrays((params, adapters))
         found = [
             self._one(
-                (family, encoders, params),
+                (family, encoders, arrays),
                 jax.tree.map(lambda x, i=i: x[i : i + 1], tokens),
                 adapters,
                 skip,
@@ -68,25 +71,38 @@ class TextCache:
 
     def _one(
         self,
-        model: tuple[Family, tuple[Network, ...], tuple[Params, ...]],
+        model: "tuple[Family, tuple[Network, ...], _Arrays]",
         tokens: Tokens,
         adapters: tuple[Layers | None, ...],
         clip_skip: int | None,
         load: Callable[[], tuple[Params, ...]],
     ) -> Prompt:
-        family, encoders, params = model
+        family, encoders, arrays = model
         leaves = tuple((x.shape, np.asarray(x).tobytes()) for x in jax.tree.leaves(tokens))
-        # What is identified is kept with the result, so that nothing else gets its identity.
-        kept = *params, *adapters
-        key = encoders, tuple(map(id, kept)), leaves, jax.tree.structure(tokens), clip_skip
+        key = encoders, arrays.ids, leaves, jax.tree.structure(tokens), clip_skip
         with self._lock:
-            if key in self._found:
+            # Other arrays may have got the identity of those that are no more.
+            if key in self._found and self._found[key][1].alive():
                 self._found.move_to_end(key)
                 return self._found[key][0]
         given = family, encoders, load(), tokens, adapters
         (prompt,) = encode_texts(*given, clip_skip=clip_skip)
         with self._lock:
-            self._found[key] = prompt, kept
+            self._found[key] = prompt, arrays
+            self._found.move_to_end(key)
             while len(self._found) > self._size:
                 self._found.popitem(last=False)
         return prompt
+
+
+class _Arrays:
+    """The arrays of trees by their identity, which keeps none of them in memory."""
+
+    def __init__(self, trees: Any):
+        leaves = jax.tree.leaves(trees)
+        self.ids = tuple(map(id, leaves))
+        self._references = tuple(map(weakref.ref, leaves))
+
+    def alive(self) -> bool:
+        """Returns whether all are still in memory, and so the only ones with their identity."""
+        return all(reference() is not None for reference in self._references)

@@ -135,8 +135,7 @@ def prepare_part(
     Args:
         part: the part.
         catalogue: the models.
-        texts: the cache of encoded texts of each model, by its store of adapters. A cache keeps its
-            model's text encoders in memory, and so must not outlive the model.
+        texts: the cache of encoded texts of each model, by its store of adapters.
         adapters: the adapters that are loaded.
         previews: what previews are made with.
         rank: the least total rank of batches with adapters.

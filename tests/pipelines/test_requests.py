@@ -1,0 +1,118 @@
+"""Requests of running batches: calls as they were when they were submitted."""
+
+import gc
+import weakref
+
+import jax
+import numpy as np
+import PIL.Image
+import pytest
+
+import diffusax
+from diffusax.models.adapters import kernel_shapes
+from diffusax.models.weight_changes import LoHa
+from diffusax.pipelines import adapter_store
+from diffusax.pipelines.adapters import Adapter
+from diffusax.pipelines.generation import Generation
+from diffusax.pipelines.requests import make_request, prepare
+from diffusax.pipelines.text_cache import TextCache
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_checkpoints):
+    return diffusax.StableDiffusionPipeline.from_pretrained(tiny_checkpoints.pipeline("sd")[0])
+
+
+def request_of(pipe, **given):
+    return make_request(pipe, None, ("a cat",), given, texts=TextCache(), generation=Generation())
+
+
+def test_what_a_caller_changes_later_changes_nothing_of_its_call(pipe):
+    repaint = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    array, tensor = np.ones((1, 4, 16, 16), np.float32), torch.ones((1, 4, 16, 16))
+    weights, canvas, pictures = {}, PIL.Image.new("RGB", (64, 64), "white"), [array]
+    calls = {
+        name: request_of(repaint, image=image).call
+        for name, image in (("canvas", canvas), ("pictures", pictures), ("tensor", tensor))
+    }
+    other = request_of(pipe, latents=array, adapters=weights).call
+    canvas.paste((0, 0, 0), (0, 0, 64, 64))
+    array[:], tensor[:], weights["style"] = 0, 0, -3.0
+    pictures.clear()
+    assert np.asarray(calls["canvas"].image).min() == 255
+    assert calls["pictures"].image[0].min() == calls["tensor"].image.min() == 1
+    assert other.latents.min() == 1
+    assert other.adapters == {}
+
+
+def test_a_picture_that_cannot_be_read_is_an_error_of_the_result(pipe, tmp_path):
+    repaint, path = diffusax.StableDiffusionImg2ImgPipeline.from_pipe(pipe), tmp_path / "half.png"
+    PIL.Image.effect_noise((64, 64), 50).save(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with (
+        PIL.Image.open(path) as image,
+        diffusax.RunningBatch(pipe, lanes=4) as batch,
+        pytest.raises(ValueError, match=r"half\.png.*truncated"),
+    ):
+        batch.submit("a cat", pipe=repaint, image=image, num_inference_steps=2).result(60)
+
+
+@pytest.fixture
+def loha(pipe):
+    """The name of an adapter that is merged into the UNet's parameters."""
+    rng, kernels = np.random.default_rng(0), kernel_shapes(pipe.parts.networks["unet"])
+    (path, (c, d)), *_ = [item for item in kernels.items() if item[0].endswith("to_q")]
+    parts = [rng.normal(size=size).astype("f4") for size in ((d, 4), (4, c)) * 2]
+    pipe.add_adapter("loha", Adapter({}, {"unet": {f"{path}.kernel": LoHa(*parts, 1.0)}}))
+    yield "loha"
+    pipe.delete_adapters("loha")
+
+
+def test_adapters_are_checked_in_submit_and_merged_when_a_call_is_prepared(pipe, loha):
+    request = request_of(pipe, adapters={loha: 0.5}, num_inference_steps=2)
+    own = pipe.params["unet"]
+    assert request.c.params["unet"] is own
+    assert pipe.parts.adapters._merged == []
+    prepare(request)
+    assert request.c.params["unet"] is not own
+    with pytest.raises(ValueError, match="several weights in one call"):
+        request_of(pipe, adapters=[{loha: 1.0}, {loha: 0.5}])
+
+
+@pytest.mark.slow
+def test_calls_with_other_merged_adapters_hold_one_copy_of_the_parameters(pipe, loha, monkeypatch):
+    pipe.set_progress_bar_config(disable=True)
+    call = {"num_inference_steps": 3, "seed": 1, "output_type": "latent", "guidance_scale": 1.0}
+    weights = [0.5, -0.5, 1.0, 0.25]
+    expected = [
+        np.asarray(pipe("a cat", adapters={loha: weight}, **call).images) for weight in weights
+    ]
+    copies, alive, own = [], [], adapter_store.merged_params
+
+    def merged_params(*given, **options):
+        gc.collect()
+        alive.append(len([copy for copy in copies if copy() is not None]))
+        found = own(*given, **options)
+        changed = set(map(id, jax.tree.leaves(found)))
+        changed -= set(map(id, jax.tree.leaves(pipe.params)))
+        copies.extend(weakref.ref(x) for x in jax.tree.leaves(found) if id(x) in changed)
+        return found
+
+    monkeypatch.setattr(adapter_store, "merged_params", merged_params)
+    with diffusax.RunningBatch(pipe, lanes=4) as batch:
+        callback = {"callback_on_step_end": lambda *_: {}}
+        futures = [
+            batch.submit("a cat", adapters={loha: weight}, **call, **(callback if i == 2 else {}))
+            for i, weight in enumerate(weights)
+        ]
+        plain = batch.submit("a cat", **{**call, "adapters": {}})
+    for future, before in zip(futures, expected, strict=True):
+        found = np.asarray(future.result(0).images)
+        assert np.linalg.norm(found - before) < 1e-4 * np.linalg.norm(before)
+    assert plain.done()
+    assert np.linalg.norm(expected[0] - expected[1]) > 1e-2 * np.linalg.norm(expected[0])
+    assert len(copies) == 4
+    # The rows of the call before may not have been looked at yet.
+    assert max(alive) <= 1
