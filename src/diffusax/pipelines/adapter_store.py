@@ -66,7 +66,7 @@ class AdapterStore:
         """The least total rank that stacks have room for."""
         self._merged: list[tuple[Mixture, dict[str, Params]]] = []
         self._stacks = Stacks()
-        self._lock = threading.RLock()
+        self._lock, self._merging = threading.RLock(), threading.RLock()
 
     def snapshot(self) -> "AdapterStore":
         """Returns a store with the same adapters, of which later changes are no concern.
@@ -77,7 +77,8 @@ class AdapterStore:
         with self._lock:
             copy._adapters, copy.active = dict(self._adapters), dict(self.active)
             copy.enabled, copy.least_rank = self.enabled, self.least_rank
-            copy._merged, copy._stacks, copy._lock = self._merged, self._stacks, self._lock
+            copy._merged, copy._stacks = self._merged, self._stacks
+            copy._lock, copy._merging = self._lock, self._merging
         return copy
 
     @property
@@ -172,7 +173,8 @@ class AdapterStore:
 
         c: the components. mixture: the adapters.
         """
-        with self._lock:
+        # It may take seconds, for which nobody else need wait.
+        with self._merging:
             for known, found in self._merged:
                 if known.equals(mixture):
                     return found

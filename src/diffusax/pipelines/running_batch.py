@@ -217,6 +217,8 @@ class RunningBatch:
                 self._intake.fail(error)
                 self._loop.fail(error)
         self._alone.close(wait=False)
+        for pool in (self._previewers, self._finishers):
+            pool.shutdown(wait=False)
 
     def _wait_for_work(self) -> bool:
         """Waits until there is work; returns whether there will be any."""
