@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import Pair, mask, picture
+from pairs import Pair, mask, picture, slow
 
 import diffusax
 
@@ -60,6 +60,46 @@ def test_text_to_image_with_embedded_and_with_true_guidance(pairs_of):
 )
 def test_schnell(pairs_of, call):
     pairs_of(**SCHNELL).check(**{**SIZE, **call})
+
+
+VELOCITY = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+DEV = {"shift": 3.0, "use_dynamic_shifting": True}
+"""FLUX.1-dev's own options, which leave the line of shifts to defaults."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("UniPCMultistepScheduler", {"schedule": DEV}),
+        slow("UniPCMultistepScheduler", {}),
+        slow("UniPCMultistepScheduler", {"schedule": {"shift": 3.0}}),
+        ("DPMSolverMultistepScheduler", {"schedule": DEV}),
+        slow("DPMSolverMultistepScheduler", {}),
+        slow("DPMSolverSinglestepScheduler", {"schedule": DEV}),
+        slow("DEISMultistepScheduler", {"schedule": DEV}),
+    ],
+)
+def test_schedulers_of_other_methods_shift_by_the_size(pairs_of, name, changes):
+    pair = pairs_of(**changes)
+    with pair.scheduler(name, **VELOCITY):
+        pair.check(prompt=PROMPTS[1], **SIZE)
+
+
+@pytest.mark.slow
+def test_kontext_with_unipc_keeps_the_pipelines_own_noise_levels(pairs_of):
+    pair = pairs_of("Kontext", schedule=DEV)
+    call = {"image": picture(1, 26, 50), "_auto_resize": False, "max_area": 30 * 40, **SIZE}
+    with pair.scheduler("UniPCMultistepScheduler", **VELOCITY):
+        pair.check(prompt=PROMPTS[1], **call)
+
+
+def test_heun_is_refused_where_the_shift_depends_on_the_size(pairs_of):
+    pair = pairs_of()
+    with (
+        pair.scheduler("FlowMatchHeunDiscreteScheduler"),
+        pytest.raises(ValueError, match=r"cannot shift noise levels .*Heun\w+\(shift=3.0\)"),
+    ):
+        pair.ours(prompt=PROMPTS[1], num_inference_steps=2, **SIZE)
 
 
 def test_embeddings_and_packed_latents(pairs_of):

@@ -111,6 +111,13 @@ def test_other_shifts(pairs_of, options):
     pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **CALL)
 
 
+@pytest.mark.parametrize("name", ["DPMSolverMultistepScheduler", slow("UniPCMultistepScheduler")])
+def test_schedulers_of_other_methods_shift_by_the_size_and_the_steps(pairs_of, name):
+    pair = pairs_of()
+    with pair.scheduler(name, use_flow_sigmas=True, prediction_type="flow_prediction"):
+        pair.check(prompt=PROMPTS[1], **CALL)
+
+
 @pytest.mark.slow
 def test_the_layers_and_the_length_that_diffusers_reads(pairs_of):
     pairs_of(layers=28).check(prompt=PROMPTS[1], num_inference_steps=2, height=24, width=40)

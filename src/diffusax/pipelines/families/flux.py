@@ -20,8 +20,8 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH, image_rotation
+from diffusax.pipelines.families import flow
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.flow import longest_text, schedule_options
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -196,6 +196,17 @@ def conditions(
     return Conditions(prompt.context, prompt.pooled, added=added)
 
 
+def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns evenly spaced sigmas from 1 to 1/steps, and mu where the shift depends on the size.
+
+    Text to image leaves the sigmas to a scheduler that has its own of flow matching, and the other
+    tasks do not (pipeline_flux.py, use_flow_sigmas).
+    """
+    own = getattr(components.scheduler, "use_flow_sigmas", False)
+    given = call.image is not None or call.control_image is not None
+    return flow.schedule_options(components, call, size, even=given or not own)
+
+
 def tokenize(
     tokenizers: Sequence[Any],
     texts: Sequence[Sequence[str]],
@@ -274,7 +285,7 @@ FLUX = Family(
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,
-    batch_key=longest_text,
+    batch_key=flow.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
     embedding_columns=("encoder_hidden_states", "text_embeds"),

@@ -93,20 +93,10 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
     def dynamic_mu(self, image_seq_len: int) -> float:
         """Returns `mu` for images of `image_seq_len` tokens, on the line that the options define.
 
-        Upstream: `calculate_shift` of diffusers' Flux pipelines.
-
         Raises:
             ValueError: the options do not define a line.
         """
-        low, high = self.base_image_seq_len, self.max_image_seq_len
-        if self.base_shift is None or self.max_shift is None or low == high:
-            raise ValueError(
-                "dynamic_mu needs base_shift and max_shift at two different lengths (got "
-                f"base_shift={self.base_shift}, max_shift={self.max_shift}, "
-                f"base_image_seq_len={low}, max_image_seq_len={high})"
-            )
-        slope = (self.max_shift - self.base_shift) / (high - low)
-        return image_seq_len * slope + (self.base_shift - slope * low)
+        return flow_levels.dynamic_mu(self.config, image_seq_len)
 
     def step(  # type: ignore[override]
         self,
