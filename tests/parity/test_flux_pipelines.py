@@ -119,6 +119,35 @@ def test_embeddings_and_packed_latents(pairs_of):
     pairs_of().check(**given, true_cfg_scale=2.0, output_type="latent", **size)
 
 
+def test_arguments_that_diffusers_refuses_are_refused(pairs_of):
+    pair = pairs_of()
+    embeds, pooled, _ = (torch.tensor(np.asarray(x)) for x in pair.ours.encode_prompt("a"))
+    given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+    calls = {
+        "negative_pooled_prompt_embeds must be given": {
+            "prompt": "a",
+            "negative_prompt_embeds": embeds,
+            "true_cfg_scale": 2.0,
+        },
+        "only one of prompt_2 and prompt_embeds": {**given, "prompt_2": "a hat"},
+        "only one of negative_prompt_2 and negative_prompt_embeds": {
+            **{f"negative_{name}": value for name, value in given.items()},
+            **given,
+            "negative_prompt_2": "a hat",
+        },
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            pair.ours(**call, **SIZE)
+        with pytest.raises(ValueError, match=r"Cannot forward both|must also be passed|have to"):
+            pair.reference(**call, **SIZE)
+
+
+def test_a_rule_of_guidance_without_a_negative_prompt_is_refused(pairs_of):
+    with pytest.raises(ValueError, match="give negative_prompt and a true_cfg_scale above 1"):
+        pairs_of().ours(prompt="a", guide=lambda predictions, step: predictions[0], **SIZE)
+
+
 def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
     def after(pipe, step, timestep, tensors):
         assert tuple(tensors["latents"].shape) == (1, 60, 64)

@@ -79,6 +79,14 @@ def test_embeddings_of_different_lengths_and_shifts_that_depend_on_the_size(pair
     pairs_of(**DYNAMIC).check(**given, **SIZE)
 
 
+def test_guided_embeddings_without_negative_ones_are_refused(pairs_of):
+    pair, given = pairs_of(), {"prompt_embeds": embeds(7), **SIZE}
+    for pipe in (pair.reference, pair.ours):
+        with pytest.raises(ValueError, match=r"negative_prompt_embeds.* must"):
+            pipe(**given)
+    pair.check(**given, guidance_scale=0.0)
+
+
 @pytest.mark.parametrize("strength", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_image_to_image(pairs_of, strength):
     call = {"prompt": PROMPTS, "strength": strength, "seed": [3, 4], "num_inference_steps": 4}

@@ -79,10 +79,11 @@ def count_prompts(call: Call) -> int:
     """
     if call.prompt is None and call.prompt_embeds is None:
         raise ValueError("prompt or prompt_embeds must be given")
-    for name in ("prompt", "negative_prompt"):
-        embeds = getattr(call, f"{name}_embeds")
-        if getattr(call, name) is not None and embeds is not None:
-            raise ValueError(f"only one of {name} and {name}_embeds can be given")
+    for prefix in ("", "negative_"):
+        embeds = f"{prefix}prompt_embeds"
+        for name in (f"{prefix}prompt", f"{prefix}prompt_2", f"{prefix}prompt_3"):
+            if getattr(call, name) is not None and getattr(call, embeds) is not None:
+                raise ValueError(f"only one of {name} and {embeds} can be given")
     if call.prompt is None:
         if isinstance(call.prompt_embeds, list | tuple):
             return len(call.prompt_embeds)

@@ -154,7 +154,7 @@ def prepare_run(
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
-    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call))
+    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call, weights))
     layers = c.ip_adapters.placed(c).layers if images else ()
     run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
     if adapters is None:
@@ -162,8 +162,8 @@ def prepare_run(
     return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
 
 
-def _rule(c: Components, call: Call) -> Any:
-    """Returns the call's rule of guidance, see `guidance.as_rule`.
+def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
+    """Returns the call's rule of guidance, see `guidance.as_rule`. weights: those of guidance.
 
     Raises:
         ValueError: it is no rule, the denoiser has no branches to guide, or cfg_normalization
@@ -173,6 +173,11 @@ def _rule(c: Components, call: Call) -> Any:
         raise ValueError(
             "guide combines predictions with and without the prompt, and this network is given the "
             "guidance scale instead; leave it out"
+        )
+    if call.guide is not None and c.family.true_guidance and not weights:
+        raise ValueError(
+            "guide combines predictions for the prompt and for a negative one; give "
+            "negative_prompt and a true_cfg_scale above 1, or leave guide out"
         )
     if call.guide is not None and call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")

@@ -186,8 +186,14 @@ def conditions(
     """Returns the texts with, for a distilled network, the guidance scales, b 1.
 
     Raises:
-        ValueError: an image is given for an IP-Adapter, which FLUX.1 has none of here.
+        ValueError: an image is given for an IP-Adapter, which FLUX.1 has none of here, or the
+            negative prompt's embeddings lack their pooled output.
     """
+    if call.negative_prompt_embeds is not None and call.negative_pooled_prompt_embeds is None:
+        raise ValueError(
+            "negative_pooled_prompt_embeds must be given with negative_prompt_embeds, or there is "
+            "no guidance; encode_prompt of the negative text returns both"
+        )
     for name in ("negative_ip_adapter_image", "negative_ip_adapter_image_embeds"):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
