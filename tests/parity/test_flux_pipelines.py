@@ -249,18 +249,42 @@ def test_kontext(pairs_of, more):
         ),
     ],
 )
-def test_controlnets(pairs_of, tmp_path, changes, call):
-    pair, theirs, ours = pairs_of(), [], []
-    for i, change in enumerate(changes):
-        theirs.append(controlnet(**change))
-        theirs[-1].save_pretrained(tmp_path / str(i))
-        ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
-    if len(changes) == 1:
-        (theirs,), (ours,) = theirs, ours
-    reference = diffusers.FluxControlNetPipeline(**pair.reference.components, controlnet=theirs)
-    reference.set_progress_bar_config(disable=True)
-    steered = diffusax.FluxControlNetPipeline.from_pipe(pair.ours, controlnet=ours)
-    Pair(reference, steered).check(**call, **SIZE)
+def test_controlnets(steered, changes, call):
+    steered(*changes).check(**call, **SIZE)
+
+
+@pytest.fixture
+def steered(pairs_of, tmp_path):
+    """Makes a pair of pipelines with ControlNets of the given changes."""
+
+    def made(*changes, several=None):
+        pair, theirs, ours = pairs_of(), [], []
+        for i, change in enumerate(changes):
+            theirs.append(controlnet(**change))
+            theirs[-1].save_pretrained(tmp_path / str(i))
+            ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
+        if not (len(changes) > 1 if several is None else several):
+            (theirs,), (ours,) = theirs, ours
+        reference = diffusers.FluxControlNetPipeline(**pair.reference.components, controlnet=theirs)
+        reference.set_progress_bar_config(disable=True)
+        return Pair(
+            reference, diffusax.FluxControlNetPipeline.from_pipe(pair.ours, controlnet=ours)
+        )
+
+    return made
+
+
+def test_a_callback_changes_what_a_controlnet_sees_and_reads(steered):
+    def after(pipe, step, timestep, tensors):
+        assert tuple(tensors["control_image"].shape) == (1, 60, 64)
+        return {name: 0.5 * tensors[name] for name in ("control_image", "prompt_embeds")}
+
+    call = {"prompt": PROMPTS[1], "control_image": picture(1, 40, 24), **SIZE}
+    names = ["control_image", "prompt_embeds"]
+    inputs = {"callback_on_step_end_tensor_inputs": names, "callback_on_step_end": after}
+    pair = steered({})
+    changed = pair.check(**call, **inputs)
+    assert np.abs(changed - pair.draw(**call)[1]).max() > 0.01
 
 
 def test_kontext_resizes_the_image_to_a_size_of_its_training():

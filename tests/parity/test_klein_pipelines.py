@@ -88,6 +88,15 @@ def test_callbacks_see_latents_as_tokens(pairs_of):
         np.testing.assert_allclose(y, x, atol=1e-4)
 
 
+def test_callbacks_change_the_prompts_and_not_the_negative_ones(pairs_of):
+    def halve(pipe, step, timestep, tensors):
+        return {"prompt_embeds": 0.5 * tensors["prompt_embeds"]}
+
+    call = {"prompt": PROMPTS[1], "callback_on_step_end_tensor_inputs": ["prompt_embeds"], **CALL}
+    changed = pairs_of().check(**call, callback_on_step_end=halve)
+    assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
+
+
 def test_a_distilled_checkpoint_ignores_the_scale(pairs_of):
     pair = pairs_of(is_distilled=True)
     assert pair.ours.config["is_distilled"]

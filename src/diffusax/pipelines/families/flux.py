@@ -294,6 +294,7 @@ FLUX = Family(
     batch_key=flow.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     embedding_columns=("encoder_hidden_states", "text_embeds"),
     resizes_images=True,
     begins_early=True,

@@ -180,6 +180,8 @@ FLUX2_KLEIN = Family(
     denoiser=Flux2KleinDenoiser.of,
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
+    callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     batch_key=longest_text,
     default_size=default_size,
     encodes_to_mode=True,

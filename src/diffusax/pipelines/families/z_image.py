@@ -199,8 +199,11 @@ Z_IMAGE = Family(
     schedule_options=schedule_options,
     guidance=above_zero,
     pad_embeds=pad_embeds,
+    callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     batch_key=caption_length,
     keeps_size=True,
+    blends_own_noise=True,
     begins_early=True,
     samples_once=True,
 )
