@@ -287,6 +287,19 @@ def test_a_callback_changes_what_a_controlnet_sees_and_reads(steered):
     assert np.abs(changed - pair.draw(**call)[1]).max() > 0.01
 
 
+def test_a_controlnet_that_knows_several_kinds_sees_several_images(steered):
+    call = {
+        "prompt": PROMPTS[1],
+        "control_image": [picture(1, 40, 24), picture(2, 40, 24)],
+        "control_mode": [0, 2],
+        "controlnet_conditioning_scale": [0.5, 0.8],
+        "control_guidance_start": [0.0, 0.0],
+        "control_guidance_end": [1.0, 0.6],
+        **SIZE,
+    }
+    steered({"num_mode": 3}, several=True).check(**call)
+
+
 def test_kontext_resizes_the_image_to_a_size_of_its_training():
     from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 

@@ -132,9 +132,11 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     found = _same_length(c, found)
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
+        length = found["" if "" not in texts else "negative_"].context.shape[1]
+        more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
         raise ValueError(
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{found[''].context.shape} and {found['negative_'].context.shape})"
+            f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
         )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 

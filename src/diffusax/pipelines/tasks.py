@@ -142,8 +142,8 @@ def prepare_run(
     adapters = call_adapters(c, call, count_prompts(call))
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
-    images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = c.family.conditions(c, call, prompt, size, scales)
+    images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = conditions._replace(channels=channels, images=images)
     table = programs.device_table(schedule)
     height = len(table.timestep)
