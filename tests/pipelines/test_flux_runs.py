@@ -96,3 +96,25 @@ def test_what_flux_cannot_read_is_told(pipe):
     given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "negative_prompt": "a hat"}
     with pytest.raises(ValueError, match="max_sequence_length=9 reads texts of as many tokens"):
         pipe(**given, true_cfg_scale=2.0, **SIZE)
+
+
+def test_texts_of_both_encoders_and_lengths_are_encoded_first(tmp_path):
+    pipeline(tmp_path)
+    texts = {"prompt": ["a red apple", "a"], "prompt_2": ["an apple", PROMPT]}
+    texts |= {"negative_prompt": "a hat", "negative_prompt_2": "a house"}
+    call = {"num_inference_steps": 2, "seed": 1, "true_cfg_scale": 2.0, **texts, **KEPT}
+    entries = ["a dog", {**texts, "max_sequence_length": SIZE["max_sequence_length"]}]
+    pipes = [
+        diffusax.FluxPipeline.from_pretrained(tmp_path, **more)
+        for more in ({"encode_first": entries}, {})
+    ]
+    for one in pipes:
+        one.set_progress_bar_config(disable=True)
+    np.testing.assert_allclose(*(one(**call).images for one in pipes), atol=1e-5)
+    first = pipes[0]
+    with pytest.raises(ValueError, match=r"\('a', 'a'\) with these arguments are not among"):
+        first("a", **KEPT)
+    with pytest.raises(ValueError, match="max_sequence_length cannot be given after encode_first"):
+        first("a dog", **{**KEPT, "max_sequence_length": 64})
+    with pytest.raises(ValueError, match=r"encode_first may hold prompt, .* \(got 'height'\)"):
+        diffusax.FluxPipeline.from_pretrained(tmp_path, encode_first=[{"height": 8}])

@@ -107,7 +107,7 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     texts = _texts_to_encode(c, call, found, guided=branches > 1)
     if texts and c.encoded is not None:
         n = count_prompts(call)
-        found |= {prefix: c.encoded.find(call, _texts(c, call, prefix, n)) for prefix in texts}
+        found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
     elif texts:
         tokens = tokenize(c, call, texts, _length(found))
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
@@ -215,7 +215,7 @@ def tokenize(
     follow each other. length: the number of tokens of embeddings in the same batch, if any.
     """
     n, encoders = count_prompts(call), [name for _, _, name in c.text]
-    groups = [_texts(c, call, prefix, n) for prefix in prefixes]
+    groups = [call_texts(c, call, prefix, n) for prefix in prefixes]
     texts = [list(itertools.chain(*(group[name] for group in groups))) for name in encoders]
     tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
     _check_ids(c, tokens)
@@ -323,7 +323,7 @@ def _same_length(c: Components, found: dict[str, Prompt]) -> dict[str, Prompt]:
     return {prefix: padded(prompt) for prefix, prompt in found.items()}
 
 
-def _texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
+def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
     """Returns the texts for each text encoder by name; the first encoder's are the default."""
     first, texts = getattr(call, f"{prefix}prompt") or "", {}
     for i, encoder in enumerate(c.family.text_encoders):
