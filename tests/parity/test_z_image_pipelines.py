@@ -1,5 +1,7 @@
 """Z-Image's pipelines against PyTorch's: every pixel, on the same weights and noise."""
 
+import functools
+
 import diffusers
 import numpy as np
 import pytest
@@ -106,6 +108,18 @@ def test_guided_embeddings_without_negative_ones_are_refused(pairs_of):
         with pytest.raises(ValueError, match=r"negative_prompt_embeds.* must"):
             pipe(**given)
     pair.check(**given, guidance_scale=0.0)
+
+
+def test_steps_of_consistency_models(pairs_of, monkeypatch):
+    pair, generator = pairs_of(), torch.Generator().manual_seed(7)
+    with pair.scheduler("FlowMatchLCMScheduler"):
+        # diffusers' pipeline leaves the noise of steps to PyTorch's global generator.
+        step = functools.partial(pair.reference.scheduler.step, generator=generator)
+        monkeypatch.setattr(pair.reference.scheduler, "step", step)
+        call = {"prompt": PROMPTS[1], "guidance_scale": 0.0, "output_type": "np", **SIZE}
+        expected = pair.reference(generator=generator, num_inference_steps=4, **call).images
+        found = pair.ours(generator=7, num_inference_steps=4, **call).images
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("strength", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
