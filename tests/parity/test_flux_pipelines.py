@@ -168,6 +168,22 @@ def test_image_to_image(pairs_of, more):
     pairs_of("Img2Img").check(image=picture(1, 42, 26), **call)
 
 
+@pytest.mark.slow
+def test_image_to_image_in_tiles(pairs_of):
+    pair = pairs_of("Img2Img")
+    call = {"prompt": PROMPTS[0], "num_inference_steps": 2, "max_sequence_length": 32}
+    call |= {"image": picture(1, 96, 72), "height": 72, "width": 96}
+    _, whole = pair.draw(**call)
+    for pipe in (pair.reference, pair.ours):
+        pipe.vae.enable_tiling()
+    try:
+        tiled = pair.check(**call)
+    finally:
+        for pipe in (pair.reference, pair.ours):
+            pipe.vae.disable_tiling()
+    assert np.abs(tiled - whole).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -53,6 +53,19 @@ def test_images_to_look_at(pairs_of, images):
     assert seen.shape == (1, 88, 64, 3)
 
 
+@pytest.mark.slow
+def test_images_to_look_at_in_tiles(pairs_of):
+    pair = pairs_of()
+    for pipe in (pair.reference, pair.ours):
+        pipe.vae.enable_tiling()
+    try:
+        call = {**CALL, "height": 96, "width": 128, "num_inference_steps": 2}
+        pair.check(image=picture(1, 128, 96), prompt=PROMPTS[1], **call)
+    finally:
+        for pipe in (pair.reference, pair.ours):
+            pipe.vae.disable_tiling()
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -15,6 +15,7 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
@@ -238,8 +239,7 @@ def encode(
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
     options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
-    encoded = programs.encode_image(c.autoencoder, c.autoencoder_params, pixels, eps, **options)
-    return programs.tile(encoded, b)
+    return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 
 
 def pure_noise(
