@@ -43,12 +43,20 @@ class Pair:
     @contextlib.contextmanager
     def sampler(self, name: str | None, **changes: Any) -> Iterator[None]:
         """Swaps both schedulers as every diffusers tutorial does, and puts them back."""
+        if name is None:
+            yield
+            return
+        class_name, options = SAMPLERS[name]
+        with self.scheduler(class_name, **{**options, **changes}):
+            yield
+
+    @contextlib.contextmanager
+    def scheduler(self, class_name: str, **options: Any) -> Iterator[None]:
+        """Makes both schedulers of another class from the config of theirs, for a while."""
         originals = self.reference.scheduler, self.ours.scheduler
-        if name is not None:
-            class_name, options = SAMPLERS[name]
-            for pipe, module in ((self.reference, diffusers), (self.ours, diffusax)):
-                make = getattr(module, class_name).from_config
-                pipe.scheduler = make(pipe.scheduler.config, **{**options, **changes})
+        for pipe, module in ((self.reference, diffusers), (self.ours, diffusax)):
+            make = getattr(module, class_name).from_config
+            pipe.scheduler = make(pipe.scheduler.config, **options)
         try:
             yield
         finally:

@@ -78,6 +78,20 @@ def test_networks_in_tiles_equal_diffusers(tmp_path):
     assert_close(tiled_decode(decode, nhwc(z), tile=8, factor=2), decoded)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("size", SIZES)
+def test_encoding_in_tiles_is_that_of_diffusers(tmp_path, size):
+    vae = kl(2, 16)
+    vae.save_pretrained(tmp_path)
+    vae.enable_tiling()
+    model = load_network(tmp_path)
+    model.enable_tiling()
+    x = torch.tensor(normal(1, 3, *(2 * n for n in size)))
+    expected, found = vae.encode(x).latent_dist, model.encode(x).latent_dist
+    for theirs, ours in ((expected.mean, found.mean), (expected.logvar, found.logvar)):
+        assert np.abs(np.asarray(ours) - theirs.numpy()).max() < 1e-4
+
+
 def enlarge(seen):
     def decode(z):
         seen.append(z.shape[1:3])

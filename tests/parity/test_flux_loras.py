@@ -8,6 +8,7 @@ import torch
 from diffusers.loaders import lora_pipeline
 from effort import few
 from lora_files import layers_of, numbers
+from pairs import Pair, mask, picture
 from safetensors.torch import load_file, save_file
 from upstream_widths import for_tiny
 
@@ -385,3 +386,47 @@ def test_each_image_has_adapters_and_weights_of_its_own(both, tmp_path):
         alone = draw(ours, "flux", prompt=prompt, adapters=row, seed=seed, generator=None)[0]
         np.testing.assert_allclose(image, alone, atol=1e-5)
     ours.unload_lora_weights()
+
+
+def test_a_lora_of_dev_changes_fill(tmp_path):
+    theirs = fluxes.pipeline(tmp_path, "FluxFillPipeline", **fluxes.FILL)
+    ours = diffusax.DiffusionPipeline.from_pretrained(tmp_path)
+    ours.set_progress_bar_config(disable=True)
+    names = ("x_embedder", "transformer_blocks.0.attn.to_q")
+    layers = random_pairs({names[0]: [(64, 24)], names[1]: [(24, 24)]})
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": "a hat"}
+    pair = Pair(theirs, ours)
+    before, _ = pair.draw(**call, **fluxes.SIZE)
+    for pipe in (theirs, ours):
+        pipe.load_lora_weights(written(layers, "transformer."))
+    assert np.abs(pair.check(**call, **fluxes.SIZE) - before).max() > 0.01
+
+
+def test_fusing_leaves_the_text_encoders_alone(both):
+    pair = Pair(*both("flux"))
+    layers = random_pairs({"transformer_blocks.0.attn.to_q": [(24, 24)]})
+    encoder = random_pairs({"text_model.encoder.layers.0.self_attn.q_proj": [(16, 16)]})
+    tensors = written(layers, "transformer.") | written(encoder, "text_encoder.")
+    plain, _ = pair.draw(prompt="a hat", **fluxes.SIZE)
+    for pipe in (pair.reference, pair.ours):
+        pipe.load_lora_weights(dict(tensors))
+        pipe.fuse_lora(lora_scale=0.7)
+    assert list(pair.ours.parts.fused) == ["transformer"]
+    fused = pair.check(prompt="a hat", **fluxes.SIZE)
+    for pipe in (pair.reference, pair.ours):
+        pipe.unfuse_lora(components=["transformer"])
+        pipe.unload_lora_weights()
+    assert np.abs(fused - plain).max() > 0.01
+    pair.check(prompt="a hat", **fluxes.SIZE)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_layers_in_the_second_place_are_the_transformers(both, tmp_path, kind):
+    theirs, ours = both(kind)
+    tensors = written(random_pairs({"transformer_blocks.0.attn.to_q": [(24, 24)]}), "")
+    for pipe, name in ((theirs, "theirs"), (ours, "ours")):
+        pipe.save_lora_weights(tmp_path / name, tensors)
+    name = "pytorch_lora_weights.safetensors"
+    wanted, found = (load_file(tmp_path / where / name) for where in ("theirs", "ours"))
+    assert set(found) == set(wanted)
+    assert all(key.startswith("transformer.") for key in found)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from fluxes import FILL, SIZE, controlnet, pipeline
-from pairs import Pair, mask, picture
+from pairs import Pair, mask, picture, slow
 
 import diffusax
 
@@ -62,6 +62,46 @@ def test_schnell(pairs_of, call):
     pairs_of(**SCHNELL).check(**{**SIZE, **call})
 
 
+VELOCITY = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+DEV = {"shift": 3.0, "use_dynamic_shifting": True}
+"""FLUX.1-dev's own options, which leave the line of shifts to defaults."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("UniPCMultistepScheduler", {"schedule": DEV}),
+        slow("UniPCMultistepScheduler", {}),
+        slow("UniPCMultistepScheduler", {"schedule": {"shift": 3.0}}),
+        ("DPMSolverMultistepScheduler", {"schedule": DEV}),
+        slow("DPMSolverMultistepScheduler", {}),
+        slow("DPMSolverSinglestepScheduler", {"schedule": DEV}),
+        slow("DEISMultistepScheduler", {"schedule": DEV}),
+    ],
+)
+def test_schedulers_of_other_methods_shift_by_the_size(pairs_of, name, changes):
+    pair = pairs_of(**changes)
+    with pair.scheduler(name, **VELOCITY):
+        pair.check(prompt=PROMPTS[1], **SIZE)
+
+
+@pytest.mark.slow
+def test_kontext_with_unipc_keeps_the_pipelines_own_noise_levels(pairs_of):
+    pair = pairs_of("Kontext", schedule=DEV)
+    call = {"image": picture(1, 26, 50), "_auto_resize": False, "max_area": 30 * 40, **SIZE}
+    with pair.scheduler("UniPCMultistepScheduler", **VELOCITY):
+        pair.check(prompt=PROMPTS[1], **call)
+
+
+def test_heun_is_refused_where_the_shift_depends_on_the_size(pairs_of):
+    pair = pairs_of()
+    with (
+        pair.scheduler("FlowMatchHeunDiscreteScheduler"),
+        pytest.raises(ValueError, match=r"cannot shift noise levels .*Heun\w+\(shift=3.0\)"),
+    ):
+        pair.ours(prompt=PROMPTS[1], num_inference_steps=2, **SIZE)
+
+
 def test_embeddings_and_packed_latents(pairs_of):
     generator = torch.Generator().manual_seed(0)
 
@@ -77,6 +117,35 @@ def test_embeddings_and_packed_latents(pairs_of):
     }
     size = {"height": 24, "width": 40}
     pairs_of().check(**given, true_cfg_scale=2.0, output_type="latent", **size)
+
+
+def test_arguments_that_diffusers_refuses_are_refused(pairs_of):
+    pair = pairs_of()
+    embeds, pooled, _ = (torch.tensor(np.asarray(x)) for x in pair.ours.encode_prompt("a"))
+    given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+    calls = {
+        "negative_pooled_prompt_embeds must be given": {
+            "prompt": "a",
+            "negative_prompt_embeds": embeds,
+            "true_cfg_scale": 2.0,
+        },
+        "only one of prompt_2 and prompt_embeds": {**given, "prompt_2": "a hat"},
+        "only one of negative_prompt_2 and negative_prompt_embeds": {
+            **{f"negative_{name}": value for name, value in given.items()},
+            **given,
+            "negative_prompt_2": "a hat",
+        },
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            pair.ours(**call, **SIZE)
+        with pytest.raises(ValueError, match=r"Cannot forward both|must also be passed|have to"):
+            pair.reference(**call, **SIZE)
+
+
+def test_a_rule_of_guidance_without_a_negative_prompt_is_refused(pairs_of):
+    with pytest.raises(ValueError, match="give negative_prompt and a true_cfg_scale above 1"):
+        pairs_of().ours(prompt="a", guide=lambda predictions, step: predictions[0], **SIZE)
 
 
 def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
@@ -97,6 +166,22 @@ def test_a_callback_is_given_packed_latents_and_prompts(pairs_of):
 def test_image_to_image(pairs_of, more):
     call = {"prompt": PROMPTS, "num_inference_steps": 4, **SIZE, **more}
     pairs_of("Img2Img").check(image=picture(1, 42, 26), **call)
+
+
+@pytest.mark.slow
+def test_image_to_image_in_tiles(pairs_of):
+    pair = pairs_of("Img2Img")
+    call = {"prompt": PROMPTS[0], "num_inference_steps": 2, "max_sequence_length": 32}
+    call |= {"image": picture(1, 96, 72), "height": 72, "width": 96}
+    _, whole = pair.draw(**call)
+    for pipe in (pair.reference, pair.ours):
+        pipe.vae.enable_tiling()
+    try:
+        tiled = pair.check(**call)
+    finally:
+        for pipe in (pair.reference, pair.ours):
+            pipe.vae.disable_tiling()
+    assert np.abs(tiled - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -180,18 +265,55 @@ def test_kontext(pairs_of, more):
         ),
     ],
 )
-def test_controlnets(pairs_of, tmp_path, changes, call):
-    pair, theirs, ours = pairs_of(), [], []
-    for i, change in enumerate(changes):
-        theirs.append(controlnet(**change))
-        theirs[-1].save_pretrained(tmp_path / str(i))
-        ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
-    if len(changes) == 1:
-        (theirs,), (ours,) = theirs, ours
-    reference = diffusers.FluxControlNetPipeline(**pair.reference.components, controlnet=theirs)
-    reference.set_progress_bar_config(disable=True)
-    steered = diffusax.FluxControlNetPipeline.from_pipe(pair.ours, controlnet=ours)
-    Pair(reference, steered).check(**call, **SIZE)
+def test_controlnets(steered, changes, call):
+    steered(*changes).check(**call, **SIZE)
+
+
+@pytest.fixture
+def steered(pairs_of, tmp_path):
+    """Makes a pair of pipelines with ControlNets of the given changes."""
+
+    def made(*changes, several=None):
+        pair, theirs, ours = pairs_of(), [], []
+        for i, change in enumerate(changes):
+            theirs.append(controlnet(**change))
+            theirs[-1].save_pretrained(tmp_path / str(i))
+            ours.append(diffusax.FluxControlNetModel.from_pretrained(tmp_path / str(i)))
+        if not (len(changes) > 1 if several is None else several):
+            (theirs,), (ours,) = theirs, ours
+        reference = diffusers.FluxControlNetPipeline(**pair.reference.components, controlnet=theirs)
+        reference.set_progress_bar_config(disable=True)
+        return Pair(
+            reference, diffusax.FluxControlNetPipeline.from_pipe(pair.ours, controlnet=ours)
+        )
+
+    return made
+
+
+def test_a_callback_changes_what_a_controlnet_sees_and_reads(steered):
+    def after(pipe, step, timestep, tensors):
+        assert tuple(tensors["control_image"].shape) == (1, 60, 64)
+        return {name: 0.5 * tensors[name] for name in ("control_image", "prompt_embeds")}
+
+    call = {"prompt": PROMPTS[1], "control_image": picture(1, 40, 24), **SIZE}
+    names = ["control_image", "prompt_embeds"]
+    inputs = {"callback_on_step_end_tensor_inputs": names, "callback_on_step_end": after}
+    pair = steered({})
+    changed = pair.check(**call, **inputs)
+    assert np.abs(changed - pair.draw(**call)[1]).max() > 0.01
+
+
+def test_a_controlnet_that_knows_several_kinds_sees_several_images(steered):
+    call = {
+        "prompt": PROMPTS[1],
+        "control_image": [picture(1, 40, 24), picture(2, 40, 24)],
+        "control_mode": [0, 2],
+        "controlnet_conditioning_scale": [0.5, 0.8],
+        "control_guidance_start": [0.0, 0.0],
+        "control_guidance_end": [1.0, 0.6],
+        **SIZE,
+    }
+    steered({"num_mode": 3}, several=True).check(**call)
 
 
 def test_kontext_resizes_the_image_to_a_size_of_its_training():

@@ -53,6 +53,19 @@ def test_images_to_look_at(pairs_of, images):
     assert seen.shape == (1, 88, 64, 3)
 
 
+@pytest.mark.slow
+def test_images_to_look_at_in_tiles(pairs_of):
+    pair = pairs_of()
+    for pipe in (pair.reference, pair.ours):
+        pipe.vae.enable_tiling()
+    try:
+        call = {**CALL, "height": 96, "width": 128, "num_inference_steps": 2}
+        pair.check(image=picture(1, 128, 96), prompt=PROMPTS[1], **call)
+    finally:
+        for pipe in (pair.reference, pair.ours):
+            pipe.vae.disable_tiling()
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -88,6 +101,15 @@ def test_callbacks_see_latents_as_tokens(pairs_of):
         np.testing.assert_allclose(y, x, atol=1e-4)
 
 
+def test_callbacks_change_the_prompts_and_not_the_negative_ones(pairs_of):
+    def halve(pipe, step, timestep, tensors):
+        return {"prompt_embeds": 0.5 * tensors["prompt_embeds"]}
+
+    call = {"prompt": PROMPTS[1], "callback_on_step_end_tensor_inputs": ["prompt_embeds"], **CALL}
+    changed = pairs_of().check(**call, callback_on_step_end=halve)
+    assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
+
+
 def test_a_distilled_checkpoint_ignores_the_scale(pairs_of):
     pair = pairs_of(is_distilled=True)
     assert pair.ours.config["is_distilled"]
@@ -109,6 +131,13 @@ def test_the_shift_for_a_size_and_steps(tokens):
 )
 def test_other_shifts(pairs_of, options):
     pairs_of(**options).check(prompt=PROMPTS, num_inference_steps=7, **CALL)
+
+
+@pytest.mark.parametrize("name", ["DPMSolverMultistepScheduler", slow("UniPCMultistepScheduler")])
+def test_schedulers_of_other_methods_shift_by_the_size_and_the_steps(pairs_of, name):
+    pair = pairs_of()
+    with pair.scheduler(name, use_flow_sigmas=True, prediction_type="flow_prediction"):
+        pair.check(prompt=PROMPTS[1], **CALL)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Z-Image's pipelines against PyTorch's: every pixel, on the same weights and noise."""
 
+import functools
+
 import diffusers
 import numpy as np
 import pytest
@@ -74,9 +76,50 @@ def test_a_callback_turns_guidance_off(pairs_of):
     assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
 
 
+def test_a_callback_changes_prompts_and_masks(pairs_of):
+    def shift(pipe, step, timestep, tensors):
+        return {"prompt_embeds": [x + 1 for x in tensors["prompt_embeds"]]}
+
+    def mask_nothing(pipe, step, timestep, tensors):
+        assert tuple(tensors["mask"].shape) == (1, 1, 12, 20)
+        return {"mask": 0 * tensors["mask"]}
+
+    def inputs(name, after):
+        return {"callback_on_step_end": after, "callback_on_step_end_tensor_inputs": [name]}
+
+    call = {"prompt": PROMPTS, **SIZE}
+    changed = pairs_of().check(**call, **inputs("prompt_embeds", shift))
+    assert np.abs(changed - pairs_of().draw(**call)[1]).max() > 0.01
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[1]}
+    pairs_of("Inpaint").check(**call, guidance_scale=0.0, **inputs("mask", mask_nothing))
+    one = inputs("prompt_embeds", lambda *_: {"prompt_embeds": [np.ones(3)]})
+    with pytest.raises(ValueError, match=r"must keep the shapes \[\(\d+, 24\)\]"):
+        pairs_of().ours(PROMPTS[1], **one, **SIZE)
+
+
 def test_embeddings_of_different_lengths_and_shifts_that_depend_on_the_size(pairs_of):
     given = {"prompt_embeds": embeds(7, 40), "negative_prompt_embeds": embeds(70, 3, seed=1)}
     pairs_of(**DYNAMIC).check(**given, **SIZE)
+
+
+def test_guided_embeddings_without_negative_ones_are_refused(pairs_of):
+    pair, given = pairs_of(), {"prompt_embeds": embeds(7), **SIZE}
+    for pipe in (pair.reference, pair.ours):
+        with pytest.raises(ValueError, match=r"negative_prompt_embeds.* must"):
+            pipe(**given)
+    pair.check(**given, guidance_scale=0.0)
+
+
+def test_steps_of_consistency_models(pairs_of, monkeypatch):
+    pair, generator = pairs_of(), torch.Generator().manual_seed(7)
+    with pair.scheduler("FlowMatchLCMScheduler"):
+        # diffusers' pipeline leaves the noise of steps to PyTorch's global generator.
+        step = functools.partial(pair.reference.scheduler.step, generator=generator)
+        monkeypatch.setattr(pair.reference.scheduler, "step", step)
+        call = {"prompt": PROMPTS[1], "guidance_scale": 0.0, "output_type": "np", **SIZE}
+        expected = pair.reference(generator=generator, num_inference_steps=4, **call).images
+        found = pair.ours(generator=7, num_inference_steps=4, **call).images
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("strength", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
@@ -91,6 +134,12 @@ def test_inpainting_keeps_the_size_and_what_is_black(pairs_of):
     pair = pairs_of("Inpaint")
     pair.check(**call)
     pair.check(**call, strength=0.6)
+
+
+def test_inpainting_from_latents_puts_the_image_back_with_noise_of_its_own(pairs_of):
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "prompt": PROMPTS[0]}
+    latents = torch.randn(1, 16, 12, 20, generator=torch.Generator().manual_seed(0))
+    pairs_of("Inpaint").check(**call, latents=latents, guidance_scale=0.0)
 
 
 def test_encode_prompt_returns_lists_without_padding(pairs_of):

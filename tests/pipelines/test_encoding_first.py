@@ -84,7 +84,10 @@ def test_two_text_encoders_and_a_pipeline_that_needs_them(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encode_first": "a text"}, r"^encode_first must be a list of texts \(got 'a text'\)"),
+        (
+            {"encode_first": "a text"},
+            r"^encode_first must be a list of texts, or .* \(got 'a text'\)",
+        ),
         ({"encode_first": ["a"], "text_encoder": None}, "^only one of text_encoder and encode_fir"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fluxes import SIZE, controlnet, pipeline
+from fluxes import FILL, SIZE, controlnet, pipeline
 from pairs import mask, picture
 
 import diffusax
@@ -73,3 +73,48 @@ def test_filling_needs_a_network_for_it(pipe):
     fill = diffusax.FluxFillPipeline.from_pipe(pipe)
     with pytest.raises(ValueError, match="filling needs a transformer with 36 input channels"):
         fill(prompt=PROMPT, image=picture(), mask_image=mask(), **KEPT)
+
+
+def test_inpainting_with_a_checkpoint_for_filling_is_its_own_pipeline(tmp_path):
+    pipeline(tmp_path, "FluxFillPipeline", **FILL)
+    pipe = diffusax.AutoPipelineForInpainting.from_pretrained(tmp_path)
+    assert type(pipe) is diffusax.FluxFillPipeline
+    assert type(diffusax.AutoPipelineForInpainting.from_pipe(pipe)) is diffusax.FluxFillPipeline
+    pipe.set_progress_bar_config(disable=True)
+    call = {"image": picture(1, 40, 24), "mask_image": mask(2, 40, 24), "num_inference_steps": 2}
+    assert np.isfinite(pipe(PROMPT, **call, **KEPT).images).all()
+
+
+def test_what_flux_cannot_read_is_told(pipe):
+    for name in ("ip_adapter_image", "negative_ip_adapter_image"):
+        with pytest.raises(ValueError, match=f"^{name} must be None: there are no IP-Adapters"):
+            pipe(PROMPT, **{name: picture(1)}, **SIZE)
+    kontext = diffusax.FluxKontextPipeline.from_pipe(pipe)
+    with pytest.raises(ValueError, match=r"even height and width \(got 13x21\)"):
+        kontext(np.zeros((1, 16, 13, 21), np.float32), PROMPT, max_area=24 * 40, **SIZE)
+    embeds, pooled, _ = pipe.encode_prompt(PROMPT, max_sequence_length=9)
+    given = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "negative_prompt": "a hat"}
+    with pytest.raises(ValueError, match="max_sequence_length=9 reads texts of as many tokens"):
+        pipe(**given, true_cfg_scale=2.0, **SIZE)
+
+
+def test_texts_of_both_encoders_and_lengths_are_encoded_first(tmp_path):
+    pipeline(tmp_path)
+    texts = {"prompt": ["a red apple", "a"], "prompt_2": ["an apple", PROMPT]}
+    texts |= {"negative_prompt": "a hat", "negative_prompt_2": "a house"}
+    call = {"num_inference_steps": 2, "seed": 1, "true_cfg_scale": 2.0, **texts, **KEPT}
+    entries = ["a dog", {**texts, "max_sequence_length": SIZE["max_sequence_length"]}]
+    pipes = [
+        diffusax.FluxPipeline.from_pretrained(tmp_path, **more)
+        for more in ({"encode_first": entries}, {})
+    ]
+    for one in pipes:
+        one.set_progress_bar_config(disable=True)
+    np.testing.assert_allclose(*(one(**call).images for one in pipes), atol=1e-5)
+    first = pipes[0]
+    with pytest.raises(ValueError, match=r"\('a', 'a'\) with these arguments are not among"):
+        first("a", **KEPT)
+    with pytest.raises(ValueError, match="max_sequence_length cannot be given after encode_first"):
+        first("a dog", **{**KEPT, "max_sequence_length": 64})
+    with pytest.raises(ValueError, match=r"encode_first may hold prompt, .* \(got 'height'\)"):
+        diffusax.FluxPipeline.from_pretrained(tmp_path, encode_first=[{"height": 8}])

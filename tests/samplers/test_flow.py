@@ -18,6 +18,7 @@ pytestmark = [
 
 STEPS = (1, 2, 4, 7, 20, 50)
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
+LCM = "FlowMatchLCMScheduler"
 DPM, UNIPC = "DPMSolverMultistepScheduler", "UniPCMultistepScheduler"
 SINGLE, DEIS = "DPMSolverSinglestepScheduler", "DEISMultistepScheduler"
 FLUX = {
@@ -61,6 +62,8 @@ CASES = {
     "stochastic_dynamic": (EULER, {**QWEN, "stochastic_sampling": True}, 0.7),
     "mochi": (EULER, {"invert_sigmas": True}, None),
     "mochi_stochastic": (EULER, {"invert_sigmas": True, "stochastic_sampling": True}, None),
+    "lcm": (LCM, {"shift": 3.0}, None),
+    "lcm_dynamic": (LCM, {**QWEN, "use_beta_sigmas": True}, 0.7),
     "heun": (HEUN, {}, None),
     "heun_sd3": (HEUN, {"shift": 3.0}, None),
     "wan": (UNIPC, WAN, None),
@@ -178,7 +181,7 @@ def test_levels_of_flow_matching_are_those_of_scale_noise(case, begin):
 
 @pytest.mark.parametrize(
     "case",
-    ["sd3", "flux_1024", "qwen", "beta", "stochastic", "mochi", "wan", "unipc_dynamic"],
+    ["sd3", "flux_1024", "qwen", "beta", "stochastic", "mochi", "lcm", "wan", "unipc_dynamic"],
 )
 def test_sigmas_of_flow_matching_equal_diffusers(case):
     """They lack the last, and are shifted as others are."""
@@ -194,7 +197,7 @@ def test_sigmas_of_flow_matching_equal_diffusers(case):
         compare(schedule, scheduler)
 
 
-@pytest.mark.parametrize("case", ["sd3", "flux_512", "karras", "mochi"])
+@pytest.mark.parametrize("case", ["sd3", "flux_512", "karras", "mochi", "lcm"])
 def test_timesteps_of_flow_matching_equal_diffusers(case):
     timesteps = [1000.0, 850.5, 400.0, 125.0]
     mu = arguments(CASES[case][2])

@@ -160,6 +160,13 @@ FLOW_OPTIONS = {
         "stochastic_sampling": FLAG,
         "sigmas": SIGMAS,
     },
+    "FlowMatchLCMScheduler": {
+        **FLOW,
+        "use_dynamic_shifting": FLAG,
+        "shift_terminal": st.sampled_from([None, 0.02]),
+        "invert_sigmas": FLAG,
+        "sigmas": SIGMAS,
+    },
     "FlowMatchHeunDiscreteScheduler": FLOW,
     "DPMSolverMultistepScheduler": {
         **VELOCITY,

@@ -169,6 +169,8 @@ def config_of(network: Network) -> dict[str, Any]:
     if not _of_transformers(network.class_name):
         return data
     del data["_class_name"]
+    # transformers loads what "dtype" says, and diffusers its own networks in float32 unless a dtype
+    # is asked for: with the parameters' half precision here, their pipeline could not draw.
     return {"architectures": [network.class_name], **data, "dtype": "float32"}
 
 

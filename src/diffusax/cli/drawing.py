@@ -35,7 +35,7 @@ class Drawing(Options):
     steps: Annotated[Steps | None, OWN] = None
     """Number of sampler steps; the pipeline's own by default."""
     guidance: Annotated[Scale | None, OWN] = None
-    """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
+    """Classifier-free guidance scale, off at 1 (Z-Image: at 0); the pipeline's own by default."""
     sampler: Annotated[str | None, OWN] = None
     """Name of a sampler, such as dpm++2m or euler_a; the checkpoint's own by default."""
     dtype: Dtype = "float32"

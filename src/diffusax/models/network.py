@@ -246,11 +246,14 @@ class Model:
         return self
 
     def enable_tiling(self) -> None:
-        """Makes an autoencoder decode images larger than its sample_size in overlapping tiles."""
+        """Makes an autoencoder take images larger than its sample_size in overlapping tiles.
+
+        AutoencoderKL and AutoencoderKLFlux2 encode and decode in tiles, the others decode.
+        """
         self.switches.tiling = True
 
     def disable_tiling(self) -> None:
-        """Makes an autoencoder decode every image in one piece."""
+        """Makes an autoencoder take every image in one piece."""
         self.switches.tiling = False
 
     def enable_freeu(self, s1: float, s2: float, b1: float, b2: float) -> None:

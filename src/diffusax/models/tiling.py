@@ -1,7 +1,7 @@
-"""Decodes large images in overlapping tiles, so that memory does not grow with the image.
+"""Encodes and decodes large images in overlapping tiles, so that memory does not grow with them.
 
 The tiles and their blending are those of diffusers' `vae.enable_tiling()`
-(models/autoencoders/autoencoder_kl.py, tiled_decode).
+(models/autoencoders/autoencoder_kl.py, _tiled_encode and tiled_decode).
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 OVERLAP = 0.25
+TILED_ENCODERS = ("AutoencoderKL", "AutoencoderKLFlux2")
+"""The autoencoders that encode in tiles, too, in diffusers."""
 _SIDE = 512
 
 
@@ -41,11 +43,53 @@ def tiled_decode(
         ValueError: tile is less than one latent.
     """
     z = np.asarray(z)
-    if tile < 1:
-        raise ValueError(f"tile must be at least one latent (got {tile}); use a larger tile")
+    _check_tile(tile)
     if max(z.shape[1:3]) <= tile:
         return np.array(decode(z, *beside))
-    height, width = z.shape[1:3]
+
+    def tile_at(i: int, j: int) -> jax.Array:
+        return decode(*_tiles(i, j, tile, (z, 1), *((p, factor) for p in beside)))
+
+    return _joined(tile_at, z.shape[1:3], tile, factor)
+
+
+def tiled_encode(
+    encode: Callable[[np.ndarray], Any], x: np.ndarray, *, tile: int, factor: int
+) -> np.ndarray:
+    """Encodes x: b H W 3 -> b h w c by calling `encode` on tiles of at most `tile` latents a side.
+
+    The counterpart of `tiled_decode`; what is blended are the moments of the latents.
+
+    Raises:
+        ValueError: tile is less than one latent.
+    """
+    x = np.asarray(x)
+    _check_tile(tile)
+    if max(x.shape[1:3]) <= tile * factor:
+        return np.array(encode(x))
+    height, width = (n // factor for n in x.shape[1:3])
+    return _joined(
+        lambda i, j: encode(*_tiles(i, j, tile, (x, factor))), (height, width), tile, factor=1
+    )
+
+
+def _check_tile(tile: int) -> None:
+    if tile < 1:
+        raise ValueError(f"tile must be at least one latent (got {tile}); use a larger tile")
+
+
+def _joined(
+    tile_at: Callable[[int, int], Any], size: tuple[int, ...], tile: int, factor: int
+) -> np.ndarray:
+    """Puts tiles together and blends them where they overlap.
+
+    Args:
+        tile_at: a function from the first row and column of a tile, in latents, to its result.
+        size: the rows and columns of latents of the whole.
+        tile: the side of a tile, in latents.
+        factor: the rows of the result for a row of latents.
+    """
+    height, width = size
     # The overlap is rounded in latents, for latents and images alike. diffusers rounds each by
     # itself, and returns an image of another size if a quarter of a tile is not whole.
     step = max(1, int(tile * (1 - OVERLAP)))
@@ -56,7 +100,7 @@ def tiled_decode(
     for i in range(0, height, step):
         row: list[np.ndarray] = []
         for k, j in enumerate(range(0, width, step)):
-            y = np.array(decode(*_tiles(i, j, tile, (z, 1), *((p, factor) for p in beside))))
+            y = np.array(tile_at(i, j))
             if above:
                 _blend(above[k], y, extent, axis=1)
             if row:

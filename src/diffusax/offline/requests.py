@@ -47,7 +47,7 @@ class Settings(Options):
     steps: Steps | None = None
     """The number of sampler steps; the pipeline's own by default."""
     guidance: Scale | None = None
-    """Classifier-free guidance scale, where 1 is off; the pipeline's own by default."""
+    """Classifier-free guidance scale, off at 1 (Z-Image: at 0); the pipeline's own by default."""
     sampler: str | None = None
     """The name of a sampler; the checkpoint's own by default."""
     height: Pixels | None = None

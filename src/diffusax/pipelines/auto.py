@@ -92,3 +92,5 @@ class AutoPipelineForInpainting(_Auto):
 
     task = staticmethod(inpainting.inpaint)
     controlled = (control.control_inpaint,)
+    # diffusers makes a FluxInpaintPipeline of FLUX.1 Fill, whose network sees the mask.
+    served_by = (flux_tasks.fill,)

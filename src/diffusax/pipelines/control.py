@@ -1,15 +1,16 @@
 """ControlNet (Zhang et al. 2023) as a change to the plan of any task."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from diffusax.images.pictures import load_image, target_size, to_control
 from diffusax.models.controlnet import guess_scales
+from diffusax.models.network import Network
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.inpainting import crop_options, inpaint
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import count_images
@@ -30,7 +31,8 @@ def controlled(task: Task) -> Task:
             call = dataclasses.replace(call, height=height, width=width)
         prepared = task(c, call)
         plan = prepared.plan
-        inputs = plan.step_inputs._replace(control=control_weights(c.denoiser, call, prepared))
+        weights = control_weights(c.denoiser.controlnets, call, prepared)
+        inputs = plan.step_inputs._replace(control=weights)
         conditions = plan.conditions._replace(control=pictures)
         return dataclasses.replace(
             prepared,
@@ -76,14 +78,16 @@ def control_pictures(c: Components, call: Call, *, cropped: bool) -> tuple[Any, 
     return tuple(repeat_for_prompts(array, b, call.num_images_per_prompt or 1) for array in arrays)
 
 
-def control_weights(denoiser: Denoiser, call: Call, run: PreparedRun) -> np.ndarray:
+def control_weights(nets: Sequence[Network], call: Call, run: PreparedRun) -> np.ndarray:
     """Returns the scale of each residual, n m k r: see `StepInputs.control`.
+
+    nets: the ControlNet of each image.
 
     Raises:
         ValueError: the scales or fractions are not as many as the ControlNets, or the start of an
             interval is not below its end.
     """
-    nets, k, n = denoiser.controlnets, len(run.weights) + 1, len(run.schedule)
+    k, n = len(run.weights) + 1, len(run.schedule)
     height = len(run.plan.step_inputs.rescale)
     # The residuals of a transformer's ControlNet all have one scale.
     residuals = len(nets[0].shapes.get("controlnet_down_blocks", ())) + 1

@@ -71,7 +71,7 @@ class DiffusersMethods:
         self.progress_bar_options = options
 
     def enable_vae_tiling(self) -> None:
-        """Makes later calls decode images that exceed the autoencoder's sample_size in tiles.
+        """Makes later calls encode and decode images above the autoencoder's sample_size in tiles.
 
         The tiles overlap, and their overlaps are blended.
         """

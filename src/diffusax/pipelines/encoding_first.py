@@ -15,27 +15,29 @@ from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import load_components
 from diffusax.pipelines.plan import Prompt
-from diffusax.pipelines.prompts import embed_prompts
+from diffusax.pipelines.prompts import call_texts, count_prompts, embed_prompts
 from diffusax.runtime.mesh import in_mesh
 
 _OF_TEXTS = ("text_encoder", "tokenizer")
-_CHANGING = (
-    *("clip_skip", "long_prompt", "prompt_weighting"),
-    *("max_sequence_length", "text_encoder_out_layers"),
-)
-"""The arguments of a call that would encode its texts otherwise."""
+_TEXTS = tuple(f"{p}prompt{n}" for p in ("", "negative_") for n in ("", "_2", "_3"))
+_READING = ("max_sequence_length", "text_encoder_out_layers")
+_CHANGING = ("clip_skip", "long_prompt", "prompt_weighting", *_READING)
+"""The arguments of a call that would encode its texts otherwise; entries may have the last two."""
+
+Entry = str | Mapping[str, Any]
+"""A text, or arguments of a call: its texts, max_sequence_length and text_encoder_out_layers."""
+Key = tuple[tuple[str, ...], tuple[Any, ...]]
+"""A text for each text encoder, and the values of the arguments that they are encoded with."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedTexts:
     """The embeddings of all texts that calls may have."""
 
-    prompts: Mapping[str, Prompt]
+    prompts: Mapping[Key, Prompt]
     """The embeddings of each text, 1 ... ."""
     encoders: tuple[str, ...]
     """The names of the text encoders, whose parameters are freed."""
-    arguments: Mapping[str, Any]
-    """The arguments of a call that the texts were encoded with."""
 
     def find(self, call: Call, texts: Mapping[str, Sequence[str]]) -> Prompt:
         """Returns the embeddings of n texts, of which those with lengths are filled up to one.
@@ -45,37 +47,38 @@ class EncodedTexts:
         Raises:
             ValueError: a text is not among the encoded ones, or the call would encode it otherwise.
         """
-        for name, value in self.arguments.items():
-            if getattr(call, name) != value:
+        arguments = _values(call)
+        for i, name in enumerate(_CHANGING):
+            known = {own[i] for _, own in self.prompts}
+            if arguments[i] not in known:
+                there = ", or give it in the entries there" if name in _READING else ""
                 raise ValueError(
                     f"{name} cannot be given after encode_first, which has encoded the texts "
-                    "without it; leave one of the two out"
+                    f"without it; leave one of the two out{there}"
                 )
-        rows = [self._one(own) for own in zip(*texts.values(), strict=True)]
+        rows = [self._one(own, arguments) for own in zip(*texts.values(), strict=True)]
         longest = max(row.context.shape[1] for row in rows)
         filled = [_filled(row, longest) for row in rows]
         found: Prompt = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *filled)
         return found
 
-    def _one(self, texts: tuple[str, ...]) -> Prompt:
-        unknown = [text for text in texts if text not in self.prompts]
-        if unknown:
-            raise ValueError(
-                f"{unknown[0]!r} is not among the texts of encode_first, and the text encoders are "
-                "freed; give it there, or load the pipeline without encode_first"
-            )
-        if len(set(texts)) > 1:
-            raise ValueError(
-                "encode_first encodes each text with all text encoders; leave prompt_2 and "
-                "negative_prompt_2 out, or load the pipeline without encode_first"
-            )
-        return self.prompts[texts[0]]
+    def _one(self, texts: tuple[str, ...], arguments: tuple[Any, ...]) -> Prompt:
+        if (texts, arguments) in self.prompts:
+            return self.prompts[texts, arguments]
+        known = {text for own, _ in self.prompts for text in own}
+        unknown = [text for text in texts if text not in known]
+        what = f"{unknown[0]!r} is" if unknown else f"{texts} with these arguments are"
+        raise ValueError(
+            f"{what} not among the texts of encode_first, and the text encoders are freed; give it "
+            "there as the call has it, such as {'prompt': ..., 'prompt_2': ...}, or load the "
+            "pipeline without encode_first"
+        )
 
 
 def load_encoding_first(
     target: Any,
     folder: Path,
-    texts: Sequence[str] | None,
+    texts: Sequence[Entry] | None,
     given: Mapping[str, Any],
     dtype: Any,
     *,
@@ -100,9 +103,8 @@ def load_encoding_first(
     others = [c.name for c in target.all_components if c.role not in _OF_TEXTS]
     first = load_components(target, folder, [*others, *given], dtype, **places)
     encoders = [name for name in target.family.names("text_encoder") if name in first]
-    arguments = _arguments(target)
-    prompts = _encode(target.family, first, texts, arguments, device, encoder_mesh)
-    encoded = EncodedTexts(prompts, tuple(encoders), arguments)
+    prompts = _encode(target, first, _calls(target, texts), device, encoder_mesh)
+    encoded = EncodedTexts(prompts, tuple(encoders))
     for name in encoders:
         for leaf in jax.tree.leaves(first[name].params):
             leaf.delete()
@@ -111,10 +113,19 @@ def load_encoding_first(
     return {**first, **rest}, encoded
 
 
-def _check(target: Any, texts: Sequence[str], given: Mapping[str, Any]) -> None:
+def _check(target: Any, texts: Sequence[Entry], given: Mapping[str, Any]) -> None:
     names = target.family.names("text_encoder")
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"encode_first must be a list of texts (got {texts!r:.200})")
+    if isinstance(texts, str) or not all(isinstance(text, str | Mapping) for text in texts):
+        raise ValueError(
+            "encode_first must be a list of texts, or of dictionaries of a call's arguments (got "
+            f"{texts!r:.200})"
+        )
+    allowed = (*_TEXTS, *_READING)
+    unknown = [name for own in texts if not isinstance(own, str) for name in set(own) - {*allowed}]
+    if unknown:
+        raise ValueError(
+            f"encode_first may hold {', '.join(allowed)} in its entries (got {unknown[0]!r})"
+        )
     if not names:
         raise ValueError(f"{target.__name__} reads no texts; leave encode_first out")
     if twice := [name for name in names if name in given]:
@@ -124,23 +135,27 @@ def _check(target: Any, texts: Sequence[str], given: Mapping[str, Any]) -> None:
         )
 
 
-def _arguments(target: Any) -> dict[str, Any]:
-    """Returns the arguments that texts are encoded with: the defaults of a pipeline's call."""
+def _calls(target: Any, texts: Sequence[Entry]) -> list[Call]:
+    """Returns the entries as calls, with the defaults of a pipeline's call."""
     declared = inspect.signature(target.__call__).parameters
-    given = {name: declared[name].default for name in _CHANGING if name in declared}
-    call = check_call({"prompt": "", **given})
-    return {name: getattr(call, name) for name in _CHANGING}
+    defaults = {name: declared[name].default for name in _CHANGING if name in declared}
+    entries = [{"prompt": own} if isinstance(own, str) else own for own in texts or [""]]
+    return [check_call({**defaults, "prompt": "", **own}) for own in entries]
+
+
+def _values(call: Call) -> tuple[Any, ...]:
+    return tuple(getattr(call, name) for name in _CHANGING)
 
 
 def _encode(
-    family: Any,
+    target: Any,
     loaded: Mapping[str, Any],
-    texts: Sequence[str],
-    arguments: Mapping[str, Any],
+    calls: Sequence[Call],
     device: Any,
     encoder_mesh: Mesh | None,
-) -> dict[str, Prompt]:
+) -> dict[Key, Prompt]:
     """Returns the embeddings of the texts, and of the empty one, which guidance needs."""
+    family = target.family
     models = {name: model for name, model in loaded.items() if isinstance(model, Model)}
     components = Components.of(
         family,
@@ -152,12 +167,29 @@ def _encode(
         mesh=device if isinstance(device, Mesh) else None,
         encoder_mesh=encoder_mesh,
     )
-    found = {}
+    found: dict[Key, Prompt] = {}
     with in_mesh(components.local_mesh):
-        for text in dict.fromkeys(["", *texts]):
-            prompt = embed_prompts(components, check_call({**arguments, "prompt": text}), 1)
-            found[text] = jax.block_until_ready(jax.tree.map(lambda x: x[:, 0], prompt))
+        for call in calls:
+            for texts in _texts_of(components, call):
+                key = texts, _values(call)
+                if key not in found:
+                    prompt = embed_prompts(components, _one_call(call, texts), 1)
+                    found[key] = jax.block_until_ready(jax.tree.map(lambda x: x[:, 0], prompt))
     return found
+
+
+def _texts_of(c: Components, call: Call) -> list[tuple[str, ...]]:
+    """Returns the texts of a call for the text encoders: prompts, negative ones, and the empty."""
+    n = count_prompts(call)
+    given = (call_texts(c, call, prefix, n).values() for prefix in ("", "negative_"))
+    empty = ("",) * len(c.family.text_encoders)
+    return [*(texts for groups in given for texts in zip(*groups, strict=True)), empty]
+
+
+def _one_call(call: Call, texts: tuple[str, ...]) -> Call:
+    names = ("prompt", "prompt_2", "prompt_3")
+    arguments = dict(zip(_CHANGING, _values(call)))
+    return check_call({**arguments, **dict(zip(names, texts))})
 
 
 def _filled(prompt: Prompt, length: int) -> Prompt:

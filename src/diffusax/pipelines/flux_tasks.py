@@ -1,11 +1,14 @@
 """Tasks of FLUX.1 with images as inputs of their own: Fill, Kontext and ControlNets."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from diffusax.images.masks import to_mask
+from diffusax.models.network import Network
+from diffusax.models.transformers.flux import PATCH
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call, as_list, match_length
 from diffusax.pipelines.components import Components
@@ -109,14 +112,17 @@ def kontext(c: Components, call: Call) -> PreparedRun:
 
 
 def control(c: Components, call: Call) -> PreparedRun:
-    """Prepares a run that ControlNets steer, which read latents of their images, or pixels."""
+    """Prepares a run that ControlNets steer, which read latents of their images, or pixels.
+
+    One that knows several kinds of images sees as many as there are entries in control_mode.
+    """
     b, (height, width) = count_images(call), image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
     noise = noise_source(call.noise, call.seed, b)
-    nets, pictures = c.denoiser.controlnets, []
-    for i, given in enumerate(_for_each_net(call, len(nets))):
+    nets, pictures = _net_of_each_image(c, call), []
+    for i, given in enumerate(_images(call, len(nets))):
         own = dataclasses.replace(call, image=given)
         pixels = read_pixels(c, own, height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
@@ -126,25 +132,30 @@ def control(c: Components, call: Call) -> PreparedRun:
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=(height, width))
     plan = run.plan
-    conditions = control_conditions(plan.conditions, tuple(pictures), _modes(c, call))
-    inputs = plan.step_inputs._replace(control=control_weights(c.denoiser, call, run))
+    conditions = control_conditions(plan.conditions, tuple(pictures), _modes(nets, call))
+    inputs = plan.step_inputs._replace(control=control_weights(nets, call, run))
     plan = plan._replace(conditions=conditions, step_inputs=inputs)
     return dataclasses.replace(run, plan=plan)
 
 
-def _for_each_net(call: Call, nets: int) -> list[Any]:
-    """Returns the images of each ControlNet."""
+def _net_of_each_image(c: Components, call: Call) -> tuple[Network, ...]:
+    """Returns the ControlNet that sees each image: the only one where control_mode has several."""
+    nets: tuple[Network, ...] = c.denoiser.controlnets
+    return nets * len(as_list(call.control_mode)) if len(nets) == 1 else nets
+
+
+def _images(call: Call, count: int) -> list[Any]:
+    """Returns the images for the ControlNets."""
     given = required(call, "control_image")
-    return [given] if nets == 1 else match_length("control_image", as_list(given), nets, _NETS)
+    return [given] if count == 1 else match_length("control_image", as_list(given), count, _NETS)
 
 
-def _modes(c: Components, call: Call) -> list[int]:
-    """Returns the kind of each ControlNet's image.
+def _modes(nets: Sequence[Network], call: Call) -> list[int]:
+    """Returns the kind of each image. nets: the ControlNets that see them.
 
     Raises:
         ValueError: one is missing or unknown.
     """
-    nets = c.denoiser.controlnets
     modes = match_length("control_mode", as_list(call.control_mode), len(nets), _NETS)
     for mode, net in zip(modes, nets):
         kinds = net.config.num_mode
@@ -168,8 +179,17 @@ def _with_area(c: Components, call: Call) -> Call:
 
 
 def _reference(c: Components, call: Call) -> np.ndarray:
-    """Returns the image to look at, in its own size or the most alike of those of the training."""
+    """Returns the image to look at, in its own size or the most alike of those of the training.
+
+    Raises:
+        ValueError: latents in its place are no patches.
+    """
     pixels = np.asarray(read_pixels(c, call, None, None))
+    rows, columns = pixels.shape[1:3]
+    if are_latents(pixels) and (rows % PATCH or columns % PATCH):
+        raise ValueError(
+            f"image must be latents of an even height and width (got {rows}x{columns})"
+        )
     if are_latents(pixels) or not call.auto_resize:
         return pixels
     height, width = pixels.shape[1:3]

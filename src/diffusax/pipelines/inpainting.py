@@ -60,13 +60,17 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     # A run of flow matching begins at its first level even if that is not pure noise.
     whole = call.strength == 1 and call.denoising_start is None and not c.family.begins_early
     clean = None
+    own_noise = start is not None and c.family.blends_own_noise
+    eps = noise.draw("start", shape) if own_noise else start
     if own_channels or (start is None and not whole):
         clean = encode(c, noise, pixels, b)
-    eps = noise.draw("start", shape) if start is None else start
+    if eps is None:
+        eps = noise.draw("start", shape)
     if call.denoising_start is not None:
         x = clean
     elif whole or start is not None:
-        x = programs.begin(eps, np.float32(schedule.init_noise_sigma), None, None)
+        given = eps if start is None else start
+        x = programs.begin(given, np.float32(schedule.init_noise_sigma), None, None)
     else:
         x = noised(schedule, clean, eps)
 

@@ -189,7 +189,8 @@ class LoraMethods:
         """Merges LoRAs into the parameters, which then run, and are saved, as any others.
 
         Args:
-            components: the components to merge into; by default all that the LoRAs change.
+            components: the components to merge into; by default all that the LoRAs change, and of
+                families with a transformer this alone, as in diffusers.
             lora_scale: a factor of the LoRAs' weights.
             safe_fusing: whether to raise ValueError where a sum is not finite.
             adapter_names: the LoRAs; by default those that calls use, see `set_adapters`.
@@ -197,7 +198,9 @@ class LoraMethods:
         Raises:
             ValueError: a name or component is unknown, or the LoRAs were merged already.
         """
-        fuse(self.parts, components, lora_scale, adapter_names, finite=safe_fusing)
+        default = ("transformer",) if "transformer" in self.parts.models else None
+        targets = default if components is None else components
+        fuse(self.parts, targets, lora_scale, adapter_names, finite=safe_fusing)
 
     def unfuse_lora(self, components: str | Sequence[str] | None = None) -> None:
         """Undoes `fuse_lora`: the parameters are bit for bit what they were.
@@ -268,30 +271,52 @@ class LoraMethods:
             ValueError: no layers are given, they are neither of the two, or an option is not one
                 that can be.
         """
-        check_safe(safe_serialization and save_function is None)
-        given = {
-            "unet": unet_lora_layers,
-            "text_encoder": text_encoder_lora_layers,
-            "text_encoder_2": text_encoder_2_lora_layers,
-            "transformer": transformer_lora_layers,
-        }
-        layers = {
-            k: v for name, own in given.items() for k, v in layers_of(name, own or {}).items()
-        }
-        if not layers:
-            raise ValueError("there are no layers to save; give unet_lora_layers, for example")
-        metadata = {
-            "unet": unet_lora_adapter_metadata,
-            "text_encoder": text_encoder_lora_adapter_metadata,
-            "text_encoder_2": text_encoder_2_lora_adapter_metadata,
-            "transformer": transformer_lora_adapter_metadata,
-        }
-        options = {
-            f"{name}.{k}": v for name, own in metadata.items() for k, v in (own or {}).items()
-        }
-        if not is_main_process:
-            return
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = weight_name or WEIGHT_NAME
-        files.write_lora(folder / name, layers, "diffusers", options=options)
+        write_layers(
+            save_directory,
+            {
+                "unet": (unet_lora_layers, unet_lora_adapter_metadata),
+                "text_encoder": (text_encoder_lora_layers, text_encoder_lora_adapter_metadata),
+                "text_encoder_2": (
+                    text_encoder_2_lora_layers,
+                    text_encoder_2_lora_adapter_metadata,
+                ),
+                "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
+            },
+            is_main_process=is_main_process,
+            weight_name=weight_name,
+            safe=safe_serialization and save_function is None,
+        )
+
+
+def write_layers(
+    save_directory: str | Path,
+    given: Mapping[str, tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]],
+    *,
+    is_main_process: bool,
+    weight_name: str | None,
+    safe: bool,
+) -> None:
+    """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`.
+
+    Args:
+        save_directory: the folder.
+        given: for each component its layers and PEFT's options, or None for either.
+        is_main_process: whether this process writes.
+        weight_name: the file's name; None for the usual one.
+        safe: whether the call asks for safetensors.
+
+    Raises:
+        ValueError: no layers are given, they cannot be read, or another format is asked for.
+    """
+    check_safe(safe)
+    layers = {
+        k: v for name, (own, _) in given.items() for k, v in layers_of(name, own or {}).items()
+    }
+    if not layers:
+        raise ValueError(f"there are no layers to save; give {next(iter(given))}_lora_layers")
+    options = {f"{name}.{k}": v for name, (_, own) in given.items() for k, v in (own or {}).items()}
+    if not is_main_process:
+        return
+    folder = Path(save_directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_lora(folder / (weight_name or WEIGHT_NAME), layers, "diffusers", options=options)

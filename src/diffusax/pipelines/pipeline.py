@@ -1,7 +1,7 @@
 """Pipelines: components and their parameters, loaded, shared and saved."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -236,7 +236,7 @@ class DiffusionPipeline(
         mesh: Mesh | str | None = None,
         custom_pipeline: str | Path | None = None,
         trust_remote_code: bool = False,
-        encode_first: Sequence[str] | None = None,
+        encode_first: Sequence[str | Mapping[str, Any]] | None = None,
         encoder_device: Any = None,
         **components: Any,
     ) -> Self:
@@ -260,9 +260,10 @@ class DiffusionPipeline(
             custom_pipeline: a .py file, or a folder with a pipeline.py, that defines the class to
                 load the checkpoint with.
             trust_remote_code: whether to run that file, which may do whatever you may.
-            encode_first: all prompts and negative prompts that calls will have. They are encoded
-                and the text encoders freed before other networks are read, so that less memory
-                does; calls with other texts are an error.
+            encode_first: all prompts and negative prompts that calls will have, or dictionaries of
+                the calls' arguments: their texts, as prompt_2, and max_sequence_length. They are
+                encoded and the text encoders freed before other networks are read, so that less
+                memory does; calls with other texts are an error.
             encoder_device: a device, or a mesh of devices, for the text encoders alone, whose
                 embeddings are copied from there; others are for the other networks then.
             **components: components to use instead of the checkpoint's (`vae=`, `unet=`,

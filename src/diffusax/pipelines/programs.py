@@ -196,6 +196,45 @@ def encode_image(
     encoded = vae.apply(params, split_images(pixels), method="encode")
     encoded = jax.tree.map(lambda x: x[: len(pixels)], encoded)
     mean, logvar = encoded if isinstance(encoded, tuple) else (encoded, None)
+    return _sampled(vae, params, (mean, logvar), noise, scale=scale, normalize=normalize)
+
+
+@functools.partial(Program, static=("vae", "upcast"), shape_of="pixels")
+def encode_moments(
+    vae: Network, params: Params, pixels: jax.Array, *, upcast: bool = False
+) -> jax.Array:
+    """Encodes images b H W 3 to the mean and log variance of their latents, b h w 2z, float32."""
+    params = _upcast(params) if upcast else params
+    moments = vae.apply(params, split_images(pixels), method="encode")
+    return jnp.concatenate(moments, axis=-1)[: len(pixels)].astype(jnp.float32)
+
+
+@functools.partial(Program, static=("vae", "scale", "normalize"), shape_of="moments")
+def sample_moments(
+    vae: Network,
+    params: Params,
+    moments: jax.Array,
+    noise: jax.Array | None,
+    *,
+    scale: bool = True,
+    normalize: bool = False,
+) -> jax.Array:
+    """Returns the latents of what `encode_moments` returns; see `encode_image`."""
+    mean, logvar = jnp.split(moments, 2, axis=-1)
+    return _sampled(vae, params, (mean, logvar), noise, scale=scale, normalize=normalize)
+
+
+def _sampled(
+    vae: Network,
+    params: Params,
+    moments: tuple[jax.Array, jax.Array | None],
+    noise: jax.Array | None,
+    *,
+    scale: bool,
+    normalize: bool,
+) -> jax.Array:
+    """Returns latents b h w z; see `encode_image`. moments: the mean, and the log variance."""
+    mean, logvar = moments
     z = mean.astype(jnp.float32)
     if noise is not None:
         z = repeat_to(z, noise.shape[0])

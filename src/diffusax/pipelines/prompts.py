@@ -79,10 +79,11 @@ def count_prompts(call: Call) -> int:
     """
     if call.prompt is None and call.prompt_embeds is None:
         raise ValueError("prompt or prompt_embeds must be given")
-    for name in ("prompt", "negative_prompt"):
-        embeds = getattr(call, f"{name}_embeds")
-        if getattr(call, name) is not None and embeds is not None:
-            raise ValueError(f"only one of {name} and {name}_embeds can be given")
+    for prefix in ("", "negative_"):
+        embeds = f"{prefix}prompt_embeds"
+        for name in (f"{prefix}prompt", f"{prefix}prompt_2", f"{prefix}prompt_3"):
+            if getattr(call, name) is not None and getattr(call, embeds) is not None:
+                raise ValueError(f"only one of {name} and {embeds} can be given")
     if call.prompt is None:
         if isinstance(call.prompt_embeds, list | tuple):
             return len(call.prompt_embeds)
@@ -106,7 +107,7 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     texts = _texts_to_encode(c, call, found, guided=branches > 1)
     if texts and c.encoded is not None:
         n = count_prompts(call)
-        found |= {prefix: c.encoded.find(call, _texts(c, call, prefix, n)) for prefix in texts}
+        found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
     elif texts:
         tokens = tokenize(c, call, texts, _length(found))
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
@@ -131,9 +132,11 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
     found = _same_length(c, found)
     shapes = [embeds.context.shape for embeds in found.values()]
     if len(set(shapes)) > 1:
+        length = found["" if "" not in texts else "negative_"].context.shape[1]
+        more = f"; max_sequence_length={length} reads texts of as many tokens" if texts else ""
         raise ValueError(
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
-            f"{found[''].context.shape} and {found['negative_'].context.shape})"
+            f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
         )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 
@@ -212,7 +215,7 @@ def tokenize(
     follow each other. length: the number of tokens of embeddings in the same batch, if any.
     """
     n, encoders = count_prompts(call), [name for _, _, name in c.text]
-    groups = [_texts(c, call, prefix, n) for prefix in prefixes]
+    groups = [call_texts(c, call, prefix, n) for prefix in prefixes]
     texts = [list(itertools.chain(*(group[name] for group in groups))) for name in encoders]
     tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
     _check_ids(c, tokens)
@@ -320,7 +323,7 @@ def _same_length(c: Components, found: dict[str, Prompt]) -> dict[str, Prompt]:
     return {prefix: padded(prompt) for prefix, prompt in found.items()}
 
 
-def _texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
+def call_texts(c: Components, call: Call, prefix: str, n: int) -> dict[str, list[str]]:
     """Returns the texts for each text encoder by name; the first encoder's are the default."""
     first, texts = getattr(call, f"{prefix}prompt") or "", {}
     for i, encoder in enumerate(c.family.text_encoders):

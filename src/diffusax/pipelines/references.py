@@ -19,6 +19,7 @@ from diffusax.images.references import (
 from diffusax.pipelines import programs
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.sizes import are_latents, pixel_size
 
@@ -92,9 +93,7 @@ def _reference_maps(c: Components, call: Call, b: int) -> list[jax.Array]:
 def _encoded(c: Components, pixels: Any) -> jax.Array:
     """Returns the mode of the latents of images n H W 3, n h w c."""
     options = {"upcast": c.latents.upcast, "normalize": c.latents.normalize}
-    encode = programs.encode_image
-    found: jax.Array = encode(c.autoencoder, c.autoencoder_params, pixels, None, **options)
-    return found
+    return encode_pixels(c, pixels, None, **options)
 
 
 def _looking_at(run: PreparedRun, maps: Sequence[jax.Array]) -> PreparedRun:

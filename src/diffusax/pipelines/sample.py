@@ -165,7 +165,9 @@ def watch(
                 if stopped:
                     break
                 if after.plan is not now.plan and stop < n:
-                    placed = place(bound, after.plan, placed)
+                    control = after.plan.conditions.control
+                    same = control is now.plan.conditions.control
+                    placed = place(bound, after.plan, placed if same else None)
                 now = after
             _show(shown, state, stop - row, first=row == 0, desc=bar.get("desc"))
             size *= 1 + (time.perf_counter() - began < _SECONDS_PER_PIECE)

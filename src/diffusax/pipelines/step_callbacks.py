@@ -12,11 +12,11 @@ import numpy as np
 
 from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import LatentFormat
-from diffusax.pipelines.arguments import Call
+from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.guidance import call_rows
-from diffusax.pipelines.plan import PreparedRun
+from diffusax.pipelines.plan import Conditions, PreparedRun
 from diffusax.pipelines.sample import OnRow, watch
 from diffusax.pipelines.sizes import check_latents
 from diffusax.typed.convert import shortened
@@ -27,7 +27,11 @@ _NEGATIVES = {
     "negative_add_time_ids": "time_ids",
 }
 """The negative prompts' conditions that callbacks may read, by diffusers' names."""
-_PICTURES = ("latents", "image", "image_latents", "mask", "masked_image_latents")
+_PICTURES = (
+    *("latents", "image", "image_latents", "mask", "masked_image_latents", "control_image"),
+)
+"""The pictures that callbacks may read, by diffusers' names."""
+_CHANGEABLE = ("latents", "mask", "control_image")
 
 
 def watch_call(
@@ -131,15 +135,21 @@ def _tensor(
     if field := {**readable, **_NEGATIVES}.get(name):
         leaf = _leaves(run).get(field)
         if leaf is None or name in readable:
-            whole = _negative_first if not family.true_guidance else lambda leaf: leaf[:, 0]
-            return None if leaf is None else _embeddings(whole(leaf))
-        return _embeddings(leaf[:, 1]) if run.weights else None
+            if leaf is None:
+                return None
+            if not family.prompts_alone:
+                return _embeddings(_negative_first(leaf))
+            return _embeddings_of(run, leaf, 0)
+        return _embeddings_of(run, leaf, 1) if run.weights else None
     if name not in _PICTURES:
         names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
     if name == "latents":
         return form.outward(state[0])
     picture: Any = None
+    if name == "control_image":
+        images = [_control_image(image, form) for image in conditions.control]
+        return images if len(images) > 1 else next(iter(images), None)
     if name == "image":
         picture = conditions.control[0][:, 0] if conditions.control else None
     elif name == "mask" and inpainting is not None:
@@ -151,6 +161,14 @@ def _tensor(
             "masked_image_latents": conditions.channels[:, 0, ..., 1:],
         }[name]
     return None if picture is None else jnp.transpose(jnp.asarray(picture), (0, 3, 1, 2))
+
+
+def _control_image(image: jax.Array, form: LatentFormat) -> Any:
+    """Returns what a ControlNet is given, b 1 h w c, as diffusers has it: latents or pixels."""
+    picture = jnp.asarray(image)[:, 0]
+    if picture.shape[-1] == form.channels:
+        return form.outward(picture)
+    return jnp.transpose(picture, (0, 3, 1, 2))
 
 
 class Embeddings(np.ndarray):
@@ -166,6 +184,15 @@ def _embeddings(leaf: Any) -> Embeddings:
     return np.asarray(leaf).view(Embeddings)
 
 
+def _embeddings_of(run: PreparedRun, leaf: Any, branch: int) -> Any:
+    """Returns the embeddings of a branch, without padding a list of them, t d each."""
+    lengths = run.plan.conditions.lengths
+    if lengths is None or leaf is not run.plan.conditions.context:
+        return _embeddings(leaf[:, branch])
+    each = zip(leaf[:, branch], np.asarray(lengths)[:, branch])
+    return [_embeddings(context[:length]) for context, length in each]
+
+
 def _take(
     name: str,
     value: Any,
@@ -177,19 +204,82 @@ def _take(
     """Returns the state and the run with a value that a callback changed."""
     if name == "latents":
         return state.at[0].set(check_latents(form, value, *state.shape[1:4])), run
-    if name not in readable:
-        names = ", ".join(("latents", *readable))
-        raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
-    field, leaves = readable[name], _leaves(run)
-    if leaves.get(field) is None:
-        raise ValueError(f"{name} is nothing that this pipeline's denoiser is given")
-    changed = _branches(name, value, leaves[field])
-    conditions = run.plan.conditions
-    if field in conditions._fields:
-        conditions = conditions._replace(**{field: changed})
+    plan = run.plan
+    if name == "mask" and plan.inpainting is not None:
+        mask = _like(name, value, plan.inpainting.mask)
+        plan = plan._replace(inpainting=plan.inpainting._replace(mask=mask))
+    elif name == "control_image" and plan.conditions.control:
+        control = _take_control(value, plan.conditions.control, form)
+        plan = plan._replace(conditions=plan.conditions._replace(control=control))
+    elif name in readable:
+        plan = plan._replace(conditions=_take_condition(name, value, readable[name], run))
     else:
-        conditions = conditions._replace(added={**(conditions.added or {}), field: changed})
-    return state, dataclasses.replace(run, plan=run.plan._replace(conditions=conditions))
+        names = ", ".join((*_CHANGEABLE, *readable))
+        raise ValueError(f"callback_on_step_end may change {names} (got {name!r})")
+    return state, dataclasses.replace(run, plan=plan)
+
+
+def _take_condition(name: str, value: Any, field: str, run: PreparedRun) -> Conditions:
+    """Returns the conditions with a changed one, which ControlNets that read it are given, too."""
+    conditions = run.plan.conditions
+    leaf, own = _leaves(run).get(field), dict(conditions.added or {})
+    if leaf is None:
+        raise ValueError(f"{name} is nothing that this pipeline's denoiser is given")
+    if field == "context" and conditions.lengths is not None:
+        changed = _take_list(name, value, leaf, np.asarray(conditions.lengths))
+    else:
+        changed = _branches(name, value, leaf)
+    if (shared := f"control_{field}") in own:
+        own[shared] = changed[:, :1]
+    if field not in conditions._fields:
+        return conditions._replace(added={**own, field: changed})
+    changes: dict[str, Any] = {field: changed, "added": own or None}
+    return conditions._replace(**changes)
+
+
+def _take_list(name: str, values: Any, like: Any, lengths: np.ndarray) -> jax.Array:
+    """Returns embeddings b k s d with other ones of the prompts, a list of b arrays t d.
+
+    lengths: b k.
+    """
+    shapes = [(int(length), like.shape[-1]) for length in lengths[:, 0]]
+    given = [tuple(getattr(value, "shape", ())) for value in values]
+    if given != shapes:
+        raise ValueError(
+            f"{name} must keep the shapes {shapes} in callback_on_step_end (got {given})"
+        )
+    changed = jnp.asarray(like)
+    for i, value in enumerate(values):
+        numbers = jnp.asarray(np.asarray(value, np.float32), changed.dtype)
+        changed = changed.at[i, 0, : len(numbers)].set(numbers)
+    return changed
+
+
+def _take_control(value: Any, like: tuple[Any, ...], form: LatentFormat) -> tuple[Any, ...]:
+    """Returns the ControlNets' images, b 1 h w c each, that `_control_image` shows."""
+    values = as_list(value)
+    if len(values) != len(like):
+        raise ValueError(f"control_image must have {len(like)} entries (got {len(values)})")
+    found = []
+    for one, image in zip(values, like):
+        b, _, h, w, channels = image.shape
+        if channels == form.channels:
+            taken: Any = check_latents(form, one, b, h, w, name="control_image")
+        else:
+            taken = _like("control_image", one, image[:, 0])
+        found.append(jnp.asarray(taken, image.dtype)[:, None])
+    return tuple(found)
+
+
+def _like(name: str, value: Any, like: Any) -> jax.Array:
+    """Returns maps b c h w as b h w c of the shape and dtype of others."""
+    value = np.asarray(value, np.float32)
+    wanted = tuple(like.shape[i] for i in (0, 3, 1, 2))
+    if value.shape != wanted:
+        raise ValueError(
+            f"{name} must keep the shape {wanted} in callback_on_step_end (got {value.shape})"
+        )
+    return jnp.asarray(value.transpose(0, 2, 3, 1), like.dtype)
 
 
 def _leaves(run: PreparedRun) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
 from diffusax.pipelines.prompts import count_prompts, embed_prompts
@@ -142,8 +143,8 @@ def prepare_run(
     adapters = call_adapters(c, call, count_prompts(call))
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
-    images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = c.family.conditions(c, call, prompt, size, scales)
+    images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = conditions._replace(channels=channels, images=images)
     table = programs.device_table(schedule)
     height = len(table.timestep)
@@ -154,7 +155,7 @@ def prepare_run(
         freeu=None if c.freeu is None else freeu_rows(c.freeu, height),
         adapters=None if adapters is None else _adapter_rows(adapters, call, height),
     )
-    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call))
+    plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call, weights))
     layers = c.ip_adapters.placed(c).layers if images else ()
     run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
     if adapters is None:
@@ -162,8 +163,8 @@ def prepare_run(
     return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
 
 
-def _rule(c: Components, call: Call) -> Any:
-    """Returns the call's rule of guidance, see `guidance.as_rule`.
+def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
+    """Returns the call's rule of guidance, see `guidance.as_rule`. weights: those of guidance.
 
     Raises:
         ValueError: it is no rule, the denoiser has no branches to guide, or cfg_normalization
@@ -173,6 +174,11 @@ def _rule(c: Components, call: Call) -> Any:
         raise ValueError(
             "guide combines predictions with and without the prompt, and this network is given the "
             "guidance scale instead; leave it out"
+        )
+    if call.guide is not None and c.family.true_guidance and not weights:
+        raise ValueError(
+            "guide combines predictions for the prompt and for a negative one; give "
+            "negative_prompt and a true_cfg_scale above 1, or leave guide out"
         )
     if call.guide is not None and call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
@@ -233,8 +239,7 @@ def encode(
         height, width = (n // c.latents.factor for n in pixels.shape[1:3])
         eps = noise.draw(purpose, (height, width, channels), b if many else len(pixels))
     options = {"upcast": c.latents.upcast, "scale": scale, "normalize": normalize}
-    encoded = programs.encode_image(c.autoencoder, c.autoencoder_params, pixels, eps, **options)
-    return programs.tile(encoded, b)
+    return programs.tile(encode_pixels(c, pixels, eps, **options), b)
 
 
 def pure_noise(

@@ -36,6 +36,7 @@ _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "euler_a": ("EulerAncestralDiscreteScheduler", {}),
     "flow_euler": ("FlowMatchEulerDiscreteScheduler", {}),
     "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
+    "flow_lcm": ("FlowMatchLCMScheduler", {}),
     "heun": ("HeunDiscreteScheduler", {}),
     "kdpm2": ("KDPM2DiscreteScheduler", {}),
     "kdpm2_a": ("KDPM2AncestralDiscreteScheduler", {}),

@@ -21,7 +21,8 @@ Model = Annotated[Name, Meta(description="A model's name; the default model for 
 Sampler = Annotated[Name, Meta(description="A sampler's name; the model's own for none.")]
 Steps = Annotated[int, Meta(ge=1, le=1000, description="The sampler's steps.")]
 Guidance = Annotated[
-    Scale, Meta(description="The scale of classifier-free guidance; 1 and less turns it off.")
+    Scale,
+    Meta(description="The scale of classifier-free guidance; off at 1 and less (Z-Image: at 0)."),
 ]
 ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
 Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]

@@ -59,6 +59,7 @@ WEBUI_SAMPLERS = (
     WebuiSampler("EDM DPM++ 2M", (), "edm_dpm++2m"),
     WebuiSampler("Flow Euler", (), "flow_euler"),
     WebuiSampler("Flow Heun", (), "flow_heun"),
+    WebuiSampler("Flow LCM", (), "flow_lcm"),
 )
 """The samplers, the most usual ones first (sd_samplers_kdiffusion.py, sd_samplers_timesteps.py)."""
 _BY_NAME = {

@@ -32,6 +32,8 @@ _WEIGHTS = ("kernel", "scale", "embedding")
 """The names in the tree of what PyTorch calls a layer's weight."""
 _ALONE = {"diff": "", "diff_b": "bias", "w_norm": "scale", "b_norm": "bias"}
 """The parameters of a layer to which tensors are added as they are, of which "" is the weight."""
+_READS_LATENTS = "x_embedder"
+"""The layer of FLUX.1's transformer that reads the latents."""
 
 
 def changes_of(
@@ -54,6 +56,8 @@ def changes_of(
         where = f"{file.name}: {component}'s {path}"
         shapes = known[component]
         weight = next((leaf for leaf in _WEIGHTS if f"{path}.{leaf}" in shapes), _WEIGHTS[0])
+        if (component, path) == ("transformer", _READS_LATENTS) and f"{path}.{weight}" in shapes:
+            parts = _with_more_inputs(parts, shapes[f"{path}.{weight}"][1])
         try:
             changes = _layer_changes(parts, weight)
         except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
@@ -73,6 +77,18 @@ def changes_of(
     if not found:
         raise ValueError(f"{file.name} has no layer whose shapes fit {', '.join(networks)}")
     return found
+
+
+def _with_more_inputs(parts: Parts, inputs: int) -> Parts:
+    """Returns a layer's tensors with zeros in A for inputs that its LoRA was not trained with.
+
+    FLUX.1 Fill reads an image and a mask after the latents that FLUX.1-dev reads (diffusers
+    lora_pipeline.py, _maybe_expand_lora_state_dict).
+    """
+    down = parts.get("down")
+    if down is None or down.ndim != 2 or down.shape[1] >= inputs:
+        return parts
+    return {**parts, "down": np.pad(down, ((0, 0), (0, inputs - down.shape[1])))}
 
 
 def with_alphas(layers: Layers, file: LoraFile) -> Layers:

@@ -12,7 +12,7 @@ from diffusax.models.outputs import (
     DecoderOutput,
     DiagonalGaussianDistribution,
 )
-from diffusax.models.tiling import tile_of, tiled_decode
+from diffusax.models.tiling import TILED_ENCODERS, tile_of, tiled_decode, tiled_encode
 from diffusax.tensors import alike
 
 
@@ -165,9 +165,25 @@ class TinyAutoencoder(Model):
 
 def _encode(model: Model, x: Any, return_dict: bool) -> Any:
     pixels = take_map("x", x, model.config.in_channels)
-    mean, logvar = alike(model.run(pixels, method="encode", channels_first=True), x)
+    if model.tiling and model.class_name in TILED_ENCODERS:
+        moments = _encode_tiles(model, pixels)
+    else:
+        moments = model.run(pixels, method="encode", channels_first=True)
+    mean, logvar = alike(moments, x)
     output = AutoencoderKLOutput(DiagonalGaussianDistribution(mean, logvar))
     return output if return_dict else output.to_tuple()
+
+
+def _encode_tiles(model: Model, pixels: Any) -> tuple[np.ndarray, ...]:
+    """Encodes images of more than the autoencoder's sample_size in overlapping tiles."""
+    factor = model.config.downsampling
+    moments = tiled_encode(
+        lambda part: np.concatenate(model.run(part, method="encode"), axis=-1),
+        np.moveaxis(np.asarray(pixels), 1, -1),
+        tile=tile_of(model.config, factor),
+        factor=factor,
+    )
+    return tuple(np.split(np.moveaxis(moments, -1, 1), 2, axis=1))
 
 
 def _latents(model: Any, sample: Any, sample_posterior: bool, generator: Any) -> Any:

@@ -11,6 +11,7 @@ from diffusax.pipelines.families import (
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
 )
+from diffusax.pipelines.lora import write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
 
@@ -83,6 +84,22 @@ class Flux2Klein(DiffusionPipeline):
         )
         return embeds, np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
 
+    @classmethod
+    def save_lora_weights(
+        cls, save_directory, transformer_lora_layers=None, is_main_process=True, weight_name=None,
+        save_function=None, safe_serialization=True, transformer_lora_adapter_metadata=None, *,
+        text_encoder_lora_layers=None,
+    ):
+        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
+        given = {
+            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
+            "text_encoder": (text_encoder_lora_layers, None),
+        }
+        write_layers(
+            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
+            safe=safe_serialization and save_function is None,
+        )
+
 
 class ZImage(DiffusionPipeline):
     """Pipelines of Z-Image."""
@@ -98,6 +115,22 @@ class ZImage(DiffusionPipeline):
 
         The second list is empty without guidance. device changes nothing. options: adapters.
         """
+
+    @classmethod
+    def save_lora_weights(
+        cls, save_directory, transformer_lora_layers=None, is_main_process=True, weight_name=None,
+        save_function=None, safe_serialization=True, transformer_lora_adapter_metadata=None, *,
+        text_encoder_lora_layers=None,
+    ):
+        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
+        given = {
+            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
+            "text_encoder": (text_encoder_lora_layers, None),
+        }
+        write_layers(
+            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
+            safe=safe_serialization and save_function is None,
+        )
 
 
 class Flux(DiffusionPipeline):
@@ -116,3 +149,21 @@ class Flux(DiffusionPipeline):
         Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
         lora_scale multiplies the weights of LoRAs. options: adapters.
         """
+
+    @classmethod
+    def save_lora_weights(
+        cls, save_directory, transformer_lora_layers=None, text_encoder_lora_layers=None,
+        is_main_process=True, weight_name=None, save_function=None, safe_serialization=True,
+        transformer_lora_adapter_metadata=None, text_encoder_lora_adapter_metadata=None, *,
+        text_encoder_2_lora_layers=None,
+    ):
+        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
+        given = {
+            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
+            "text_encoder": (text_encoder_lora_layers, text_encoder_lora_adapter_metadata),
+            "text_encoder_2": (text_encoder_2_lora_layers, None),
+        }
+        write_layers(
+            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
+            safe=safe_serialization and save_function is None,
+        )

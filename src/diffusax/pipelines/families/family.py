@@ -187,6 +187,9 @@ class Family:
     None for those that the denoiser was trained at."""
     callback_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The conditions that callbacks may read and change, from diffusers' name to the field."""
+    prompts_alone: bool = False
+    """Whether callbacks are given the conditions of the prompts without those of the negative
+    prompts, which diffusers' other pipelines put before them."""
     resizes_edits: bool = False
     """Whether InstructPix2Pix resizes an image to the model's size instead of keeping its own."""
     resizes_images: bool = False
@@ -194,6 +197,10 @@ class Family:
     the call gives none."""
     keeps_size: bool = False
     """Whether inpainting keeps the size of the image instead of resizing it to the model's."""
+    blends_own_noise: bool = False
+    """Whether inpainting from given latents puts the image back with noise of its own, which is
+    drawn before the image is encoded, instead of with those latents (pipeline_z_image_inpaint.py,
+    prepare_latents)."""
     begins_early: bool = False
     """Whether a run that starts from an image makes a step of which the strength gives a part, as
     diffusers' pipelines of flow matching do (pipeline_stable_diffusion_3_img2img.py,

@@ -20,8 +20,8 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.models.transformers.blocks import Rotation, patchify, unpatchify
 from diffusax.models.transformers.flux import PATCH, image_rotation
+from diffusax.pipelines.families import flow
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.flow import longest_text, schedule_options
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import T5Tokenizer
@@ -52,6 +52,14 @@ class FluxDenoiser(TransformerDenoiser):
     def _control_names(self) -> tuple[str, ...]:
         return numbered("controlnet", len(self.controlnets))
 
+    def _steering(self, images: int) -> list[tuple[Network, str]]:
+        """Returns the ControlNet of each image and its name; the only one may see several images.
+
+        Upstream: diffusers controlnet_flux.py, FluxMultiControlNetModel.
+        """
+        nets = list(zip(self.controlnets, self._control_names))
+        return nets * images if len(nets) == 1 else nets
+
     @property
     def reads_guidance(self) -> bool:
         """Whether the guidance scale is an input of any of the networks."""
@@ -69,12 +77,12 @@ class FluxDenoiser(TransformerDenoiser):
 
         Args:
             params: the parameters by component.
-            images: for each ControlNet the latents of its image, b 1 h w c, or pixels in [-1, 1],
-                b 1 H W 3, where it reads these.
+            images: for each ControlNet, or several for the only one, the latents of its image,
+                b 1 h w c, or pixels in [-1, 1], b 1 H W 3, where it reads these.
             weights: the weights of a low-rank adapters, b a.
         """
         hints = []
-        for net, name, image in zip(self.controlnets, self._control_names, images, strict=True):
+        for (net, name), image in zip(self._steering(len(images)), images, strict=True):
             cond = image[:, 0]
             if net.config.conditioning_embedding_channels is None:
                 cond = patchify(cond, PATCH, channels_first=True)
@@ -140,8 +148,8 @@ class FluxDenoiser(TransformerDenoiser):
         added, total = conditions.added or {}, None
         given = *first, added["control_context"], added["control_pooled"], *last
         assert inputs.control is not None
-        hints = zip(self.controlnets, self._control_names, conditions.control)
-        for m, (net, name, hint) in enumerate(hints):
+        hints = conditions.control
+        for m, ((net, name), hint) in enumerate(zip(self._steering(len(hints)), hints)):
             options = {"cond_embedding": hint, **adapter_options(params, name, inputs.adapters)}
             if net.config.num_mode is not None:
                 options["mode"] = added["control_mode"][:, m]
@@ -169,7 +177,7 @@ def control_conditions(
     Args:
         conditions: the conditions of a call, b k ....
         pictures: see `FluxDenoiser.embed`.
-        modes: the kind of each ControlNet's image; zero for one that knows one kind.
+        modes: the kind of each image; zero for one that knows one kind.
     """
     b = conditions.context.shape[0]
     own = {
@@ -186,14 +194,32 @@ def conditions(
     """Returns the texts with, for a distilled network, the guidance scales, b 1.
 
     Raises:
-        ValueError: an image is given for an IP-Adapter, which FLUX.1 has none of here.
+        ValueError: an image is given for an IP-Adapter, which FLUX.1 has none of here, or the
+            negative prompt's embeddings lack their pooled output.
     """
-    for name in ("negative_ip_adapter_image", "negative_ip_adapter_image_embeds"):
+    if call.negative_prompt_embeds is not None and call.negative_pooled_prompt_embeds is None:
+        raise ValueError(
+            "negative_pooled_prompt_embeds must be given with negative_prompt_embeds, or there is "
+            "no guidance; encode_prompt of the negative text returns both"
+        )
+    ours = ("ip_adapter_image", "ip_adapter_image_embeds")
+    for name in (*ours, *(f"negative_{name}" for name in ours)):
         if getattr(call, name) is not None:
             raise ValueError(f"{name} must be None: there are no IP-Adapters for FLUX.1 here")
     reads = components.denoiser.reads_guidance
     added = {"guidance": np.asarray(scales, np.float32)[:, None]} if reads else None
     return Conditions(prompt.context, prompt.pooled, added=added)
+
+
+def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns evenly spaced sigmas from 1 to 1/steps, and mu where the shift depends on the size.
+
+    Text to image leaves the sigmas to a scheduler that has its own of flow matching, and the other
+    tasks do not (pipeline_flux.py, use_flow_sigmas).
+    """
+    own = getattr(components.scheduler, "use_flow_sigmas", False)
+    given = call.image is not None or call.control_image is not None
+    return flow.schedule_options(components, call, size, even=given or not own)
 
 
 def tokenize(
@@ -274,9 +300,10 @@ FLUX = Family(
     latents=functools.partial(LatentFormat.of, patch=PATCH, packed=True),
     schedule_options=schedule_options,
     true_guidance=True,
-    batch_key=longest_text,
+    batch_key=flow.longest_text,
     embeds=("prompt_embeds", "pooled_prompt_embeds"),
     callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     embedding_columns=("encoder_hidden_states", "text_embeds"),
     resizes_images=True,
     begins_early=True,

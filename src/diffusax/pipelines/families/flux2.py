@@ -19,7 +19,7 @@ from diffusax.models.latents import LatentFormat
 from diffusax.models.network import Network, Params
 from diffusax.pipelines.families.chats import chat_tokens, padded_tokens
 from diffusax.pipelines.families.family import Family, diffusers_components
-from diffusax.pipelines.families.flow import longest_text
+from diffusax.pipelines.families.flow import longest_text, shifts_by_size
 from diffusax.pipelines.families.transformer import TransformerDenoiser
 from diffusax.pipelines.plan import Conditions, HiddenLayers, Prompt, StepInputs, Tokens
 from diffusax.text.language_tokenizer import Qwen2Tokenizer
@@ -96,7 +96,7 @@ def schedule_options(components: Any, call: Any, size: tuple[int, int]) -> dict[
     """Returns evenly spaced sigmas from 1 to 1/steps, and mu for the size and the steps."""
     scheduler, options = components.scheduler, dict[str, Any]()
     steps = call.num_inference_steps or len(call.sigmas or ())
-    if getattr(scheduler, "use_dynamic_shifting", False) and scheduler.needs_mu:
+    if shifts_by_size(scheduler):
         rows, columns, _ = components.latents.shape(*size)
         options["mu"] = empirical_mu(rows * columns, steps)
     own = getattr(scheduler, "use_flow_sigmas", False)
@@ -180,6 +180,8 @@ FLUX2_KLEIN = Family(
     denoiser=Flux2KleinDenoiser.of,
     latents=functools.partial(LatentFormat.of, packed=True),
     schedule_options=schedule_options,
+    callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     batch_key=longest_text,
     default_size=default_size,
     encodes_to_mode=True,

@@ -107,7 +107,18 @@ def pad_embeds(embeds: Sequence[Any]) -> Prompt:
 def conditions(
     components: Any, call: Any, prompt: Prompt, size: tuple[int, int], scales: np.ndarray
 ) -> Conditions:
-    """Returns the captions and their lengths."""
+    """Returns the captions and their lengths.
+
+    Raises:
+        ValueError: captions are given as embeddings, and nothing to guide them away from
+            (pipeline_z_image.py, __call__).
+    """
+    negative = call.negative_prompt_embeds is not None or call.negative_prompt is not None
+    if call.prompt_embeds is not None and prompt.context.shape[1] > 1 and not negative:
+        raise ValueError(
+            "negative_prompt_embeds must be given with prompt_embeds where guidance_scale is above "
+            "0; use guidance_scale=0 for Z-Image-Turbo"
+        )
     return Conditions(prompt.context, lengths=prompt.lengths)
 
 
@@ -188,8 +199,11 @@ Z_IMAGE = Family(
     schedule_options=schedule_options,
     guidance=above_zero,
     pad_embeds=pad_embeds,
+    callback_tensors={"prompt_embeds": "context"},
+    prompts_alone=True,
     batch_key=caption_length,
     keeps_size=True,
+    blends_own_noise=True,
     begins_early=True,
     samples_once=True,
 )

@@ -17,7 +17,11 @@ from diffusax.samplers.schedulers.scheduler import Scheduler
 from diffusax.samplers.schedulers.step_signatures import step_with_churn
 from diffusax.samplers.schedulers.stepped import Untimed
 
-__all__ = ["FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"]
+__all__ = [
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "FlowMatchLCMScheduler",
+]
 
 _Shift = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
@@ -58,8 +62,8 @@ class FlowMatchScheduler(Scheduler, sampler=False):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
-    """Euler steps along the velocity (Esser et al. 2024)."""
+class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
+    """A sampler whose levels may be shifted by the size of an image, and spaced in several ways."""
 
     custom = ("timesteps", "sigmas")
     paired = True
@@ -78,7 +82,6 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
     time_shift_type: TimeShift = "exponential"
-    stochastic_sampling: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,53 +96,13 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
     def dynamic_mu(self, image_seq_len: int) -> float:
         """Returns `mu` for images of `image_seq_len` tokens, on the line that the options define.
 
-        Upstream: `calculate_shift` of diffusers' Flux pipelines.
-
         Raises:
             ValueError: the options do not define a line.
         """
-        low, high = self.base_image_seq_len, self.max_image_seq_len
-        if self.base_shift is None or self.max_shift is None or low == high:
-            raise ValueError(
-                "dynamic_mu needs base_shift and max_shift at two different lengths (got "
-                f"base_shift={self.base_shift}, max_shift={self.max_shift}, "
-                f"base_image_seq_len={low}, max_image_seq_len={high})"
-            )
-        slope = (self.max_shift - self.base_shift) / (high - low)
-        return image_seq_len * slope + (self.base_shift - slope * low)
-
-    def step(  # type: ignore[override]
-        self,
-        model_output: Any,
-        timestep: Any,
-        sample: Any,
-        s_churn: float = 0.0,
-        s_tmin: float = 0.0,
-        s_tmax: float = float("inf"),
-        s_noise: float = 1.0,
-        generator: Any = None,
-        per_token_timesteps: Any = None,
-        return_dict: bool = True,
-    ) -> Any:
-        """Returns the sample after the row of this timestep; see `Stepped.step`.
-
-        As in diffusers, s_churn, s_tmin, s_tmax and s_noise do nothing.
-
-        Raises:
-            ValueError: per_token_timesteps are given.
-        """
-        if per_token_timesteps is not None:
-            raise ValueError("per_token_timesteps must be None; all tokens share a timestep here")
-        return self._step(model_output, timestep, sample, return_dict, generator=generator)
+        return flow_levels.dynamic_mu(self.config, image_seq_len)
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         check_highest(name, values, 1 if name == "sigmas" else self.num_train_timesteps)
-
-    def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
-        stochastic = self.stochastic_sampling
-        method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
-        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
 
     def _levels(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Returns the timesteps, n, and sigmas, n+1, of a run."""
@@ -175,6 +138,76 @@ class FlowMatchEulerDiscreteScheduler(FlowMatchScheduler):
         if mu is None:
             return self.forward_process.shifted(sigmas)
         return flow_levels.time_shifted(sigmas, mu, self.time_shift_type)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowMatchEulerDiscreteScheduler(SpacedFlowMatchScheduler):
+    """Euler steps along the velocity (Esser et al. 2024)."""
+
+    stochastic_sampling: bool = False
+
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        s_churn: float = 0.0,
+        s_tmin: float = 0.0,
+        s_tmax: float = float("inf"),
+        s_noise: float = 1.0,
+        generator: Any = None,
+        per_token_timesteps: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`.
+
+        As in diffusers, s_churn, s_tmin, s_tmax and s_noise do nothing.
+
+        Raises:
+            ValueError: per_token_timesteps are given.
+        """
+        if per_token_timesteps is not None:
+            raise ValueError("per_token_timesteps must be None; all tokens share a timestep here")
+        return self._step(model_output, timestep, sample, return_dict, generator=generator)
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        stochastic = self.stochastic_sampling
+        method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
+        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowMatchLCMScheduler(SpacedFlowMatchScheduler):
+    """Steps to the predicted sample, to which fresh noise is added (Luo et al. 2023).
+
+    Latents keep their size: diffusers' scale_factors, by which they grow from step to step, are
+    refused.
+    """
+
+    fixed: ClassVar[dict[str, Any]] = {
+        "scale_factors": (None, []),
+        # How latents would grow.
+        "upscale_mode": (
+            *("bicubic", "nearest", "linear", "bilinear", "trilinear", "area", "nearest-exact"),
+        ),
+    }
+
+    def step(  # type: ignore[override]
+        self,
+        model_output: Any,
+        timestep: Any,
+        sample: Any,
+        generator: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the sample after the row of this timestep; see `Stepped.step`."""
+        return self._step(model_output, timestep, sample, return_dict, generator=generator)
+
+    def _run(self, request: Request) -> Run:
+        timesteps, sigmas = self._levels(request)
+        rows = flow_methods.euler_stochastic(timesteps, sigmas)
+        return Run(rows, last_level=(1 - sigmas[-1], sigmas[-1]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

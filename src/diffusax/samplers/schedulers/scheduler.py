@@ -46,7 +46,7 @@ class Scheduler(Stepped):
     paired: ClassVar[bool] = False
     # Whether a list of sigmas holds the one that the run ends at.
     sigmas_hold_last: ClassVar[bool] = True
-    # Whether use_dynamic_shifting asks for `mu`.
+    # Whether it refuses to run with use_dynamic_shifting and no `mu`.
     needs_mu: ClassVar[bool] = False
     # The number of rows per step.
     order: ClassVar[int] = 1
