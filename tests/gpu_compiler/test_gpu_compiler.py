@@ -103,10 +103,17 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
             assert "__cudnn$fmha" in compiled.as_text()
 
 
-def lowered_denoising(devices):
+@pytest.mark.parametrize("card", ["t4", "v100"])
+def test_gpus_before_ampere_compile_without_cudnns_attention(card):
+    devices = topology_mesh(f"{card}:1")
+    lowered, _ = lowered_denoising(devices, "float16")
+    assert "fmha" not in compile_there(lowered, devices).as_text()
+
+
+def lowered_denoising(devices, dtype="bfloat16"):
     """The emoji model's steps, and their request."""
     folder = resolve("emoji", weights=False)
-    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype="bfloat16")
+    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype=dtype)
     call = ahead.example_call(pipe, 1, None, {"guidance_scale": 7.5})
     found = ahead.requests(pipe.parts, pipe.task, call, devices)
     (denoise,) = (request for request in found if request.program.name == "denoise")

@@ -1,5 +1,6 @@
 """Figures of TPUs and GPUs, by their makers' data sheets."""
 
+import re
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ class Chip(NamedTuple):
     """The performance of one device."""
 
     tflops: float
-    """The peak TFLOP/s of dense products in bfloat16, added up in float32."""
+    """The peak TFLOP/s of dense products in bfloat16, added up in float32; of GPUs that have no
+    units for bfloat16 (compute capability below 8.0), in float16."""
     memory: float
     """The GB of its memory."""
     bandwidth: float
@@ -41,11 +43,13 @@ CARDS = {
     "l4": Card("NVIDIA L4", Chip(121, 24.1, 300), (8, 9), 58, 2.04, 48 << 20),
     "l40s": Card("NVIDIA L40S", Chip(362, 47.8, 864), (8, 9), 142, 2.52, 96 << 20),
     "rtx4090": Card("NVIDIA GeForce RTX 4090", Chip(165, 25.3, 1008), (8, 9), 128, 2.52, 72 << 20),
+    "t4": Card("Tesla T4", Chip(65, 16, 320), (7, 5), 40, 1.59, 4 << 20),
+    "v100": Card("Tesla V100-SXM2-16GB", Chip(125, 16.9, 898), (7, 0), 80, 1.53, 6 << 20),
 }
 """GPUs by the names in topologies.
 
-Source: NVIDIA's data sheets and architecture whitepapers, and for A100, H100, H200 and B200 the
-files in xla/backends/gpu/target_config/specs of openxla/xla.
+Source: NVIDIA's data sheets and architecture whitepapers, and for A100, H100, H200, B200 and V100
+the files in xla/backends/gpu/target_config/specs of openxla/xla.
 """
 
 CHIPS = {
@@ -70,7 +74,15 @@ def chip_of(device: jax.Device) -> Chip | None:
     return CHIPS[max(known, key=len)] if known else None
 
 
+def capability_of(device: jax.Device) -> tuple[int, int] | None:
+    """Returns the compute capability of an NVIDIA GPU; None for other devices."""
+    found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+    return (int(found[1]), int(found[2])) if found else None
+
+
 _CORES = {
+    (7, 0): (2048, 98_304, 64),
+    (7, 5): (1024, 65_536, 64),
     (8, 0): (2048, 167_936, 64),
     (8, 9): (1536, 102_400, 128),
     (9, 0): (2048, 233_472, 128),
@@ -79,7 +91,8 @@ _CORES = {
 """Threads, bytes of shared memory and float32 units of a multiprocessor by compute capability.
 Source: CUDA C++ programming guide, "Technical specifications per compute capability"."""
 _RESERVED = 1024
-"""The bytes of a multiprocessor's shared memory that a block cannot have (the same guide)."""
+"""The bytes of a multiprocessor's shared memory that a block cannot have, from compute capability
+8.0 (the same guide)."""
 
 
 def target_config(card: Card) -> str:
@@ -90,7 +103,7 @@ def target_config(card: Card) -> str:
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
         "shared_memory_per_block": 49_152,
-        "shared_memory_per_block_optin": shared - _RESERVED,
+        "shared_memory_per_block_optin": shared - (_RESERVED if card.capability >= (8, 0) else 0),
         "shared_memory_per_core": shared,
         "threads_per_core_limit": threads,
         "core_count": card.cores,
