@@ -15,12 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
 from diffusax.models.attention import attention
-from diffusax.pipelines import ahead
+from diffusax.pipelines import ahead, fits
 from diffusax.runtime import saved
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.exporting import export_requests, flat_arguments
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import PROGRAMS, forget_executables, lower
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
@@ -163,6 +163,36 @@ def test_figures_of_a_cost():
     assert figures["kernels"] == 9
     assert not cost._replace(peak=24.2).figures(chip)["fits"]
     assert "fits" not in cost.figures(None)
+
+
+@pytest.fixture
+def offloaded(tiny_checkpoints):
+    """A pipeline whose text encoder and autoencoder are in the host's memory."""
+    path, _ = tiny_checkpoints.pipeline("sd")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(path)
+    for name in ("text_encoder", "vae"):
+        pipe.params[name] = jax.tree.map(np.array, pipe.params[name])
+    return pipe
+
+
+def test_parameters_that_come_for_their_turn_count_for_their_program(pipe, offloaded):
+    devices = make_mesh("data=1", devices=jax.local_devices()[:1])
+    for some, resident in ((pipe, True), (offloaded, False)):
+        shares = fits.parameter_shares(some.parts, devices)
+        found = {r.program.name: r for r in requests(some, size=(64, 64), mesh=devices)}
+        kept = {k: fits.resident_parameters(r, some.parts, shares) for k, r in found.items()}
+        assert kept["denoise"] == pytest.approx(shares["unet"])
+        for name, component in (("encode_texts", "text_encoder"), ("decode", "vae")):
+            assert kept[name] == pytest.approx(shares.get(component, 0))
+            assert (kept[name] > 0) == resident
+
+
+@pytest.mark.slow
+def test_a_call_takes_as_much_as_each_program(offloaded):
+    pytest.importorskip("libtpu")
+    report = offloaded.memory("v5e:2x2", mesh="data=1", size=(32, 32), guidance_scale=3.0)
+    peaks = [program["peak"] for name, program in report.items() if " " in name]
+    assert report["pipeline"]["peak"] >= max(peaks)
 
 
 @pytest.mark.slow

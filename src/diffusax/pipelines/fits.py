@@ -7,8 +7,9 @@ import jax
 from jax.sharding import Mesh
 
 from diffusax.pipelines import placement
-from diffusax.pipelines.ahead import example_call, mesh_of_program, requests
+from diffusax.pipelines.ahead import encodes_texts, example_call, mesh_of_program, requests
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import Cost, cost_of
 from diffusax.runtime.mesh import in_mesh, tree_sharding
@@ -59,7 +60,8 @@ def memory_there(
             continue
         figures[describe(request)] = cost.figures(chip)
         if needed is not None:
-            needed.append(cost.peak - min(_own_parameters(request), cost.arguments))
+            resident = resident_parameters(request, pipe.parts, shares)
+            needed.append(cost.peak - min(resident, cost.arguments))
     whole = {"parameters": sum(shares.values())}
     if needed is not None:
         whole["peak"] = whole["parameters"] + max(needed)
@@ -98,11 +100,25 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     return shares
 
 
-def _own_parameters(request: Request) -> float:
-    """Returns the GB of a program's parameters on each device."""
+def resident_parameters(request: Request, c: Components, shares: dict[str, float]) -> float:
+    """Returns the GB of a program's parameters that are on each device between programs, too.
+
+    Those of a component that stays in the host's memory come only for their turn.
+
+    shares: see `parameter_shares`.
+    """
+    static = dict(request.static)
+    roles: tuple[Role, ...] = ("image_encoder",)
+    if "denoiser" in static:
+        roles = ("denoiser", *NUMBERED_ROLES)
+    elif encodes_texts(request):
+        roles = ("text_encoder",)
+    elif "vae" in static:
+        roles = ("autoencoder",)
     named = zip(request.program.dynamic, request.dynamic)
     leaves = jax.tree.leaves([x for name, x in named if name == "params"])
-    return float(sum(_share(x, x.sharding) for x in leaves))
+    there = sum(share for name, share in shares.items() if c.family.role(name) in roles)
+    return min(float(sum(_share(x, x.sharding) for x in leaves)), there)
 
 
 def _share(x: Any, place: Any) -> float:
