@@ -150,7 +150,7 @@ def test_memory_of_a_call_needs_a_topology(pipe):
 
 
 def test_figures_of_a_cost():
-    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.chips import CARDS, CHIPS
     from diffusax.runtime.cost import Cost
 
     chip = CARDS["l4"].chip
@@ -161,8 +161,36 @@ def test_figures_of_a_cost():
     assert figures["seconds"] == 0.02
     assert figures["fits"]
     assert figures["kernels"] == 9
-    assert not cost._replace(peak=24.2).figures(chip)["fits"]
+    # XLA has 92% of a GPU's 24.1 GB, and all of a TPU's 16 GB.
+    assert cost._replace(peak=22.1).figures(chip)["fits"]
+    assert not cost._replace(peak=22.3).figures(chip)["fits"]
+    assert cost._replace(peak=15.9).figures(CHIPS["TPU v5e"])["fits"]
+    assert not cost._replace(peak=16.1).figures(CHIPS["TPU v5e"])["fits"]
     assert "fits" not in cost.figures(None)
+
+
+@pytest.mark.parametrize(
+    ("gb", "verdict"),
+    [
+        (18.0, "yes"),
+        (18.2, "with XLA_CLIENT_MEM_FRACTION=0.92"),
+        (22.1, "with XLA_CLIENT_MEM_FRACTION=0.92"),
+        (22.3, "no (22.2 of 24.1 GB usable)"),
+    ],
+)
+def test_tables_say_which_share_of_a_card_they_mean(gb, verdict):
+    from diffusax.cli.fits import verdict as said
+    from diffusax.runtime.chips import CARDS
+
+    assert said(gb, CARDS["l4"].chip) == verdict
+
+
+def test_the_table_of_machines_keeps_the_same_share():
+    import fits_table
+
+    assert [fits_table.card_for(gb) for gb in (7.3, 7.4, 22.0, 22.1)] == [
+        *("8 GB", "12 GB", "24 GB", "40 GB")
+    ]
 
 
 @pytest.fixture

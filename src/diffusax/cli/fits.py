@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import Mesh
 
-from diffusax.runtime.chips import chip_of
+from diffusax.runtime.chips import GPU_SHARE, Chip, chip_of
 from diffusax.runtime.cost import cost_of
 from diffusax.runtime.topology import DoesNotFitError, compile_there
 
@@ -37,8 +37,17 @@ def print_line(
     except DoesNotFitError as error:
         print(f"{name:58} no: {error}", flush=True)
         return
-    fits = "?" if chip is None else "yes" if cost.fits(chip) else f"no ({chip.memory} GB)"
+    fits = "?" if chip is None else verdict(cost.peak, chip)
     least = "?" if chip is None else f"{1e3 * cost.seconds(chip):.2f}"
     kernels = "" if cost.kernels is None else cost.kernels
     numbers = f"{cost.tflop:8.3f} {cost.moved:8.2f} {cost.temporaries:9.2f} {cost.peak:8.2f}"
     print(f"{name:58} {numbers} {least:>8} {kernels:>7}  {fits}", flush=True)
+
+
+def verdict(peak: float, chip: Chip) -> str:
+    """Says whether so many GB fit a device, and with which share of its memory."""
+    if peak <= chip.usable_by_default:
+        return "yes"
+    if peak <= chip.usable:
+        return f"with XLA_CLIENT_MEM_FRACTION={GPU_SHARE}"
+    return f"no ({chip.usable:.1f} of {chip.memory} GB usable)"

@@ -66,7 +66,8 @@ def memory_there(
     if needed is not None:
         whole["peak"] = whole["parameters"] + max(needed)
     if chip is not None:
-        whole |= {"memory": chip.memory, "fits": whole.get("peak", math.inf) <= chip.memory}
+        fits = whole.get("peak", math.inf) <= chip.usable
+        whole |= {"memory": chip.memory, "usable": chip.usable, "fits": fits}
     figures["pipeline"] = whole
     return figures
 

@@ -5,6 +5,13 @@ from typing import NamedTuple
 
 import jax
 
+GPU_SHARE = 0.92
+"""The share of a GPU's memory that a program can count on, with XLA_CLIENT_MEM_FRACTION=0.92; the
+driver, the libraries and other programs take the rest."""
+DEFAULT_GPU_SHARE = 0.75
+"""The share that JAX gives its programs without that variable, whether it takes all of it at the
+start or not (docs.jax.dev, "GPU memory allocation")."""
+
 
 class Chip(NamedTuple):
     """The performance of one device."""
@@ -16,6 +23,18 @@ class Chip(NamedTuple):
     """The GB of its memory."""
     bandwidth: float
     """The bandwidth of that memory in GB/s."""
+    is_gpu: bool = False
+    """Whether it is a GPU, of whose memory XLA takes a share."""
+
+    @property
+    def usable(self) -> float:
+        """The GB that programs can have: of a GPU the share of `GPU_SHARE`, of a TPU all."""
+        return self.memory * (GPU_SHARE if self.is_gpu else 1)
+
+    @property
+    def usable_by_default(self) -> float:
+        """The GB that programs can have if XLA_CLIENT_MEM_FRACTION is not set."""
+        return self.memory * (DEFAULT_GPU_SHARE if self.is_gpu else 1)
 
 
 class Card(NamedTuple):
@@ -34,17 +53,21 @@ class Card(NamedTuple):
     """The bytes of the level 2 cache."""
 
 
+def _gpu(tflops: float, memory: float, bandwidth: float) -> Chip:
+    return Chip(tflops, memory, bandwidth, is_gpu=True)
+
+
 CARDS = {
-    "a100": Card("NVIDIA A100-SXM4-80GB", Chip(312, 85.1, 2039), (8, 0), 108, 1.41, 40 << 20),
-    "a100-40": Card("NVIDIA A100-SXM4-40GB", Chip(312, 42.4, 1555), (8, 0), 108, 1.41, 40 << 20),
-    "h100": Card("NVIDIA H100 80GB HBM3", Chip(989, 84.9, 3352), (9, 0), 132, 1.98, 50 << 20),
-    "h200": Card("NVIDIA H200", Chip(989, 151.4, 4800), (9, 0), 132, 1.98, 50 << 20),
-    "b200": Card("NVIDIA B200", Chip(2250, 191.5, 7672), (10, 0), 148, 1.965, 132_644_864),
-    "l4": Card("NVIDIA L4", Chip(121, 24.1, 300), (8, 9), 58, 2.04, 48 << 20),
-    "l40s": Card("NVIDIA L40S", Chip(362, 47.8, 864), (8, 9), 142, 2.52, 96 << 20),
-    "rtx4090": Card("NVIDIA GeForce RTX 4090", Chip(165, 25.3, 1008), (8, 9), 128, 2.52, 72 << 20),
-    "t4": Card("Tesla T4", Chip(65, 16, 320), (7, 5), 40, 1.59, 4 << 20),
-    "v100": Card("Tesla V100-SXM2-16GB", Chip(125, 16.9, 898), (7, 0), 80, 1.53, 6 << 20),
+    "a100": Card("NVIDIA A100-SXM4-80GB", _gpu(312, 85.1, 2039), (8, 0), 108, 1.41, 40 << 20),
+    "a100-40": Card("NVIDIA A100-SXM4-40GB", _gpu(312, 42.4, 1555), (8, 0), 108, 1.41, 40 << 20),
+    "h100": Card("NVIDIA H100 80GB HBM3", _gpu(989, 84.9, 3352), (9, 0), 132, 1.98, 50 << 20),
+    "h200": Card("NVIDIA H200", _gpu(989, 151.4, 4800), (9, 0), 132, 1.98, 50 << 20),
+    "b200": Card("NVIDIA B200", _gpu(2250, 191.5, 7672), (10, 0), 148, 1.965, 132_644_864),
+    "l4": Card("NVIDIA L4", _gpu(121, 24.1, 300), (8, 9), 58, 2.04, 48 << 20),
+    "l40s": Card("NVIDIA L40S", _gpu(362, 47.8, 864), (8, 9), 142, 2.52, 96 << 20),
+    "rtx4090": Card("NVIDIA GeForce RTX 4090", _gpu(165, 25.3, 1008), (8, 9), 128, 2.52, 72 << 20),
+    "t4": Card("Tesla T4", _gpu(65, 16, 320), (7, 5), 40, 1.59, 4 << 20),
+    "v100": Card("Tesla V100-SXM2-16GB", _gpu(125, 16.9, 898), (7, 0), 80, 1.53, 6 << 20),
 }
 """GPUs by the names in topologies.
 
