@@ -185,6 +185,23 @@ def test_tables_say_which_share_of_a_card_they_mean(gb, verdict):
     assert said(gb, CARDS["l4"].chip) == verdict
 
 
+def test_a_table_ends_with_the_whole_call(capsys):
+    """Programs that fit one by one may not fit together with the others' parameters."""
+    from diffusax.cli.fits import print_cost, print_pipeline
+    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.cost import Cost
+
+    chip = CARDS["l4"].chip
+    print_cost("denoise", Cost(1.0, 1.0, 17.0, 1.0, 0.0, peak=18.0), chip)
+    print_pipeline({"parameters": 19.0, "peak": 22.5}, chip)
+    print_pipeline({"parameters": 19.0}, chip)
+    denoise, whole, unknown = capsys.readouterr().out.splitlines()
+    assert denoise.endswith("  yes")
+    assert whole.endswith("  no (22.2 of 24.1 GB usable)")
+    assert whole.index("22.50") == denoise.index("18.00")
+    assert unknown.endswith("no: a program does not fit")
+
+
 def test_the_table_of_machines_keeps_the_same_share():
     import fits_table
 

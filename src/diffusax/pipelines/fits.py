@@ -1,6 +1,7 @@
 """What a pipeline takes on TPUs and GPUs that may be elsewhere, by their compilers."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,8 @@ def memory_there(
     b: int,
     size: tuple[int, int] | None,
     arguments: dict[str, Any],
+    *,
+    watch: Callable[[str, Cost | DoesNotFitError], None] = lambda name, cost: None,
 ) -> Figures:
     """Compiles the programs of a call for a topology, and returns what they take on each device.
 
@@ -41,6 +44,7 @@ def memory_there(
         b: the number of images, over all devices.
         size: height and width in pixels; the pipeline's own by default.
         arguments: further arguments of the call.
+        watch: is told each program, when it is compiled, and what it takes or why it does not fit.
 
     Raises:
         ValueError: there is no such topology, or an argument is not valid.
@@ -53,12 +57,15 @@ def memory_there(
     figures: Figures = {"pipeline": {}, "parameters": shares}
     needed: list[float] | None = []
     for request in requests(pipe.parts, pipe.task, call, devices):
+        name = describe(request)
         try:
             cost = compiled_cost(request, devices)
-        except DoesNotFitError:
-            figures[describe(request)], needed = {"fits": False}, None
+        except DoesNotFitError as error:
+            figures[name], needed = {"fits": False}, None
+            watch(name, error)
             continue
-        figures[describe(request)] = cost.figures(chip)
+        figures[name] = cost.figures(chip)
+        watch(name, cost)
         if needed is not None:
             resident = resident_parameters(request, pipe.parts, shares)
             needed.append(cost.peak - min(resident, cost.arguments))
