@@ -81,20 +81,31 @@ CHIPS = {
     "TPU v5 lite": Chip(197, 16, 819),
     "TPU v5e": Chip(197, 16, 819),
     "TPU v5": Chip(459, 95, 2765),
-    "TPU v6": Chip(918, 32, 1640),
-    "NVIDIA A100": CARDS["a100"].chip,
-    "NVIDIA H100": CARDS["h100"].chip,
+    "TPU v5p": Chip(459, 95, 2765),
+    "TPU v6 lite": Chip(918, 32, 1640),
+    "TPU v6e": Chip(918, 32, 1640),
+    "NVIDIA A100-PCIE-40GB": _gpu(312, 42.4, 1555),
+    "NVIDIA A100 80GB PCIe": _gpu(312, 79.1, 1935),
+    "NVIDIA H100 PCIe": _gpu(756, 84.9, 2039),
+    "NVIDIA H100 NVL": _gpu(835, 94, 3938),
+    "NVIDIA L40": _gpu(181, 47.8, 864),
     **{card.kind: card.chip for card in CARDS.values()},
 }
-"""Devices by the beginning of JAX's `device_kind`. Source for TPUs: cloud.google.com/tpu/docs, the
-page of each version.
+"""Devices by JAX's `device_kind`.
+
+Source for TPUs: cloud.google.com/tpu/docs, the page of each version. For GPUs, besides those of
+`CARDS`: NVIDIA's data sheets of A100, H100 (PCIe, NVL) and L40, without sparsity, and for the
+memory of the PCIe cards of A100 and H100 xla/backends/gpu/target_config/specs of openxla/xla.
 """
 
 
 def chip_of(device: jax.Device) -> Chip | None:
-    """Returns the figures of a device, or None where they are not known."""
-    known = [name for name in CHIPS if device.device_kind.startswith(name)]
-    return CHIPS[max(known, key=len)] if known else None
+    """Returns the figures of a device, or None where they are not known.
+
+    Kinds with more in their name are others: "NVIDIA GeForce RTX 4090 Laptop GPU" is another card,
+    and "NVIDIA A100-SXM4-40GB MIG 1g.5gb" a part of one.
+    """
+    return CHIPS.get(device.device_kind)
 
 
 def capability_of(device: jax.Device) -> tuple[int, int] | None:
