@@ -103,6 +103,13 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
             assert "__cudnn$fmha" in compiled.as_text()
 
 
+def test_one_card_needs_no_number_and_hosts_are_processes():
+    assert topology_mesh("H100").size == 1
+    assert topology_mesh("2xh100:4", "data=2,tensor=4").size == 8
+    with pytest.raises(ValueError, match="tensor axis within a process"):
+        topology_mesh("2xh100:2", "data=1,tensor=4")
+
+
 @pytest.mark.parametrize("card", ["t4", "v100"])
 def test_gpus_before_ampere_compile_without_cudnns_attention(card):
     devices = topology_mesh(f"{card}:1")

@@ -22,6 +22,7 @@ from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.exporting import export_requests, flat_arguments
 from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import PROGRAMS, forget_executables, lower
+from diffusax.runtime.topology import topology_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
 
@@ -319,7 +320,6 @@ def test_programs_for_accelerators_call_their_attention(shapes, platform, call):
 @pytest.mark.parametrize("d", first([40, 64, 160]))
 def test_the_compiler_for_tpus_takes_attention_on_a_mesh(d):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     mesh = topology_mesh("v5e:2x2", "data=2,tensor=2")
     place = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
@@ -342,7 +342,6 @@ def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
     pytest.importorskip("libtpu")
     from diffusax.runtime.chips import chip_of
     from diffusax.runtime.cost import cost_of
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v5e:2x2", mesh)
     chip = chip_of(devices.devices.flat[0])
@@ -359,7 +358,6 @@ def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
 @pytest.mark.parametrize("mesh", ["data=4", "data=1,fsdp=4", "data=1,tensor=4", "data=2,tensor=2"])
 def test_no_kernel_of_cudnn_is_left_to_be_partitioned(mesh):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     def loss(*qkv):
         return attention(*qkv).astype(jax.numpy.float32).sum()
@@ -378,7 +376,6 @@ def test_no_kernel_of_cudnn_is_left_to_be_partitioned(mesh):
 @pytest.mark.parametrize("mesh", ["data=1,fsdp=4", "data=2,tensor=2"])
 def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v5e:2x2", mesh)
     for request in requests(shapes, b=4, size=(128, 128), mesh=devices):
@@ -391,7 +388,6 @@ def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
 def test_programs_of_several_hosts_are_lowered_where_they_run(shapes, one):
     """Each host encodes and decodes its own images, on its own devices."""
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v4:2x2x4", "data=4,fsdp=4")
     assert len({device.process_index for device in devices.devices.flat}) == 4
@@ -403,14 +399,31 @@ def test_programs_of_several_hosts_are_lowered_where_they_run(shapes, one):
         assert lower(request, lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.parametrize("name", ["v9", "rtx3090:1", "H300:8", "h100:", "v5e", "", "h100:8x8"])
+def test_topologies_that_there_are_not_need_no_compiler_to_say_so(name):
+    with pytest.raises(ValueError, match=r"topology must be one of a100, .* such as v5e:2x2"):
+        topology_mesh(name)
+
+
+@pytest.mark.parametrize("name", ["h100:0", "0xh100:8", "h100:99999", "99999xh100:8"])
+def test_numbers_of_cards_that_cannot_be(name):
+    with pytest.raises(ValueError, match="1 to 16 cards on each of 1 to 4096 hosts"):
+        topology_mesh(name)
+
+
 def test_topologies_that_cannot_be():
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
-
-    with pytest.raises(ValueError, match=r"topology 'v9' is none of a100, .* libtpu knows"):
-        topology_mesh("v9")
+    with pytest.raises(ValueError, match=r"topology 'v9:2x2' is not one that libtpu knows"):
+        topology_mesh("v9:2x2")
     with pytest.raises(ValueError, match="does not fit 4 devices"):
         topology_mesh("v5e:2x2", "tensor=3")
+
+
+def test_a_topology_takes_no_mesh_that_runs_refuse():
+    pytest.importorskip("libtpu")
+    assert topology_mesh("V4:2x2x4", "data=4,tensor=4").size == 16
+    with pytest.raises(ValueError, match="tensor axis within a process"):
+        topology_mesh("v4:2x2x4", "data=2,tensor=8")
 
 
 @pytest.fixture
