@@ -147,9 +147,13 @@ def test_products_add_biases_and_residuals():
     assert traffic(kernels).kernels < 0.95 * traffic(before).kernels
 
 
-def test_no_weights_are_copied_before_the_steps():
-    devices = topology_mesh("h200:1")
-    lowered, denoise = lowered_denoising(devices)
+@pytest.mark.parametrize(
+    ("card", "dtype"),
+    [("h200", "bfloat16"), ("h200", "float32"), ("t4", "float16"), ("t4", "float32")],
+)
+def test_no_weights_are_copied_before_the_steps(card, dtype):
+    devices = topology_mesh(card)
+    lowered, denoise = lowered_denoising(devices, dtype)
     with in_mesh(devices):
         kernels = kernels_of(compile_there(lowered, devices).as_text())
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))
