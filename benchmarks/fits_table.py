@@ -9,7 +9,7 @@ line to the file for each row and topology; those that are there already are lef
 jax[cuda12] or libtpu, gigabytes of memory, and half a minute to some minutes for each line. `table`
 prints the table of docs/which_machine.md. The GB are those of one device: all parameters, and what
 the program that takes most needs besides. A GPU's kind changes them little: they are those of the
-topology, and compared with the memory of all.
+topology, and compared with the memory of all, of which `GPU_SHARE` is usable on GPUs.
 """
 
 import argparse
@@ -29,14 +29,13 @@ import diffusax
 from diffusax.models.control_from_unet import controlnet_of
 from diffusax.models.network import Model, cast_shapes
 from diffusax.pipelines import ahead
+from diffusax.runtime.chips import GPU_SHARE
 from diffusax.runtime.cost import cost_of
 from diffusax.runtime.topology import DoesNotFitError, topology_mesh
 
 CARDS = (8, 12, 16, 24, 40, 80, 141)
 """The GB of NVIDIA's cards."""
 TPUS = {"v5e": 16, "v4": 32, "v6e": 32, "v5p": 95}
-RESERVED = 0.06
-"""The part of a GPU's memory that its driver, libraries and other programs take."""
 
 
 class Row(NamedTuple):
@@ -227,7 +226,7 @@ def card_for(peak: Any) -> str:
     """The smallest card that holds so much."""
     if not isinstance(peak, float):
         return "-"
-    fitting = [gb for gb in CARDS if peak <= gb * (1 - RESERVED)]
+    fitting = [gb for gb in CARDS if peak <= gb * GPU_SHARE]
     return f"{fitting[0]} GB" if fitting else "none"
 
 

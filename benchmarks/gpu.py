@@ -1,6 +1,7 @@
 """Stable Diffusion at full size on a GPU, with random weights, in bfloat16.
 
     python benchmarks/gpu.py sd2 sdxl sdxl-mlperf train train-256 --out gpu.jsonl
+    python benchmarks/gpu.py --seconds 540              # as much of it as that allows
     python benchmarks/gpu.py --tiny                     # all of it, shrunken, on any machine
 
 sd2: SD 2 base, 512x512, 20 steps, batches of 1 and 8.
@@ -13,7 +14,9 @@ train-256: the same on 256x256 pixels, batches of 32: what InstructPix2Pix is tr
 
 A call is timed whole, from text to an array on the host. Beside diffusax, diffusers is measured
 with the same weights, eager and through torch.compile, where both are installed. Every case and
-system has a process to itself, so that one's memory is not another's; batches rise within it.
+system has a process to itself, so that one's memory is not another's; batches rise within it. With
+--seconds, diffusax's rows come first, and what is left out is said. --profile prints the twenty
+slowest kernels of a call. `make gpu-wheels` fetches what a machine without a network may lack.
 
 Rates count the network's own operations (runtime/flops.py): of a call the encoders, the UNet's
 steps and decoding, in training the UNet forward and backward. "utilisation" is the rate over the
@@ -49,6 +52,7 @@ from gpu_cases import (
     first_latents,
     forget_params,
 )
+from gpu_profile import print_slowest
 from machine import describe
 from random_models import (
     MODELS,
@@ -58,15 +62,16 @@ from random_models import (
     write_checkpoint,
 )
 
-from diffusax.runtime.chips import chip_of
+from diffusax.runtime.chips import GPU_SHARE, chip_of
 from diffusax.runtime.flops import count_training_flops
 from diffusax.runtime.program import operations_of
 from diffusax.training.denoising import DenoisingLoss
 from diffusax.training.step import initial_state, make_train_step
 
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
 # Of JAX, by system; beside PyTorch, memory is given back as soon as it can be.
 VARIABLES = {
-    "diffusax": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"},
+    "diffusax": {FRACTION: str(GPU_SHARE)},
     "torch": {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
 
@@ -84,18 +89,33 @@ def main() -> None:
         print(f"PyTorch is not measured: there is no {' and no '.join(missing)}", flush=True)
     elif not options.no_torch:
         systems.append("torch")
-    failed = False
-    for name in options.cases or CASES:
-        for system in systems:
-            command = [sys.executable, __file__, *sys.argv[1:], "--worker", name, system]
-            environment = {**VARIABLES[system], "JAX_ENABLE_COMPILATION_CACHE": "false"}
-            code = subprocess.run(
-                command, env={**environment, **os.environ}, check=False
-            ).returncode
-            if code:
-                print(f"{name}, {system}: ended with status {code}", flush=True)
-            failed |= code != 0
-    sys.exit(int(failed))
+    end = time.monotonic() + options.seconds
+    rows = [(name, system) for system in systems for name in options.cases or CASES]
+    codes = [run_row(*row, end, options) for row in rows]
+    sys.exit(int(any(codes)))
+
+
+def run_row(name: str, system: str, end: float, options: argparse.Namespace) -> int:
+    """Measures a case and a system in a process of its own; returns its status.
+
+    end: the time, of `time.monotonic`, at which it is stopped. Rows that do not begin by then are
+    left out.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        print(f"{name}, {system}: left out, the {options.seconds:g} seconds are over", flush=True)
+        return 0
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker", name, system]
+    environment = variables(system, tiny=options.tiny)
+    try:
+        limit = None if left == float("inf") else left
+        code = subprocess.run(command, env=environment, check=False, timeout=limit).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{name}, {system}: stopped, the {options.seconds:g} seconds are over", flush=True)
+        return 0
+    if code:
+        print(f"{name}, {system}: ended with status {code}", flush=True)
+    return code
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -114,8 +134,11 @@ def parse_arguments() -> argparse.Namespace:
         "--compile-mode", help="torch.compile's (max-autotune; in training, default)"
     )
     parser.add_argument("--checkpointing", action="store_true", help="of gradients, by blocks")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="the time for everything"
+    )
     parser.add_argument("--tiny", action="store_true", help="shrunken networks, to try the script")
-    parser.add_argument("--profile", type=Path, help="a folder for JAX traces of one call each")
+    parser.add_argument("--profile", type=Path, help="a folder for JAX traces of a call")
     parser.add_argument("--out", type=Path, help="a file to add the lines to, as JSON")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -127,8 +150,11 @@ def variables(system: str, *, tiny: bool) -> dict[str, str]:
     """The environment of a process; what the caller has set stays."""
     # Tiny networks try the script: quick compilation matters, not how good it is.
     flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"} if tiny else {}
-    cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    return {**cache, **flags, **VARIABLES[system], **os.environ}
+    own = {"JAX_ENABLE_COMPILATION_CACHE": "false", **flags, **VARIABLES[system]}
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" in os.environ:
+        # JAX ends with an error where the old name is set, too.
+        own.pop(FRACTION, None)
+    return {**own, **os.environ}
 
 
 def work(name: str, system: str, options: argparse.Namespace) -> None:
@@ -139,10 +165,10 @@ def work(name: str, system: str, options: argparse.Namespace) -> None:
         models = TINY
     case = case._replace(batches=tuple(options.batches or case.batches))
     part: dict[str, Any] = {} if case.steps else {"only": ("unet",), "dtype": "float32"}
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), models[case.model])
-        pipe = random_pipeline(Path(folder), **part)
-        for label, prepare, peak in systems(system, Path(folder), pipe, case, options):
+    with tempfile.TemporaryDirectory() as checkpoint:
+        write_checkpoint(Path(checkpoint), models[case.model])
+        pipe = random_pipeline(Path(checkpoint), **part)
+        for label, prepare, peak in systems(system, Path(checkpoint), pipe, case, options):
             for batch in case.batches:
                 line = {"case": name, "system": label, "batch": batch}
                 try:
@@ -155,8 +181,10 @@ def work(name: str, system: str, options: argparse.Namespace) -> None:
                 line |= rates(needed(pipe, case, batch, options), line["seconds"])
                 report({**line, "peak_gb": peak(), **where()}, options.out)
                 if options.profile and system == "diffusax":
-                    with jax.profiler.trace(str(options.profile / f"{name}-{batch}")):
+                    folder = options.profile / f"{name}-{batch}"
+                    with jax.profiler.trace(str(folder)):
                         run()
+                    print_slowest(folder)
 
 
 def systems(

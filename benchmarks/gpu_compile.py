@@ -74,7 +74,7 @@ def main() -> None:
     print(
         f"{needed / 1e12:.3f} TFLOP needed, at least {1e3 * cost.seconds(chip):.2f} ms; GB: "
         f"arguments {cost.arguments:.2f}, temporaries {cost.temporaries:.2f}, peak {cost.peak:.2f} "
-        f"of {chip.memory}"
+        f"of {chip.usable:.1f} usable"
     )
     report(kernels_of(text), args.kinds)
 

@@ -130,7 +130,7 @@ def measure(folder: Path, model: str, program: str, mesh, options) -> dict:
         "GB arguments": round(cost.arguments, 2),
         "GB temporaries": round(cost.temporaries, 2),
         "GB peak": round(cost.peak, 2),
-        "GB of the chip": chip.memory,
+        "GB usable of the chip": round(chip.usable, 1),
         **({} if cost.kernels is None else {"kernels": cost.kernels}),
         "ms at least": round(1e3 * cost.seconds(chip), 1),
     }

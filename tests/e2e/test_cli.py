@@ -426,7 +426,8 @@ def test_compile_for_a_topology_says_what_fits(model, capsys):
     main(["compile", str(model), "--topology", "v5e:2x2", "--mesh", "data=4", "--batch-sizes", "4"])
     shown = capsys.readouterr().out
     assert "4 of TPU v5 lite" in shown
-    assert shown.count(" yes") == 3
+    assert shown.count(" yes") == 4
+    assert shown.splitlines()[-1].startswith("pipeline: all parameters")
 
 
 def test_help_lists_all_commands(capsys):

@@ -103,10 +103,24 @@ def test_every_program_of_a_task_compiles(task, topology, mesh):
             assert "__cudnn$fmha" in compiled.as_text()
 
 
-def lowered_denoising(devices):
+def test_one_card_needs_no_number_and_hosts_are_processes():
+    assert topology_mesh("H100").size == 1
+    assert topology_mesh("2xh100:4", "data=2,tensor=4").size == 8
+    with pytest.raises(ValueError, match="tensor axis within a process"):
+        topology_mesh("2xh100:2", "data=1,tensor=4")
+
+
+@pytest.mark.parametrize("card", ["t4", "v100"])
+def test_gpus_before_ampere_compile_without_cudnns_attention(card):
+    devices = topology_mesh(f"{card}:1")
+    lowered, _ = lowered_denoising(devices, "float16")
+    assert "fmha" not in compile_there(lowered, devices).as_text()
+
+
+def lowered_denoising(devices, dtype="bfloat16"):
     """The emoji model's steps, and their request."""
     folder = resolve("emoji", weights=False)
-    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype="bfloat16")
+    pipe = ahead.shapes_only(diffusax.AutoPipelineForText2Image, folder, dtype=dtype)
     call = ahead.example_call(pipe, 1, None, {"guidance_scale": 7.5})
     found = ahead.requests(pipe.parts, pipe.task, call, devices)
     (denoise,) = (request for request in found if request.program.name == "denoise")
@@ -133,9 +147,13 @@ def test_products_add_biases_and_residuals():
     assert traffic(kernels).kernels < 0.95 * traffic(before).kernels
 
 
-def test_no_weights_are_copied_before_the_steps():
-    devices = topology_mesh("h200:1")
-    lowered, denoise = lowered_denoising(devices)
+@pytest.mark.parametrize(
+    ("card", "dtype"),
+    [("h200", "bfloat16"), ("h200", "float32"), ("t4", "float16"), ("t4", "float32")],
+)
+def test_no_weights_are_copied_before_the_steps(card, dtype):
+    devices = topology_mesh(card)
+    lowered, denoise = lowered_denoising(devices, dtype)
     with in_mesh(devices):
         kernels = kernels_of(compile_there(lowered, devices).as_text())
     arguments = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(denoise.dynamic[0]))

@@ -1,6 +1,7 @@
 """Each lowering of convolution, attention and group norm against a plain float64 one."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -238,6 +239,41 @@ def test_memory_of_attention_does_not_grow_with_the_square():
 def test_choice_of_attention(platform, dtype, t, d, name):
     shape = (2, t, 8, d)
     assert attention_module.choose_lowering(platform, jnp.dtype(dtype), shape, shape) == name
+
+
+@pytest.mark.parametrize(("t", "other"), [(77, "xla"), (4096, "large_chunks")])
+def test_gpus_before_ampere_have_no_attention_of_cudnn(t, other):
+    shape = (4, t, 8, 64)
+    for capability, name in [((7, 0), other), ((7, 5), other), ((8, 0), "cudnn"), (None, "cudnn")]:
+        args = ("cuda", jnp.float16, shape, shape)
+        assert attention_module.choose_lowering(*args, capability=capability) == name
+
+
+# A length for each, because a trace of the same shapes is kept.
+@pytest.mark.parametrize(
+    ("capability", "t", "called"), [("7.5", 130, False), ("8.6", 132, True), ("gfx90a", 134, True)]
+)
+def test_attention_is_lowered_for_the_oldest_gpu_that_is_here(capability, t, called, monkeypatch):
+    kinds = (capability, "9.0")
+    here = [SimpleNamespace(device_kind="a card", compute_capability=c) for c in kinds]
+    monkeypatch.setattr(jax, "local_devices", lambda: here)
+    assert ("__cudnn$fmha" in lowered_for_cuda(t)) == called
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"), [("Tesla T4", False), ("NVIDIA L4", True), ("another", True)]
+)
+def test_attention_is_lowered_for_the_gpus_of_the_mesh(kind, called):
+    device = jax.sharding.AbstractDevice(kind, 1, "gpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert ("__cudnn$fmha" in lowered_for_cuda(136)) == called
+
+
+def lowered_for_cuda(t):
+    shape = jax.ShapeDtypeStruct((2, t, 8, 64), jnp.float16)
+    traced = jax.jit(lambda *qkv: attention(*qkv)).trace(shape, shape, shape)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

@@ -15,13 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import diffusax
 from diffusax.models.attention import attention
-from diffusax.pipelines import ahead
+from diffusax.pipelines import ahead, fits
 from diffusax.runtime import saved
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.exporting import export_requests, flat_arguments
-from diffusax.runtime.mesh import in_mesh
+from diffusax.runtime.mesh import in_mesh, make_mesh
 from diffusax.runtime.program import PROGRAMS, forget_executables, lower
+from diffusax.runtime.topology import topology_mesh
 
 CALL = {"num_inference_steps": 3, "output_type": "np", "seed": 1}
 
@@ -150,7 +151,7 @@ def test_memory_of_a_call_needs_a_topology(pipe):
 
 
 def test_figures_of_a_cost():
-    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.chips import CARDS, CHIPS
     from diffusax.runtime.cost import Cost
 
     chip = CARDS["l4"].chip
@@ -161,8 +162,83 @@ def test_figures_of_a_cost():
     assert figures["seconds"] == 0.02
     assert figures["fits"]
     assert figures["kernels"] == 9
-    assert not cost._replace(peak=24.2).figures(chip)["fits"]
+    # XLA has 92% of a GPU's 24.1 GB, and all of a TPU's 16 GB.
+    assert cost._replace(peak=22.1).figures(chip)["fits"]
+    assert not cost._replace(peak=22.3).figures(chip)["fits"]
+    assert cost._replace(peak=15.9).figures(CHIPS["TPU v5e"])["fits"]
+    assert not cost._replace(peak=16.1).figures(CHIPS["TPU v5e"])["fits"]
     assert "fits" not in cost.figures(None)
+
+
+@pytest.mark.parametrize(
+    ("gb", "verdict"),
+    [
+        (18.0, "yes"),
+        (18.2, "with XLA_CLIENT_MEM_FRACTION=0.92"),
+        (22.1, "with XLA_CLIENT_MEM_FRACTION=0.92"),
+        (22.3, "no (22.2 of 24.1 GB usable)"),
+    ],
+)
+def test_tables_say_which_share_of_a_card_they_mean(gb, verdict):
+    from diffusax.cli.fits import verdict as said
+    from diffusax.runtime.chips import CARDS
+
+    assert said(gb, CARDS["l4"].chip) == verdict
+
+
+def test_a_table_ends_with_the_whole_call(capsys):
+    """Programs that fit one by one may not fit together with the others' parameters."""
+    from diffusax.cli.fits import print_cost, print_pipeline
+    from diffusax.runtime.chips import CARDS
+    from diffusax.runtime.cost import Cost
+
+    chip = CARDS["l4"].chip
+    print_cost("denoise", Cost(1.0, 1.0, 17.0, 1.0, 0.0, peak=18.0), chip)
+    print_pipeline({"parameters": 19.0, "peak": 22.5}, chip)
+    print_pipeline({"parameters": 19.0}, chip)
+    denoise, whole, unknown = capsys.readouterr().out.splitlines()
+    assert denoise.endswith("  yes")
+    assert whole.endswith("  no (22.2 of 24.1 GB usable)")
+    assert whole.index("22.50") == denoise.index("18.00")
+    assert unknown.endswith("no: a program does not fit")
+
+
+def test_the_table_of_machines_keeps_the_same_share():
+    import fits_table
+
+    assert [fits_table.card_for(gb) for gb in (7.3, 7.4, 22.0, 22.1)] == [
+        *("8 GB", "12 GB", "24 GB", "40 GB")
+    ]
+
+
+@pytest.fixture
+def offloaded(tiny_checkpoints):
+    """A pipeline whose text encoder and autoencoder are in the host's memory."""
+    path, _ = tiny_checkpoints.pipeline("sd")
+    pipe = diffusax.DiffusionPipeline.from_pretrained(path)
+    for name in ("text_encoder", "vae"):
+        pipe.params[name] = jax.tree.map(np.array, pipe.params[name])
+    return pipe
+
+
+def test_parameters_that_come_for_their_turn_count_for_their_program(pipe, offloaded):
+    devices = make_mesh("data=1", devices=jax.local_devices()[:1])
+    for some, resident in ((pipe, True), (offloaded, False)):
+        shares = fits.parameter_shares(some.parts, devices)
+        found = {r.program.name: r for r in requests(some, size=(64, 64), mesh=devices)}
+        kept = {k: fits.resident_parameters(r, some.parts, shares) for k, r in found.items()}
+        assert kept["denoise"] == pytest.approx(shares["unet"])
+        for name, component in (("encode_texts", "text_encoder"), ("decode", "vae")):
+            assert kept[name] == pytest.approx(shares.get(component, 0))
+            assert (kept[name] > 0) == resident
+
+
+@pytest.mark.slow
+def test_a_call_takes_as_much_as_each_program(offloaded):
+    pytest.importorskip("libtpu")
+    report = offloaded.memory("v5e:2x2", mesh="data=1", size=(32, 32), guidance_scale=3.0)
+    peaks = [program["peak"] for name, program in report.items() if " " in name]
+    assert report["pipeline"]["peak"] >= max(peaks)
 
 
 @pytest.mark.slow
@@ -244,7 +320,6 @@ def test_programs_for_accelerators_call_their_attention(shapes, platform, call):
 @pytest.mark.parametrize("d", first([40, 64, 160]))
 def test_the_compiler_for_tpus_takes_attention_on_a_mesh(d):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     mesh = topology_mesh("v5e:2x2", "data=2,tensor=2")
     place = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
@@ -267,7 +342,6 @@ def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
     pytest.importorskip("libtpu")
     from diffusax.runtime.chips import chip_of
     from diffusax.runtime.cost import cost_of
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v5e:2x2", mesh)
     chip = chip_of(devices.devices.flat[0])
@@ -284,7 +358,6 @@ def test_the_compiler_for_tpus_takes_every_program(shapes, mesh):
 @pytest.mark.parametrize("mesh", ["data=4", "data=1,fsdp=4", "data=1,tensor=4", "data=2,tensor=2"])
 def test_no_kernel_of_cudnn_is_left_to_be_partitioned(mesh):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     def loss(*qkv):
         return attention(*qkv).astype(jax.numpy.float32).sum()
@@ -303,7 +376,6 @@ def test_no_kernel_of_cudnn_is_left_to_be_partitioned(mesh):
 @pytest.mark.parametrize("mesh", ["data=1,fsdp=4", "data=2,tensor=2"])
 def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v5e:2x2", mesh)
     for request in requests(shapes, b=4, size=(128, 128), mesh=devices):
@@ -316,7 +388,6 @@ def test_every_program_for_gpus_partitions_without_cudnn(shapes, mesh):
 def test_programs_of_several_hosts_are_lowered_where_they_run(shapes, one):
     """Each host encodes and decodes its own images, on its own devices."""
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
 
     devices = topology_mesh("v4:2x2x4", "data=4,fsdp=4")
     assert len({device.process_index for device in devices.devices.flat}) == 4
@@ -328,14 +399,31 @@ def test_programs_of_several_hosts_are_lowered_where_they_run(shapes, one):
         assert lower(request, lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.parametrize("name", ["v9", "rtx3090:1", "H300:8", "h100:", "v5e", "", "h100:8x8"])
+def test_topologies_that_there_are_not_need_no_compiler_to_say_so(name):
+    with pytest.raises(ValueError, match=r"topology must be one of a100, .* such as v5e:2x2"):
+        topology_mesh(name)
+
+
+@pytest.mark.parametrize("name", ["h100:0", "0xh100:8", "h100:99999", "99999xh100:8"])
+def test_numbers_of_cards_that_cannot_be(name):
+    with pytest.raises(ValueError, match="1 to 16 cards on each of 1 to 4096 hosts"):
+        topology_mesh(name)
+
+
 def test_topologies_that_cannot_be():
     pytest.importorskip("libtpu")
-    from diffusax.runtime.topology import topology_mesh
-
-    with pytest.raises(ValueError, match=r"topology 'v9' is none of a100, .* libtpu knows"):
-        topology_mesh("v9")
+    with pytest.raises(ValueError, match=r"topology 'v9:2x2' is not one that libtpu knows"):
+        topology_mesh("v9:2x2")
     with pytest.raises(ValueError, match="does not fit 4 devices"):
         topology_mesh("v5e:2x2", "tensor=3")
+
+
+def test_a_topology_takes_no_mesh_that_runs_refuse():
+    pytest.importorskip("libtpu")
+    assert topology_mesh("V4:2x2x4", "data=4,tensor=4").size == 16
+    with pytest.raises(ValueError, match="tensor axis within a process"):
+        topology_mesh("v4:2x2x4", "data=2,tensor=8")
 
 
 @pytest.fixture

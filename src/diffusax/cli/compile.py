@@ -1,7 +1,7 @@
 """`diffusax compile`."""
 
 import dataclasses
-import functools
+import itertools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,14 +12,15 @@ from tyro.conf import Positional
 import diffusax
 from diffusax.checkpoints import resolve
 from diffusax.cli.drawing import Dtype
-from diffusax.cli.fits import print_head, print_line
+from diffusax.cli.fits import print_cost, print_head, print_pipeline
 from diffusax.cli.parsing import OWN, parse
 from diffusax.pipelines import ahead
+from diffusax.pipelines.fits import memory_there
 from diffusax.printable import escaped
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.mesh import in_mesh
-from diffusax.runtime.program import describe, lower, operations_of
-from diffusax.runtime.topology import lowering_platforms, topology_mesh
+from diffusax.runtime.chips import chip_of
+from diffusax.runtime.cost import Cost
+from diffusax.runtime.topology import DoesNotFitError, topology_mesh
 from diffusax.typed.options import Count, Options
 
 TASKS: dict[str, Any] = {
@@ -34,8 +35,8 @@ class Compile(Options):
     """Compile a model's programs before they are needed, for this machine or for devices elsewhere.
 
     For this machine, they go to the compilation cache, or to the folder of --output. With
-    --topology nothing is kept: the table says what each program takes on every device, and whether
-    it fits. Then only the configs of a folder are read.
+    --topology nothing is kept: the table says what each program, and all of a call, takes on every
+    device, and whether it fits. Then only the configs of a folder are read.
     """
 
     model: Positional[str]
@@ -91,19 +92,18 @@ class Compile(Options):
             dtype=self.dtype,
             vae_dtype=self.vae_dtype,
         )
-        found = []
         sizes: list[Any] = [parse_size("--sizes", size) for size in self.sizes]
-        for size in sizes or [None]:
-            for b in self.batch_sizes:
-                call = ahead.example_call(pipe, b, size, self._arguments(pipe))
-                found += ahead.requests(pipe.parts, pipe.task, call, mesh)
+        chip = chip_of(mesh.devices.flat[0])
         print_head(mesh, "so denoise is one step")
-        for request in tqdm(found, desc="compiling", leave=False, disable=None):
-            own = ahead.mesh_of_program(request, mesh)
-            with in_mesh(own):
-                lowered = lower(request, lowering_platforms=lowering_platforms(own))
-                operations = functools.partial(operations_of, request)
-                print_line(describe(request), lowered, own, operations)
+        with tqdm(desc="compiling", leave=False, disable=None) as bar:
+
+            def watch(name: str, cost: Cost | DoesNotFitError) -> None:
+                print_cost(name, cost, chip)
+                bar.update()
+
+            for size, b in itertools.product(sizes or [None], self.batch_sizes):
+                given = topology, self.mesh, b, size, self._arguments(pipe)
+                print_pipeline(memory_there(pipe, *given, watch=watch)["pipeline"], chip)
 
     def _arguments(self, pipe: Any) -> dict[str, Any]:
         return {"guidance_scale": 7.5 if self.guidance else pipe.family.unguided}

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from diffusax.models.cudnn import cudnn_attention
 from diffusax.models.flash import flash_on_one_device, for_each_head
 from diffusax.models.matmul import materialize
-from diffusax.runtime.lowering import by_platform, is_plain, known_sizes
+from diffusax.runtime.lowering import by_platform, cuda_capability, is_plain, known_sizes
 from diffusax.runtime.mesh import (
     BATCH_AXES,
     CONTEXT_AXIS,
@@ -78,7 +78,14 @@ def _by_platform(
         # A kernel says what it costs, in numbers.
         closed = all(isinstance(n, int) for n in q.shape)
         plain = closed and not causal and not more
-        return choose_lowering(platform, q.dtype, *shapes, biased="bias" in more, plain=plain)
+        return choose_lowering(
+            platform,
+            q.dtype,
+            *shapes,
+            biased="bias" in more,
+            plain=plain,
+            capability=cuda_capability(),
+        )
 
     return by_platform(choose, {n: bound(form) for n, form in LOWERINGS.items()}, q, k, v, more)
 
@@ -91,11 +98,13 @@ def choose_lowering(
     *,
     biased: bool = False,
     plain: bool = True,
+    capability: tuple[int, int] | None = None,
 ) -> Lowering:
     """Chooses an attention's lowering: on CPU the faster in benchmarks/lowerings_cpu.py.
 
     biased: whether something is added to the scores, which only the forms without a kernel do.
     plain: whether all queries see all keys, and an export leaves no size open.
+    capability: the compute capability of NVIDIA's GPUs; None where it is not known.
     """
     b, t, h, d = q_shape
     s = k_shape[1]
@@ -103,7 +112,8 @@ def choose_lowering(
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform == "cpu":
         return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
-    if platform == "cuda" and half and d % 8 == 0 and d <= 128 and not biased:
+    has_cudnn = platform == "cuda" and (capability or _MIN_CAPABILITY) >= _MIN_CAPABILITY
+    if has_cudnn and half and d % 8 == 0 and d <= 128 and not biased:
         return "cudnn"
     beside = d in _SIDE_BY_SIDE and h == k_shape[2] and s <= _MAX_KEYS_SIDE_BY_SIDE
     beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and plain and not biased
@@ -126,6 +136,8 @@ _MAX_CHUNK_SCORES = 2**21
 # On accelerators a gigabyte of float32, because a chunk has to fill the whole device.
 _MAX_ACCELERATOR_SCORES = 2**28
 _MAX_LARGE_CHUNK_SCORES = 2**26
+# cuDNN has attention for Ampere and later: docs.nvidia.com/cudnn, "Attention", "Support Matrix".
+_MIN_CAPABILITY = (8, 0)
 # The fewest queries and keys for JAX's kernel for TPUs.
 _MIN_FLASH = 1024
 # The widths of heads of which several fill a TPU's lanes, and the keys and values of so many lanes

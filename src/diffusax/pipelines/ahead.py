@@ -209,7 +209,7 @@ def _on_device(x: Any, device: Any, name: str) -> Any:
     there = device or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def one(shape: Any) -> Any:
-        place = place_of(shape.shape, there)
+        place = place_of(shape, there)
         return shape if place is there else _at(shape, place)
 
     return jax.tree.map(one, x)

@@ -88,10 +88,12 @@ class AheadOfTime:
         listed under "host".
 
         With a topology, the programs of a call are compiled for its devices, which may be
-        elsewhere, and nothing is kept. Then "pipeline" has the GB of all parameters and the peak of
-        a call on each device, and whether it fits; each program has its GB (arguments, results,
-        temporaries, code, peak), the GB that it moves, its operations in TFLOP, the least seconds
-        that they take, and on GPUs its kernels. A loop counts once, so denoising is one step.
+        elsewhere, and nothing is kept. Then "pipeline" has the GB of all parameters, the peak of a
+        call on each device, the device's memory, what of it is usable (of GPUs 92%, if
+        XLA_CLIENT_MEM_FRACTION=0.92 is set), and whether the peak fits into that; each program has
+        its GB (arguments, results, temporaries, code, peak), the GB that it moves, its operations
+        in TFLOP, the least seconds that they take, and on GPUs its kernels. A loop counts once, so
+        denoising is one step.
 
         Args:
             topology: TPUs or GPUs such as "v5e:2x2", "h200:1", "h100:8" or "2xh100:8".

@@ -1,14 +1,16 @@
 """What a pipeline takes on TPUs and GPUs that may be elsewhere, by their compilers."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from diffusax.pipelines import placement
-from diffusax.pipelines.ahead import example_call, mesh_of_program, requests
+from diffusax.pipelines.ahead import encodes_texts, example_call, mesh_of_program, requests
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.families.family import NUMBERED_ROLES, Role
 from diffusax.runtime.chips import chip_of
 from diffusax.runtime.cost import Cost, cost_of
 from diffusax.runtime.mesh import in_mesh, tree_sharding
@@ -30,6 +32,8 @@ def memory_there(
     b: int,
     size: tuple[int, int] | None,
     arguments: dict[str, Any],
+    *,
+    watch: Callable[[str, Cost | DoesNotFitError], None] = lambda name, cost: None,
 ) -> Figures:
     """Compiles the programs of a call for a topology, and returns what they take on each device.
 
@@ -40,6 +44,7 @@ def memory_there(
         b: the number of images, over all devices.
         size: height and width in pixels; the pipeline's own by default.
         arguments: further arguments of the call.
+        watch: is told each program, when it is compiled, and what it takes or why it does not fit.
 
     Raises:
         ValueError: there is no such topology, or an argument is not valid.
@@ -52,19 +57,24 @@ def memory_there(
     figures: Figures = {"pipeline": {}, "parameters": shares}
     needed: list[float] | None = []
     for request in requests(pipe.parts, pipe.task, call, devices):
+        name = describe(request)
         try:
             cost = compiled_cost(request, devices)
-        except DoesNotFitError:
-            figures[describe(request)], needed = {"fits": False}, None
+        except DoesNotFitError as error:
+            figures[name], needed = {"fits": False}, None
+            watch(name, error)
             continue
-        figures[describe(request)] = cost.figures(chip)
+        figures[name] = cost.figures(chip)
+        watch(name, cost)
         if needed is not None:
-            needed.append(cost.peak - min(_own_parameters(request), cost.arguments))
+            resident = resident_parameters(request, pipe.parts, shares)
+            needed.append(cost.peak - min(resident, cost.arguments))
     whole = {"parameters": sum(shares.values())}
     if needed is not None:
         whole["peak"] = whole["parameters"] + max(needed)
     if chip is not None:
-        whole |= {"memory": chip.memory, "fits": whole.get("peak", math.inf) <= chip.memory}
+        fits = whole.get("peak", math.inf) <= chip.usable
+        whole |= {"memory": chip.memory, "usable": chip.usable, "fits": fits}
     figures["pipeline"] = whole
     return figures
 
@@ -98,11 +108,25 @@ def parameter_shares(c: Components, mesh: Mesh) -> dict[str, float]:
     return shares
 
 
-def _own_parameters(request: Request) -> float:
-    """Returns the GB of a program's parameters on each device."""
+def resident_parameters(request: Request, c: Components, shares: dict[str, float]) -> float:
+    """Returns the GB of a program's parameters that are on each device between programs, too.
+
+    Those of a component that stays in the host's memory come only for their turn.
+
+    shares: see `parameter_shares`.
+    """
+    static = dict(request.static)
+    roles: tuple[Role, ...] = ("image_encoder",)
+    if "denoiser" in static:
+        roles = ("denoiser", *NUMBERED_ROLES)
+    elif encodes_texts(request):
+        roles = ("text_encoder",)
+    elif "vae" in static:
+        roles = ("autoencoder",)
     named = zip(request.program.dynamic, request.dynamic)
     leaves = jax.tree.leaves([x for name, x in named if name == "params"])
-    return float(sum(_share(x, x.sharding) for x in leaves))
+    there = sum(share for name, share in shares.items() if c.family.role(name) in roles)
+    return min(float(sum(_share(x, x.sharding) for x in leaves)), there)
 
 
 def _share(x: Any, place: Any) -> float:

@@ -32,8 +32,8 @@ class Cost(NamedTuple):
         return self.peak - self.arguments - self.temporaries - self.code
 
     def fits(self, chip: Chip) -> bool:
-        """Returns whether the chip's memory holds the peak."""
-        return self.peak <= chip.memory
+        """Returns whether the peak is within what programs can have (`Chip.usable`)."""
+        return self.peak <= chip.usable
 
     def seconds(self, chip: Chip) -> float:
         """Returns the least time that the chip needs: to compute or to move, the longer of the

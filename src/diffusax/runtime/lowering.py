@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from diffusax.runtime.chips import CARDS, capability_of
+
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """JAX's names of the platforms that lowerings are chosen for."""
 
@@ -32,6 +34,19 @@ def by_platform(
     if not others:
         return lowerings[default](*args)
     return jax.lax.platform_dependent(*args, default=lowerings[default], **others)
+
+
+def cuda_capability() -> tuple[int, int] | None:
+    """Returns the least compute capability of the NVIDIA GPUs that a program is traced for.
+
+    They are those of the mesh in `jax.set_mesh`, which may be elsewhere (`topology_mesh`), or else
+    this process's. Returns None where they are not known, as for exports from other machines.
+    """
+    mesh_device = jax.sharding.get_abstract_mesh().abstract_device
+    kind = None if mesh_device is None else mesh_device.device_kind
+    here = [capability_of(d) for d in jax.local_devices() if kind in (None, d.device_kind)]
+    elsewhere = [card.capability for card in CARDS.values() if card.kind == kind]
+    return min((found for found in (*here, *elsewhere) if found is not None), default=None)
 
 
 def known_sizes(shape: Sequence[Any]) -> tuple[int, ...]:

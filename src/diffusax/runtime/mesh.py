@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from diffusax.runtime.layouts import kernel_order
+from diffusax.runtime.layouts import ORDERS, is_kernel, platform_of
 
 BATCH_AXES = ("data", "fsdp")
 TENSOR_AXIS = "tensor"
@@ -164,8 +164,8 @@ def param_sharding(
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
-    """Returns JAX's name of the devices' platform; "" where they are not known."""
-    return "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].platform
+    """Returns `platform_of` the devices; "" where they are not known."""
+    return "" if isinstance(mesh, AbstractMesh) else platform_of(mesh.devices.flat[0])
 
 
 def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) -> int:
@@ -174,7 +174,8 @@ def _axis_to_gather(shape: Sequence[int], free: Sequence[int], platform: str) ->
     It is the largest, but for what lies in an order of its own, where the parts of the slowest axis
     lie one behind the other already.
     """
-    order = kernel_order(shape, platform)
+    # In every order of a platform the same axis is the slowest.
+    order = ORDERS.get(platform) if is_kernel(shape) else None
     return order[0] if order and order[0] in free else max(free, key=lambda i: shape[i])
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
 from diffusax.runtime.flops import count_flops
-from diffusax.runtime.layouts import ORDERS, order_of
+from diffusax.runtime.layouts import ORDERS, order_of, platform_of
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.options import compiler_options
 
@@ -178,7 +178,7 @@ def key(request: Request) -> Any:
 def _orders(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the unusual orders of axes in memory, by the numbers of the arrays."""
     sharding = next((s for x in leaves if (s := getattr(x, "sharding", None)) is not None), None)
-    if sharding is None or next(iter(sharding.device_set)).platform not in ORDERS:
+    if sharding is None or platform_of(next(iter(sharding.device_set))) not in ORDERS:
         return ()
     found = ((i, order_of(x)) for i, x in enumerate(leaves) if x.ndim == 4)
     return tuple([(i, order) for i, order in found if order is not None])

@@ -14,10 +14,13 @@ from jax.sharding import Mesh
 from diffusax.extras import install_command, require_extra
 from diffusax.runtime.cache import without_compilation_cache
 from diffusax.runtime.chips import CARDS, Card, target_config
-from diffusax.runtime.mesh import make_mesh, parse_mesh
+from diffusax.runtime.mesh import check_processes, make_mesh, parse_mesh
 from diffusax.runtime.options import compiler_options
 
-_GPUS = re.compile(r"(?:(\d+)x)?([a-z0-9\-]+):(\d+)")
+_GPUS = re.compile(r"(?:(\d{1,9})x)?([a-z][a-z0-9\-]*)(?::(\d{1,9}))?")
+_TPUS = re.compile(r"([a-z][a-z0-9]*):\d+(x\d+)+")
+_MAX_HOSTS = 4096
+_MAX_CARDS = 16
 _LOWERING = {"gpu": "cuda"}
 _ONE_CHIP = {"v4:1": "v4:2x2x1", "v5e:1": "v5e:2x2", "v5p:1": "v5p:2x2x1", "v6e:1": "v6e:2x2"}
 """The smallest slices that libtpu knows, of which one chip is taken."""
@@ -30,23 +33,39 @@ def topology_mesh(topology: str, mesh: str | None = None) -> Mesh:
         topology: for TPUs version and layout, such as "v5e:2x2", "v4:2x2x4" or "v6e:4x4", or
             "v5e:1" for one chip (also of v4, v5p and v6e); for GPUs a name of `CARDS` and the
             number of them, with the number of hosts before it if there are several: "h100:8",
-            "2xh100:8".
+            "2xh100:8". Without a number it is one card.
         mesh: the shape as for `make_mesh`; if it has fewer devices, the first ones are taken.
 
     Raises:
-        ValueError: there is no such topology, or the mesh does not fit it.
+        ValueError: there is no such topology, or the mesh does not fit it or has images that
+            processes would share (`check_processes`).
         ImportError: the compiler is not installed; names the extra.
     """
-    gpus = _GPUS.fullmatch(topology)
+    name = topology.strip().lower()
+    gpus = _GPUS.fullmatch(name)
     if gpus and gpus[2] in CARDS:
-        devices = _gpus(CARDS[gpus[2]], int(gpus[1] or 1), int(gpus[3]))
+        hosts, each = int(gpus[1] or 1), int(gpus[3] or 1)
+        if not (1 <= hosts <= _MAX_HOSTS and 1 <= each <= _MAX_CARDS):
+            raise ValueError(
+                f"topology must have 1 to {_MAX_CARDS} cards on each of 1 to {_MAX_HOSTS} hosts, "
+                f"such as 2xh100:8 (got {topology!r})"
+            )
+        devices = _gpus(CARDS[gpus[2]], hosts, each)
+    elif name in _ONE_CHIP:
+        devices = _tpus(_ONE_CHIP[name])[:1]
+    elif (tpus := _TPUS.fullmatch(name)) and tpus[1] not in CARDS:
+        devices = _tpus(name)
     else:
-        devices = _tpus(_ONE_CHIP.get(topology, topology))
-        devices = devices[:1] if topology in _ONE_CHIP else devices
+        raise ValueError(
+            f"topology must be one of {', '.join(CARDS)} with a number of cards, such as h100:8, "
+            f"or a version and layout of TPUs, such as v5e:2x2 (got {topology!r})"
+        )
     sizes = parse_mesh(mesh or "")
     if sizes and -1 not in sizes.values() and "data" in sizes:
         devices = devices[: math.prod(sizes.values())]
-    return make_mesh(sizes, devices=devices)
+    made = make_mesh(sizes, devices=devices)
+    check_processes(made)
+    return made
 
 
 def lowering_platforms(mesh: Mesh) -> tuple[str]:
@@ -65,8 +84,7 @@ def _tpus(topology: str) -> list[Any]:
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                f"topology {topology!r} is none of {', '.join(CARDS)} with a number of cards, such "
-                f"as h100:8, and not one that libtpu knows: {reason}"
+                f"topology {topology!r} is not one that libtpu knows: {reason}"
             ) from None
     return list(found.devices)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.runtime.layouts import kernel_order
+from diffusax.runtime.layouts import is_kernel
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -41,5 +41,4 @@ def _together(vectors: Sequence[jax.Array]) -> jax.Array:
 
 def _row_sums(x: jax.Array) -> jax.Array:
     """Adds up the rows of an array as they lie in a GPU's memory, n."""
-    kernel = kernel_order(x.shape, "gpu") is not None
-    return x.sum((0, 1, 2) if kernel else -1).reshape(-1)
+    return x.sum((0, 1, 2) if is_kernel(x.shape) else -1).reshape(-1)

@@ -1,0 +1,29 @@
+"""In which order kernels of convolutions lie on which device."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from diffusax.runtime.layouts import kernel_order, platform_of
+
+LAST, FIRST = (3, 0, 1, 2), (3, 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "orders"),
+    [
+        ("gpu", "9.0", (LAST, LAST, LAST)),
+        ("gpu", "8.0", (LAST, LAST, LAST)),
+        ("gpu", "7.5", (LAST, FIRST, FIRST)),
+        ("gpu", "6.1", (FIRST, FIRST, FIRST)),
+        ("gpu", "gfx942", (None, None, None)),
+        ("tpu", None, (None, None, None)),
+    ],
+)
+def test_kernels_lie_as_the_library_of_the_device_reads_them(platform, capability, orders):
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    for dtype, order in zip(("float16", "bfloat16", "float32"), orders, strict=True):
+        assert kernel_order((3, 3, 64, 32), dtype, device) == order
+        assert kernel_order((1, 1, 64, 32), dtype, device) is None
+    amd = platform == "gpu" and orders[0] is None
+    assert platform_of(device) == ("rocm" if amd else "cuda" if platform == "gpu" else platform)
