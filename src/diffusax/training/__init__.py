@@ -26,7 +26,7 @@ from diffusax.training.recipes.controlnet import (
     ControlNetValidationConfig,
     controlnet,
 )
-from diffusax.training.recipes.denoiser import DenoiserValidationConfig
+from diffusax.training.recipes.denoiser_config import DenoiserValidationConfig
 from diffusax.training.recipes.dreambooth import (
     DreamBoothConfig,
     DreamBoothDataConfig,

@@ -20,7 +20,8 @@ from diffusax.training.data.examples import ControlDataConfig
 from diffusax.training.data.rows import control_example
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.recipe import Recipe
-from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig, PicturesValidationConfig
+from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
 from diffusax.typed.options import Share
 
 

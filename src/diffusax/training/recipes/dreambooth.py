@@ -33,7 +33,8 @@ from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.step import Batch
 from diffusax.typed.options import Count, Weight
 

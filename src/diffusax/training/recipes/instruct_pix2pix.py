@@ -22,11 +22,8 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import EditDataConfig, prepare_images
 from diffusax.training.data.rows import edit_example
 from diffusax.training.recipe import Recipe
-from diffusax.training.recipes.denoiser import (
-    Denoiser,
-    DenoiserConfig,
-    PicturesValidationConfig,
-)
+from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.denoiser_config import DenoiserConfig, PicturesValidationConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from diffusax.training.data.batches import Element
 from diffusax.training.data.examples import CaptionedDataConfig
 from diffusax.training.data.rows import caption_example
 from diffusax.training.recipe import Recipe
-from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.typed.options import Share
 
 

@@ -30,7 +30,8 @@ from diffusax.training.data.templates import TEMPLATES
 from diffusax.training.optimizers import OptimizerConfig
 from diffusax.training.options import require_options
 from diffusax.training.recipe import Recipe
-from diffusax.training.recipes.denoiser import Denoiser, DenoiserConfig
+from diffusax.training.recipes.denoiser import Denoiser
+from diffusax.training.recipes.denoiser_config import DenoiserConfig
 from diffusax.training.step import Batch
 from diffusax.training.words import with_word
 
