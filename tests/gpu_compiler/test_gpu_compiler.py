@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import re
 
 import jax
 import pyarrow as pa
@@ -110,10 +111,12 @@ def test_one_card_needs_no_number_and_hosts_are_processes():
         topology_mesh("2xh100:2", "data=1,tensor=4")
 
 
-@pytest.mark.parametrize("card", ["t4", "v100"])
-def test_gpus_before_ampere_compile_without_cudnns_attention(card):
+@pytest.mark.parametrize(
+    ("card", "dtype"), [("t4", "float16"), ("t4", "bfloat16"), ("v100", "float16")]
+)
+def test_gpus_before_ampere_compile_without_cudnns_attention(card, dtype):
     devices = topology_mesh(f"{card}:1")
-    lowered, _ = lowered_denoising(devices, "float16")
+    lowered, _ = lowered_denoising(devices, dtype)
     assert "fmha" not in compile_there(lowered, devices).as_text()
 
 
@@ -196,24 +199,33 @@ def test_attention_asks_no_other_device(topology, mesh):
             assert "__cudnn$fmha" in compile_there(lowered, devices).as_text()
 
 
+MODELS = {"instruct-pix2pix": ["--model", "emoji-edit"], "unconditional": []}
+WORD = ["--placeholder-token", "<frog>", "--initializer-token", "frog", "--num-vectors", "2"]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "mesh"),
+    ("recipe", "topology", "mesh", "more"),
     [
-        ("text-to-image", "data=1,fsdp=4"),
-        ("text-to-image", "data=2,tensor=2"),
-        ("instruct-pix2pix", "data=2,fsdp=2"),
-        ("controlnet", "data=1,fsdp=4"),
-        ("autoencoder", "data=1,fsdp=4"),
-        ("unconditional", "data=4"),
+        ("text-to-image", "h200:4", "data=1,fsdp=4", []),
+        ("text-to-image", "h200:4", "data=2,tensor=2", []),
+        ("text-to-image", "h200:4", "data=1,tensor=4", []),
+        ("text-to-image", "2xh100:4", "data=2,fsdp=4", []),
+        ("text-to-image", "h200:4", "data=4", ["--lora.rank", "4"]),
+        ("text-to-image", "2xh100:4", "data=1,fsdp=8", ["--lora.rank", "4"]),
+        ("text-to-image", "t4", "data=1", []),
+        ("instruct-pix2pix", "h200:4", "data=2,fsdp=2", []),
+        ("controlnet", "h200:4", "data=1,fsdp=4", []),
+        ("dreambooth", "h200:4", "data=2,fsdp=2", ["--instance-prompt", "a sks frog"]),
+        ("textual-inversion", "h200:4", "data=4", WORD),
+        ("autoencoder", "h200:4", "data=1,fsdp=4", []),
+        ("unconditional", "h200:4", "data=4", []),
     ],
 )
-def test_the_step_of_a_recipe_compiles(recipe, mesh, rows, tmp_path, capsys):
+def test_the_step_of_a_recipe_compiles(recipe, topology, mesh, more, rows, tmp_path, capsys):
     options = ["--data.path", str(rows), "--data.resolution", "64", "--batch-size", "8"]
-    options += ["--mesh", mesh, "--topology", "h200:4", "--output", str(tmp_path / "out")]
-    if recipe != "unconditional":
-        options += ["--model", "emoji-edit" if recipe == "instruct-pix2pix" else "emoji"]
-    main(["train", recipe, *options])
+    options += ["--mesh", mesh, "--topology", topology, "--output", str(tmp_path / "out")]
+    main(["train", recipe, *options, *MODELS.get(recipe, ["--model", "emoji"]), *more])
     head, _, line = capsys.readouterr().out.splitlines()
-    assert head.startswith("4 of NVIDIA H200")
+    assert re.match(r"[148] of (NVIDIA H[12]00|Tesla T4)", head)
     assert line.endswith("  yes")
     assert not (tmp_path / "out").exists()

@@ -241,11 +241,19 @@ def test_choice_of_attention(platform, dtype, t, d, name):
     assert attention_module.choose_lowering(platform, jnp.dtype(dtype), shape, shape) == name
 
 
-@pytest.mark.parametrize(("t", "other"), [(77, "xla"), (4096, "large_chunks")])
-def test_gpus_before_ampere_have_no_attention_of_cudnn(t, other):
+@pytest.mark.parametrize(
+    ("dtype", "t", "other"),
+    [
+        ("float16", 77, "xla"),
+        ("bfloat16", 77, "whole"),
+        ("float16", 4096, "large_chunks"),
+        ("bfloat16", 4096, "large_chunks"),
+    ],
+)
+def test_gpus_before_ampere_have_no_attention_of_cudnn(dtype, t, other):
     shape = (4, t, 8, 64)
     for capability, name in [((7, 0), other), ((7, 5), other), ((8, 0), "cudnn"), (None, "cudnn")]:
-        args = ("cuda", jnp.float16, shape, shape)
+        args = ("cuda", jnp.dtype(dtype), shape, shape)
         assert attention_module.choose_lowering(*args, capability=capability) == name
 
 

@@ -112,8 +112,8 @@ def choose_lowering(
     half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform == "cpu":
         return "whole" if scores <= _MAX_WHOLE_SCORES else "chunks"
-    has_cudnn = platform == "cuda" and (capability or _MIN_CAPABILITY) >= _MIN_CAPABILITY
-    if has_cudnn and half and d % 8 == 0 and d <= 128 and not biased:
+    old = (capability or _MIN_CAPABILITY) < _MIN_CAPABILITY
+    if platform == "cuda" and not old and half and d % 8 == 0 and d <= 128 and not biased:
         return "cudnn"
     beside = d in _SIDE_BY_SIDE and h == k_shape[2] and s <= _MAX_KEYS_SIDE_BY_SIDE
     beside = beside and jnp.dtype(dtype) == jnp.bfloat16 and plain and not biased
@@ -127,7 +127,11 @@ def choose_lowering(
     # A head that fills the device by itself loses nothing in chunks.
     wide = t * s >= _MAX_LARGE_CHUNK_SCORES
     limit = _MAX_ACCELERATOR_SCORES // 2 if wide else _MAX_ACCELERATOR_SCORES
-    return "xla" if scores <= limit else "large_chunks"
+    if scores > limit:
+        return "large_chunks"
+    # JAX's own form asks for products in bfloat16, which XLA refuses on cards without units for it.
+    refused = platform == "cuda" and old and jnp.dtype(dtype) == jnp.bfloat16
+    return "whole" if refused else "xla"
 
 
 # The number of scores to hold at once, in all and per chunk, that a desktop's cache can hold.
