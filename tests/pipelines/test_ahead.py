@@ -5,6 +5,7 @@ import logging
 import os
 from unittest import mock
 
+import fits_table
 import jax
 import numpy as np
 import pytest
@@ -204,8 +205,6 @@ def test_a_table_ends_with_the_whole_call(capsys):
 
 
 def test_the_table_of_machines_keeps_the_same_share():
-    import fits_table
-
     assert [fits_table.card_for(gb) for gb in (7.3, 7.4, 22.0, 22.1)] == [
         *("8 GB", "12 GB", "24 GB", "40 GB")
     ]

@@ -178,7 +178,7 @@ def test_what_a_file_has_layers_of_is_trained_further(
     whole = recipe_of(checkpoint, pictures, lora, train_text_encoder=True)
     plans = {name: whole.lora.plans[name] for name in components}
     trained = {name: part for name, part in whole.trained().items() if name in components}
-    write_result(LoRA(plans), trained, tmp_path, kind="diffusers", encoders=2)
+    write_result(LoRA(plans), trained, tmp_path, kind="diffusers", encoders=2, networks={})
     given = LoRAConfig(path=str(tmp_path))
     encoders = len(components) > 1
     recipe = recipe_of(checkpoint, pictures, given, train_text_encoder=encoders)
