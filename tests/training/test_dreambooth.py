@@ -477,21 +477,16 @@ def test_a_lora_draws_the_same_in_pytorch(checkpoint, subject, uninterrupted, tm
     np.testing.assert_allclose(images, expected, atol=1e-4)
 
 
+def with_class(checkpoint, subject, output, **changes) -> DreamBoothConfig:
+    """Options of a short run of a LoRA that draws two pictures of the class."""
+    drawn = {"class_prompt": CLASS, "class_images": 2, "class_steps": 1}
+    run = {"output": str(output), "batch_size": 1, "report_to": (), "lora": LoRAConfig(rank=2)}
+    return options(checkpoint, subject, **drawn, **run, **changes)
+
+
 @pytest.mark.slow
 def test_a_finished_run_draws_no_pictures_of_the_class_again(checkpoint, subject, tmp_path, caplog):
-    config = options(
-        checkpoint,
-        subject,
-        class_prompt=CLASS,
-        class_images=2,
-        class_steps=1,
-        output=str(tmp_path),
-        steps=2,
-        batch_size=1,
-        checkpoint_every=1,
-        report_to=(),
-        lora=LoRAConfig(rank=2),
-    )
+    config = with_class(checkpoint, subject, tmp_path, steps=2, checkpoint_every=1)
     train(dreambooth(config), config)
     shutil.rmtree(tmp_path / "class")
     with caplog.at_level(logging.INFO, "diffusax.training"):
@@ -512,19 +507,8 @@ def test_a_finished_run_draws_no_pictures_of_the_class_again(checkpoint, subject
 
 @pytest.mark.slow
 def test_an_average_made_afterwards_needs_no_pictures_of_the_class(checkpoint, subject, tmp_path):
-    config = options(
-        checkpoint,
-        subject,
-        class_prompt=CLASS,
-        class_images=2,
-        class_steps=1,
-        output=str(tmp_path),
-        steps=4,
-        batch_size=1,
-        report_to=(),
-        lora=LoRAConfig(rank=2),
-        ema=EMAConfig(rule="power", snapshot_every=2),
-    )
+    average = EMAConfig(rule="power", snapshot_every=2)
+    config = with_class(checkpoint, subject, tmp_path, steps=4, ema=average)
     train(dreambooth(config), config)
     assert f'\npipe("{INSTANCE}").images' in (tmp_path / "model" / "README.md").read_text()
     shutil.rmtree(tmp_path / "class")

@@ -6,7 +6,7 @@ parameter tree. Images are channels last, `b h w c`.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,6 +64,9 @@ class Arranged(NamedTuple):
 class ArrangedLinear(Linear):
     """A linear layer whose kernel is not stored as the devices of a mesh's tensor axis read it."""
 
+    _parts: Callable[[jax.Array], tuple[jax.Array, ...]]
+    """Arranges the kernel."""
+
     @property
     def differs(self) -> bool:
         """Whether the devices of the mesh read it otherwise than it is stored."""
@@ -73,9 +76,6 @@ class ArrangedLinear(Linear):
         """Returns the kernel as the devices read it, which may stand in the kernel's place."""
         kernel: Any = self.kernel.get_value()
         return kernel if isinstance(kernel, Arranged) else Arranged(self._parts(kernel))
-
-    def _parts(self, kernel: jax.Array) -> tuple[jax.Array, ...]:
-        return (kernel,)
 
 
 class SplitLinear(ArrangedLinear):

@@ -193,10 +193,8 @@ def encode_image(
     distribution. scale, normalize: see `latents.scale_latents`.
     """
     params = _upcast(params) if upcast else params
-    encoded = vae.apply(params, split_images(pixels), method="encode")
-    encoded = jax.tree.map(lambda x: x[: len(pixels)], encoded)
-    mean, logvar = encoded if isinstance(encoded, tuple) else (encoded, None)
-    return _sampled(vae, params, (mean, logvar), noise, scale=scale, normalize=normalize)
+    moments = _moments(vae, params, pixels)
+    return _sampled(vae, params, moments, noise, scale=scale, normalize=normalize)
 
 
 @functools.partial(Program, static=("vae", "upcast"), shape_of="pixels")
@@ -205,8 +203,7 @@ def encode_moments(
 ) -> jax.Array:
     """Encodes images b H W 3 to the mean and log variance of their latents, b h w 2z, float32."""
     params = _upcast(params) if upcast else params
-    moments = vae.apply(params, split_images(pixels), method="encode")
-    return jnp.concatenate(moments, axis=-1)[: len(pixels)].astype(jnp.float32)
+    return jnp.concatenate(_moments(vae, params, pixels), axis=-1).astype(jnp.float32)
 
 
 @functools.partial(Program, static=("vae", "scale", "normalize"), shape_of="moments")
@@ -222,6 +219,13 @@ def sample_moments(
     """Returns the latents of what `encode_moments` returns; see `encode_image`."""
     mean, logvar = jnp.split(moments, 2, axis=-1)
     return _sampled(vae, params, (mean, logvar), noise, scale=scale, normalize=normalize)
+
+
+def _moments(vae: Network, params: Params, pixels: jax.Array) -> tuple[jax.Array, Any]:
+    """Returns the mean of the latents, and their log variance if the autoencoder has one."""
+    encoded = vae.apply(params, split_images(pixels), method="encode")
+    encoded = jax.tree.map(lambda x: x[: len(pixels)], encoded)
+    return encoded if isinstance(encoded, tuple) else (encoded, None)
 
 
 def _sampled(

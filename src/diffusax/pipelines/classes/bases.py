@@ -11,7 +11,7 @@ from diffusax.pipelines.families import (
     STABLE_DIFFUSION_XL,
     Z_IMAGE,
 )
-from diffusax.pipelines.lora import write_layers
+from diffusax.pipelines.lora import LoraMethods, write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
 
@@ -58,7 +58,27 @@ class StableDiffusionXL(DiffusionPipeline):
         """
 
 
-class Flux2Klein(DiffusionPipeline):
+class _TransformerLoRAs(LoraMethods):
+    """LoRAs whose files diffusers opens with layers of the transformer alone."""
+
+    @classmethod
+    def save_lora_weights(
+        cls, save_directory, transformer_lora_layers=None, is_main_process=True, weight_name=None,
+        save_function=None, safe_serialization=True, transformer_lora_adapter_metadata=None, *,
+        text_encoder_lora_layers=None,
+    ):
+        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
+        given = {
+            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
+            "text_encoder": (text_encoder_lora_layers, None),
+        }
+        write_layers(
+            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
+            safe=safe_serialization and save_function is None,
+        )
+
+
+class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
     """Pipelines of FLUX.2 klein."""
 
     family = FLUX2_KLEIN
@@ -84,24 +104,8 @@ class Flux2Klein(DiffusionPipeline):
         )
         return embeds, np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
 
-    @classmethod
-    def save_lora_weights(
-        cls, save_directory, transformer_lora_layers=None, is_main_process=True, weight_name=None,
-        save_function=None, safe_serialization=True, transformer_lora_adapter_metadata=None, *,
-        text_encoder_lora_layers=None,
-    ):
-        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
-        given = {
-            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
-            "text_encoder": (text_encoder_lora_layers, None),
-        }
-        write_layers(
-            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
-            safe=safe_serialization and save_function is None,
-        )
 
-
-class ZImage(DiffusionPipeline):
+class ZImage(_TransformerLoRAs, DiffusionPipeline):
     """Pipelines of Z-Image."""
 
     family = Z_IMAGE
@@ -115,22 +119,6 @@ class ZImage(DiffusionPipeline):
 
         The second list is empty without guidance. device changes nothing. options: adapters.
         """
-
-    @classmethod
-    def save_lora_weights(
-        cls, save_directory, transformer_lora_layers=None, is_main_process=True, weight_name=None,
-        save_function=None, safe_serialization=True, transformer_lora_adapter_metadata=None, *,
-        text_encoder_lora_layers=None,
-    ):
-        """Writes a LoRA that diffusers opens; see `LoraMethods.save_lora_weights`."""
-        given = {
-            "transformer": (transformer_lora_layers, transformer_lora_adapter_metadata),
-            "text_encoder": (text_encoder_lora_layers, None),
-        }
-        write_layers(
-            save_directory, given, is_main_process=is_main_process, weight_name=weight_name,
-            safe=safe_serialization and save_function is None,
-        )
 
 
 class Flux(DiffusionPipeline):

@@ -1,6 +1,7 @@
 """Samplers of flow matching, under diffusers' names."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -121,6 +122,11 @@ class SpacedFlowMatchScheduler(FlowMatchScheduler, sampler=False):
         last = np.float32(self.invert_sigmas)
         return timesteps.astype(np.float64), np.append(sigmas, last).astype(np.float64)
 
+    def _run_by(self, method: Callable[[np.ndarray, np.ndarray], Any], request: Request) -> Run:
+        """Returns the run whose rows a method makes of timesteps and sigmas."""
+        timesteps, sigmas = self._levels(request)
+        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
+
     def _unshifted(self, request: Request) -> np.ndarray:
         """Returns the caller's sigmas, those of the caller's timesteps, or evenly spaced ones.
 
@@ -171,10 +177,9 @@ class FlowMatchEulerDiscreteScheduler(SpacedFlowMatchScheduler):
         return self._step(model_output, timestep, sample, return_dict, generator=generator)
 
     def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
         stochastic = self.stochastic_sampling
         method = flow_methods.euler_stochastic if stochastic else flow_methods.euler
-        return Run(method(timesteps, sigmas), last_level=(1 - sigmas[-1], sigmas[-1]))
+        return self._run_by(method, request)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,21 +198,8 @@ class FlowMatchLCMScheduler(SpacedFlowMatchScheduler):
         ),
     }
 
-    def step(  # type: ignore[override]
-        self,
-        model_output: Any,
-        timestep: Any,
-        sample: Any,
-        generator: Any = None,
-        return_dict: bool = True,
-    ) -> Any:
-        """Returns the sample after the row of this timestep; see `Stepped.step`."""
-        return self._step(model_output, timestep, sample, return_dict, generator=generator)
-
     def _run(self, request: Request) -> Run:
-        timesteps, sigmas = self._levels(request)
-        rows = flow_methods.euler_stochastic(timesteps, sigmas)
-        return Run(rows, last_level=(1 - sigmas[-1], sigmas[-1]))
+        return self._run_by(flow_methods.euler_stochastic, request)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
