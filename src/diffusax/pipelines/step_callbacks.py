@@ -134,13 +134,13 @@ def _tensor(
     readable = family.callback_tensors
     if field := {**readable, **_NEGATIVES}.get(name):
         leaf = _leaves(run).get(field)
-        if leaf is None or name in readable:
-            if leaf is None:
-                return None
-            if not family.prompts_alone:
-                return _embeddings(_negative_first(leaf))
+        if leaf is None:
+            return None
+        if name not in readable:
+            return _embeddings_of(run, leaf, 1) if run.weights else None
+        if family.prompts_alone:
             return _embeddings_of(run, leaf, 0)
-        return _embeddings_of(run, leaf, 1) if run.weights else None
+        return _embeddings(_negative_first(leaf))
     if name not in _PICTURES:
         names = ", ".join((*readable, *_NEGATIVES, *_PICTURES))
         raise ValueError(f"callback_on_step_end_tensor_inputs may name {names} (got {name!r})")
