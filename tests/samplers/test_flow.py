@@ -321,5 +321,5 @@ def test_runs_that_flow_matching_cannot_have_are_errors():
         samplers.UniPCMultistepScheduler().schedule(sigmas=[1.0, 0.5])
     with pytest.raises(ValueError, match="use_flow_sigmas=True"):
         samplers.DPMSolverMultistepScheduler(**SANA).schedule(timesteps=[900, 5])
-    with pytest.raises(ValueError, match="no discrete noise levels"):
+    with pytest.raises(AttributeError, match="no discrete noise levels"):
         _ = euler.alphas_cumprod

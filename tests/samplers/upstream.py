@@ -93,18 +93,6 @@ def widen(scheduler):
     for name, value in vars(scheduler).items():
         if name.startswith(("sigmas", "alphas_cumprod", "final_alpha")) and torch.is_tensor(value):
             setattr(scheduler, name, value.double())
-    if hasattr(scheduler, "sigmas_down"):
-        # sigma_down is a difference of squares, of which float32 leaves few digits.
-        sigma = scheduler.sigmas[[0, *range(1, len(scheduler.sigmas) - 1, 2)]]
-        target = torch.cat([sigma[1:], sigma.new_zeros(1)])
-        up = (target**2 * (sigma**2 - target**2) / sigma**2).sqrt()
-        down = (target**2 - up**2).sqrt()
-        middle = (sigma * down).sqrt()
-        for name, value in {"up": up, "down": down, "interpol": middle}.items():
-            value[-2:] = 0
-            repeated = torch.cat([value[:1], value[1:].repeat_interleave(2), value[-1:]])
-            assert getattr(scheduler, f"sigmas_{name}").shape == repeated.shape
-            setattr(scheduler, f"sigmas_{name}", repeated)
 
 
 def reference(scheduler, x, noises, *, begin=0, end=None, constrain=None, **options):

@@ -4,9 +4,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from diffusax.models.layers import Linear
+
+_PERIOD = 10000.0
+"""The longest wave of the sinusoids, over 2 pi."""
 
 
 def timestep_embedding(
@@ -17,11 +21,9 @@ def timestep_embedding(
     Upstream: diffusers models/embeddings.py, get_timestep_embedding.
     """
     half = dim // 2
-    frequencies = jnp.exp(-math.log(10000.0) * jnp.arange(half) / (half - freq_shift))
-    angles = timesteps.astype(jnp.float32)[:, None] * frequencies
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    embedding = jnp.concatenate([cos, sin] if flip_sin_to_cos else [sin, cos], axis=-1)
-    return jnp.pad(embedding, ((0, 0), (0, dim % 2)))
+    steps = np.float32(-math.log(_PERIOD)) * np.arange(half, dtype=np.float32)
+    frequencies = _exp(steps / np.float32(half - freq_shift))
+    return _sinusoids(timesteps, frequencies, dim, flip_sin_to_cos=flip_sin_to_cos)
 
 
 class TimestepEmbedding(nnx.Module):
@@ -46,7 +48,27 @@ def guidance_scale_embedding(scale: jax.Array, dim: int) -> jax.Array:
     Meng et al. 2023; upstream: pipeline_stable_diffusion.py, get_guidance_scale_embedding.
     """
     half = dim // 2
-    frequencies = jnp.exp(-math.log(10000.0) / (half - 1) * jnp.arange(half))
-    angles = 1000.0 * scale.astype(jnp.float32)[:, None] * frequencies
-    embedding = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    step = np.float32(math.log(_PERIOD)) / np.float32(half - 1)
+    frequencies = _exp(np.arange(half, dtype=np.float32) * -step)
+    return _sinusoids(1000.0 * scale.astype(jnp.float32), frequencies, dim, flip_sin_to_cos=False)
+
+
+def _exp(exponents: np.ndarray) -> np.ndarray:
+    """Computes the exponential of float32 numbers, correctly rounded to float32.
+
+    An angle is up to 100,000 times a frequency, so that the last digit of a frequency changes its
+    sine by up to 0.006. Upstream's exponents are rounded to float32; this rounds them alike, on the
+    host because devices' own exponentials are less exact. PyTorch's is correctly rounded but for
+    one or two frequencies of a hundred, which differ between its processors.
+    """
+    return np.exp(exponents.astype(np.float64)).astype(np.float32)
+
+
+def _sinusoids(
+    values: jax.Array, frequencies: np.ndarray, dim: int, *, flip_sin_to_cos: bool
+) -> jax.Array:
+    """Returns the sines and cosines of values, b, times the frequencies: b dim, float32."""
+    angles = values.astype(jnp.float32)[:, None] * frequencies
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    embedding = jnp.concatenate([cos, sin] if flip_sin_to_cos else [sin, cos], axis=-1)
     return jnp.pad(embedding, ((0, 0), (0, dim % 2)))

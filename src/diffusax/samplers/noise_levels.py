@@ -9,27 +9,31 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 
-@functools.lru_cache(maxsize=64)
-def alphas_cumprod(
-    *,
-    num_train_timesteps: int,
-    beta_start: float,
-    beta_end: float,
-    beta_schedule: str,
-    trained_betas: tuple[float, ...] | None,
-    rescale_zero_snr: bool = False,
-    floor: bool = False,
-) -> np.ndarray:
-    """Returns the product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
+class Betas(NamedTuple):
+    """The options of a noise schedule under diffusers' names.
 
-    `floor` makes the last one small instead of zero. The array is read-only.
+    rescale_zero_snr: whether the last timestep has no signal. floor: whether that timestep has a
+    little all the same.
     """
-    n = num_train_timesteps
+
+    num_train_timesteps: int
+    beta_start: float
+    beta_end: float
+    beta_schedule: str
+    trained_betas: tuple[float, ...] | None = None
+    rescale_zero_snr: bool = False
+    floor: bool = False
+
+
+@functools.lru_cache(maxsize=64)
+def betas_of(options: Betas) -> np.ndarray:
+    """Returns the variance of the noise that each training timestep adds, float32, read-only."""
+    n, beta_start, beta_end, beta_schedule, trained_betas, rescale_zero_snr, _ = options
     if trained_betas is not None:
         betas = np.asarray(trained_betas, np.float32)
     elif beta_schedule == "linear":
@@ -43,8 +47,18 @@ def alphas_cumprod(
         betas = _from_alpha_bar(n, _ALPHA_BARS[beta_schedule])
     if rescale_zero_snr:
         betas = _rescale_zero_snr(betas)
-    alphas = _cumprod(np.float32(1) - betas).astype(np.float64)
-    if floor:
+    betas.flags.writeable = False
+    return betas
+
+
+@functools.lru_cache(maxsize=64)
+def alphas_cumprod(options: Betas) -> np.ndarray:
+    """Returns the product of 1 - beta up to each training timestep (Ho et al. 2020, section 2).
+
+    The array is float32 and read-only.
+    """
+    alphas = _cumprod(np.float32(1) - betas_of(options))
+    if options.floor:
         # An infinite first sigma would be of no use to methods on sigma.
         alphas[-1] = 2.0**-24
     alphas.flags.writeable = False
@@ -128,8 +142,9 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 def _linspace(start: float, stop: float, n: int) -> np.ndarray:
     """Computes torch.linspace in float32: from both ends to the middle, in fused multiply-adds."""
-    first, last = np.float64(np.float32(start)), np.float64(np.float32(stop))
-    step = np.float64(np.float32((last - first) / max(n - 1, 1)))
+    first, last = np.float32(start), np.float32(stop)
+    step = np.float64((last - first) / np.float32(max(n - 1, 1)))
+    first, last = np.float64(first), np.float64(last)
     i = np.arange(n)
     if n == 1:
         return np.array([first], np.float32)

@@ -105,7 +105,12 @@ class Schedule:
     @functools.cached_property
     def timesteps(self) -> np.ndarray:
         """diffusers' `scheduler.timesteps`, one per row: n, float32."""
-        return _frozen(np.array([row.timestep for row in self.rows], np.float32))
+        return _frozen(self.exact_timesteps.astype(np.float32))
+
+    @functools.cached_property
+    def exact_timesteps(self) -> np.ndarray:
+        """The timesteps before they are rounded for the network: n, float64."""
+        return _frozen(np.array([row.timestep for row in self.rows], np.float64))
 
     @functools.cached_property
     def draws_noise(self) -> np.ndarray:

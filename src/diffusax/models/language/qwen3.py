@@ -37,10 +37,12 @@ Rotary = tuple[np.ndarray, np.ndarray]
 def rotary_table(length: int, dim: int, theta: float) -> Rotary:
     """Computes cosines and sines of rotary positions (Su et al. 2021) 0 to length - 1: t dim/2.
 
-    Frequencies and angles are rounded to float32 as upstream's, which moves the angles of far
-    positions by more than the rest of the network's rounding.
+    Powers, frequencies and angles are rounded to float32 as upstream's, which moves the angles of
+    far positions by more than the rest of the network's rounding.
     """
-    frequencies = (1 / theta ** (np.arange(0, dim, 2) / dim)).astype(np.float32)
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers = (np.float64(theta) ** exponents).astype(np.float32)
+    frequencies = np.float32(1) / powers
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
     return np.cos(angles), np.sin(angles)
 

@@ -41,6 +41,11 @@ def _prediction(process: Process, level: tuple[float, float], limits: Limits) ->
     return x0_from(process.prediction_type, signal, noise)
 
 
+def _alphas(process: Process) -> np.ndarray:
+    """Returns alpha-bar for each training timestep, float64."""
+    return process.alphas_cumprod.astype(np.float64)
+
+
 def alpha_level(alpha: float) -> tuple[float, float]:
     """Returns the (signal, noise) of latents at alpha-bar `alpha`."""
     return np.sqrt(alpha), np.sqrt(1 - alpha)
@@ -48,14 +53,14 @@ def alpha_level(alpha: float) -> tuple[float, float]:
 
 def alpha_after(process: Process, t: int) -> float:
     """Returns alpha-bar at the timestep that a step leads to; below 0 it is that after the run."""
-    return process.alphas_cumprod[t] if t >= 0 else process.final_alpha
+    return float(process.alphas_cumprod[t]) if t >= 0 else process.final_alpha
 
 
 def ddpm(
     process: Process, timesteps: np.ndarray, *, variance_type: str | None, limits: Limits
 ) -> list[Row]:
     """Computes the rows of DDPM with strides (Ho et al. 2020, equations 6 and 7)."""
-    a = process.alphas_cumprod
+    a = _alphas(process)
     rows = []
     for i, t in enumerate(timesteps):
         last = i == len(timesteps) - 1
@@ -86,7 +91,7 @@ def ddim(
     The direction keeps the unclipped noise, as in diffusers, unless `clipped`: then it is the noise
     that the bounded prediction leaves in the sample.
     """
-    a, kind = process.alphas_cumprod, process.prediction_type
+    a, kind = _alphas(process), process.prediction_type
     rows = []
     for t in timesteps:
         alpha = a[t]
@@ -129,7 +134,7 @@ def pndm(
     """
     rows = []
     for i, t in enumerate(np.concatenate([prk, plms])[begin:].astype(int)):
-        level = alpha_level(process.alphas_cumprod[t])
+        level = alpha_level(alpha_after(process, t))
         if i < len(prk):
             x, memory = _prk_row(process, i, t, prk[i // 4 * 4], stride)
         else:
@@ -173,7 +178,7 @@ def _transfer(
     process: Process, x: np.ndarray, output: np.ndarray, t: int, target: int
 ) -> np.ndarray:
     """Returns the coefficients of x at `target`, from those at t (Liu et al. 2022, equation 11)."""
-    alpha, alpha_prev = process.alphas_cumprod[t], alpha_after(process, target)
+    alpha, alpha_prev = (alpha_after(process, at) for at in (t, target))
     if process.prediction_type == "v_prediction":
         output = np.sqrt(alpha) * output + np.sqrt(1 - alpha) * x
     denominator = alpha * np.sqrt(1 - alpha_prev) + np.sqrt(alpha * (1 - alpha) * alpha_prev)
@@ -184,7 +189,7 @@ def lcm(
     process: Process, timesteps: np.ndarray, *, timestep_scaling: float, limits: Limits
 ) -> list[Row]:
     """Computes the rows of latent consistency models (Luo et al. 2023, algorithm 3)."""
-    a = process.alphas_cumprod
+    a = _alphas(process)
     rows = []
     for i, t in enumerate(timesteps):
         scaled = t * timestep_scaling
@@ -201,7 +206,7 @@ def lcm(
 
 def tcd(process: Process, timesteps: np.ndarray, *, eta: float) -> list[Row]:
     """Computes trajectory consistency (Zheng et al. 2024, algorithm 4); eta is its gamma."""
-    a, kind = process.alphas_cumprod, process.prediction_type
+    a, kind = _alphas(process), process.prediction_type
     rows = []
     for i, t in enumerate(timesteps):
         last = i == len(timesteps) - 1

@@ -5,6 +5,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,35 +103,46 @@ def heun(
 ) -> list[Row]:
     """Computes second-order steps, algorithm 2 of Karras et al. 2022; the last step is Euler's.
 
-    Slots: m1 the x before the step, m2 its denoised sample.
+    Slots: m1 the x before the step, m2 its derivative d.
     """
     rows = []
     for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
         target = sigmas[i + 1]
         dt = target - sigma
-        x = X + dt * (X - P) / sigma
+        d = _limited_derivative(prediction_type, sigma, clip)
         prediction = denoised(prediction_type, sigma)
-        rows.append(Row(t, x, (1.0, sigma), prediction, (X, P), in_scale(sigma), clip))
+        rows.append(Row(t, X + dt * d, (1.0, sigma), prediction, (X, d), in_scale(sigma), clip))
         if target > 0:
-            d = ((M1 - M2) / sigma + (X - P) / target) / 2
+            d = (M2 + _limited_derivative(prediction_type, target, clip)) / 2
             prediction = denoised(prediction_type, target)
             level, scale = (1.0, target), in_scale(target)
-            x = M1 + dt * d
-            rows.append(Row(timesteps[i + 1], x, level, prediction, (), scale, clip))
+            rows.append(Row(timesteps[i + 1], M1 + dt * d, level, prediction, (), scale, clip))
     return rows
 
 
+def _limited_derivative(prediction_type: str, sigma: float, clip: float) -> np.ndarray:
+    """Returns the derivative d at a predicted sample that may be clipped.
+
+    Where it is not, the coefficients are those of X and RAW: x less the predicted sample would lose
+    the digits that a large sigma leaves none of in float32.
+    """
+    return derivative(prediction_type, sigma) if np.isinf(clip) else (X - P) / sigma
+
+
 def kdpm2(
-    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+    timesteps: np.ndarray,
+    sigmas: np.ndarray,
+    middles: np.ndarray,
+    prediction_type: str,
+    every: np.ndarray,
 ) -> list[Row]:
     """Computes DPM-Solver-2 with a midpoint in log sigma (k-diffusion, sample_dpm_2).
 
-    Slot m1: the x before the step.
+    middles: n, the midpoint of each step. Slot m1: the x before the step.
     """
     rows = []
-    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+    for i, (t, sigma, middle) in enumerate(zip(timesteps, sigmas, middles)):
         target = sigmas[i + 1]
-        middle = np.sqrt(sigma * target)
         first = X + (middle - sigma) * derivative(prediction_type, sigma)
         prediction = denoised(prediction_type, sigma)
         rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
@@ -141,17 +153,19 @@ def kdpm2(
 
 
 def kdpm2_ancestral(
-    timesteps: np.ndarray, sigmas: np.ndarray, prediction_type: str, every: np.ndarray
+    timesteps: np.ndarray,
+    sigmas: np.ndarray,
+    split: "AncestralSplit",
+    prediction_type: str,
+    every: np.ndarray,
 ) -> list[Row]:
     """Computes DPM-Solver-2 with ancestral noise (k-diffusion, sample_dpm_2_ancestral).
 
     Slot m1: the x before the step.
     """
     rows = []
-    for i, (t, sigma) in enumerate(zip(timesteps, sigmas)):
+    for i, (t, sigma, up, down, middle) in enumerate(zip(timesteps, sigmas, *split)):
         target = sigmas[i + 1]
-        down, up = ancestral_split(sigma, target)
-        middle = np.sqrt(sigma * down)
         first = X + (middle - sigma) * derivative(prediction_type, sigma)
         prediction = denoised(prediction_type, sigma)
         rows.append(Row(t, first, (1.0, sigma), prediction, (X,), in_scale(sigma)))
@@ -159,6 +173,34 @@ def kdpm2_ancestral(
             x = M1 + (down - sigma) * derivative(prediction_type, middle) + up * NOISE
             rows.append(_midpoint_row(x, middle, target, prediction_type, every))
     return rows
+
+
+class AncestralSplit(NamedTuple):
+    """What the steps of `kdpm2_ancestral` add as noise, step down to, and their midpoints: n each.
+
+    float32, as diffusers computes them: of squares that almost cancel, float32 leaves few digits.
+    """
+
+    up: np.ndarray
+    down: np.ndarray
+    middle: np.ndarray
+
+
+def ancestral_splits(sigmas: np.ndarray) -> AncestralSplit:
+    """Splits each step of a run; sigmas: n+1, descending to zero.
+
+    Upstream: scheduling_k_dpm_2_ancestral_discrete.py, set_timesteps.
+    """
+    sigma, target = sigmas[:-1].astype(np.float32), sigmas[1:].astype(np.float32)
+    up = np.sqrt(target**2 * (sigma**2 - target**2) / sigma**2)
+    down = np.sqrt(target**2 - up**2)
+    return AncestralSplit(up, down, np.append(log_midpoints(sigma, down)[:-1], np.float32(0)))
+
+
+def log_midpoints(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the geometric means in float32, as diffusers computes them with torch.lerp: n."""
+    start, end = _log(first), _log(second)
+    return _exp(end - (end - start) * np.float32(0.5))
 
 
 def dpm_sde(

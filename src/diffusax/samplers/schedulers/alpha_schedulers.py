@@ -42,6 +42,11 @@ class DDPMScheduler(DiscreteScheduler):
     sample_max_value: Positive = 1.0
     rescale_betas_zero_snr: bool = False
 
+    @property
+    def custom_timesteps(self) -> bool:
+        """Whether the run has timesteps of one's own."""
+        return self._has_own_timesteps
+
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
         timesteps = self._integer_timesteps(request)
@@ -67,6 +72,11 @@ class DDIMScheduler(DiscreteScheduler):
     sample_max_value: Positive = 1.0
     set_alpha_to_one: bool = True
     rescale_betas_zero_snr: bool = False
+
+    @property
+    def final_alpha_cumprod(self) -> np.float32:
+        """alpha-bar after the last step."""
+        return np.float32(self.final_alpha)
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
@@ -142,6 +152,11 @@ class PNDMScheduler(DiscreteScheduler):
     skip_prk_steps: bool = False
     set_alpha_to_one: bool = False
 
+    @property
+    def final_alpha_cumprod(self) -> np.float32:
+        """alpha-bar after the last step."""
+        return np.float32(self.final_alpha)
+
     def _run(self, request: Request) -> Run:
         n, begin = request.steps, request.begin
         if n < 4 and not self.skip_prk_steps:
@@ -184,6 +199,16 @@ class LCMScheduler(DiscreteScheduler):
     set_alpha_to_one: bool = True
     timestep_scaling: Positive = 10.0
     rescale_betas_zero_snr: bool = False
+
+    @property
+    def custom_timesteps(self) -> bool:
+        """Whether the run has timesteps of one's own."""
+        return self._has_own_timesteps
+
+    @property
+    def final_alpha_cumprod(self) -> np.float32:
+        """alpha-bar after the last step."""
+        return np.float32(self.final_alpha)
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
@@ -250,7 +275,7 @@ class TCDScheduler(LCMScheduler):
             raise ValueError(f"eta must be between 0 and 1 (got {request.eta:g})")
         timesteps = self._distilled_timesteps(request)
         rows = alpha_methods.tcd(self, timesteps, eta=request.eta)
-        return Run(rows, last_level=alpha_methods.alpha_level(self.alphas_cumprod[0]))
+        return Run(rows, last_level=alpha_methods.alpha_level(alpha_methods.alpha_after(self, 0)))
 
     def _grid(self, original_inference_steps: int | None, strength: float) -> np.ndarray:
         if original_inference_steps is None:

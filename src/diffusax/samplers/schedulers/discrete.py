@@ -37,22 +37,36 @@ class DiscreteScheduler(Scheduler, sampler=False):
 
     @property
     def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float64, read-only."""
+        """alpha-bar for each training timestep, float32, read-only."""
+        return noise_levels.alphas_cumprod(self._betas)
+
+    @property
+    def betas(self) -> np.ndarray:
+        """The variance of the noise that each training timestep adds, float32, read-only."""
+        return noise_levels.betas_of(self._betas)
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """1 - beta for each training timestep, float32."""
+        return np.float32(1) - self.betas
+
+    @property
+    def _betas(self) -> noise_levels.Betas:
         rescale = getattr(self, "rescale_betas_zero_snr", False)
-        return noise_levels.alphas_cumprod(
-            num_train_timesteps=self.num_train_timesteps,
-            beta_start=self.beta_start,
-            beta_end=self.beta_end,
-            beta_schedule=self.beta_schedule,
-            trained_betas=self.trained_betas,
-            rescale_zero_snr=rescale,
-            floor=rescale and self.zero_snr_floor,
+        return noise_levels.Betas(
+            self.num_train_timesteps,
+            self.beta_start,
+            self.beta_end,
+            self.beta_schedule,
+            self.trained_betas,
+            rescale,
+            rescale and self.zero_snr_floor,
         )
 
     @property
     def diffusion(self) -> Diffusion:
         """The process of its discrete noise levels."""
-        return Diffusion(self.alphas_cumprod)
+        return Diffusion(self.alphas_cumprod.astype(np.float64))
 
     @property
     def forward_process(self) -> Process:
@@ -129,7 +143,7 @@ def respaced(scheduler: Scheduler, n: int, sigmas: np.ndarray) -> np.ndarray | N
     n: the number of sigmas to return. sigmas: descending; the options sigma_min and sigma_max
     replace its ends.
     """
-    low, high = getattr(scheduler, "sigma_min", None), getattr(scheduler, "sigma_max", None)
+    low, high = scheduler.given_ends
     low = sigmas[-1] if low is None else low
     high = sigmas[0] if high is None else high
     if getattr(scheduler, "use_karras_sigmas", False):

@@ -24,6 +24,7 @@ from diffusax.samplers.schedulers.options import (
 )
 from diffusax.samplers.schedulers.scheduler import Scheduler
 from diffusax.samplers.schedulers.step_signatures import step_with_churn
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 
@@ -91,9 +92,18 @@ class EDMEulerScheduler(EDMScheduler):
     second_output = "pred_original_sample"
     step = step_with_churn  # type: ignore[assignment]
 
+    def _untimed(self) -> Untimed:
+        # diffusers' class begins with one more than the timesteps of the training.
+        timesteps, sigmas = self._levels(len(self) + 1)
+        return Untimed(timesteps, np.append(sigmas, self._last(sigmas)), self._init_sigma())
+
+    def _last(self, sigmas: np.ndarray) -> float:
+        """Returns the sigma that a run at these sigmas ends at."""
+        return float(sigmas[-1]) if self.final_sigmas_type == "sigma_min" else 0.0
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request.steps)
-        last = sigmas[-1] if self.final_sigmas_type == "sigma_min" else 0.0
+        last = self._last(sigmas)
         rows = sigma_methods.euler(
             timesteps, np.append(sigmas, last), self._x0, self._epsilon, self._in_scale
         )

@@ -53,6 +53,16 @@ class FlowMatchScheduler(Scheduler, sampler=False):
         """
         return self.add_noise(sample, noise, timestep)
 
+    @property
+    def sigma_min(self) -> float:
+        """The lowest noise level of the training."""
+        return self.forward_process.ends()[1]
+
+    @property
+    def sigma_max(self) -> float:
+        """The highest noise level of the training."""
+        return self.forward_process.ends()[0]
+
     def _untimed(self) -> Untimed:
         total = self.num_train_timesteps
         sigmas = self.forward_process.shifted(np.arange(total, 0, -1) / total)

@@ -166,7 +166,7 @@ class FunctionScheduler(Scheduler, sampler=False):
 
     @property
     def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float64, read-only."""
+        """alpha-bar for each training timestep, float32, read-only."""
         return self.like.alphas_cumprod
 
     def to_config(self) -> dict[str, Any]:

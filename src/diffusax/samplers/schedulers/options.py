@@ -40,6 +40,10 @@ Terminal = Annotated[float, Meta(ge=0, lt=1)]
 UpperBounded = Annotated[float, Meta(le=1e6)]
 
 
+NO_OPTIONS = frozenset({"given_options", "given_ends"})
+"""The fields of a scheduler that are no options of its own."""
+
+
 class Options(Mapping[str, Any]):
     """A read-only mapping whose values are also attributes."""
 
@@ -118,10 +122,28 @@ def fitting(
     return values, kept
 
 
+def given_ends(scheduler: Any) -> tuple[float | None, float | None]:
+    """Returns the options sigma_min and sigma_max, or what a config holds for other samplers.
+
+    diffusers looks for both in the config, whichever class has the options
+    (`_convert_to_karras` in most of its schedulers).
+
+    Raises:
+        ValueError: one that is kept for other samplers is no sigma.
+    """
+    values = {name: getattr(scheduler, name) for name in _hints(type(scheduler))}
+    if scheduler.heeds_ends:
+        hints = dict.fromkeys(_ENDS, Positive | None)
+        kept = {name: scheduler.given_options.get(name) for name in _ENDS}
+        values = convert_fields(hints, kept, _WORDS, owner=type(scheduler).__name__) | values
+    return values.get("sigma_min"), values.get("sigma_max")
+
+
 def _hints(cls: Any) -> dict[str, Any]:
-    return {name: hint for name, hint in field_types(cls).items() if name != "given_options"}
+    return {name: hint for name, hint in field_types(cls).items() if name not in NO_OPTIONS}
 
 
+_ENDS = ("sigma_min", "sigma_max")
 _WORDS = Words(
     "{name}={value} is not supported by diffusax's {owner}; {must}",
     (choice("use {}", none_first=True), reason),

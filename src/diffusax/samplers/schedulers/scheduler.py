@@ -15,7 +15,15 @@ from diffusax.missing import SCHEDULER, hinting
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import Schedule
 from diffusax.samplers.runs import Request, Run, cached_schedule, checked_options, whole_number
-from diffusax.samplers.schedulers.options import Count, Options, Prediction, check_options, fitting
+from diffusax.samplers.schedulers.options import (
+    NO_OPTIONS,
+    Count,
+    Options,
+    Prediction,
+    check_options,
+    fitting,
+    given_ends,
+)
 from diffusax.samplers.schedulers.stepped import Stepped
 
 SCHEDULERS: dict[str, "type[Scheduler]"] = {}
@@ -50,6 +58,8 @@ class Scheduler(Stepped):
     needs_mu: ClassVar[bool] = False
     # The number of rows per step.
     order: ClassVar[int] = 1
+    # Whether sigma_min and sigma_max count where only another sampler has these options.
+    heeds_ends: ClassVar[bool] = True
     # Whether diffusers counts it among those that can be swapped for each other.
     swappable: ClassVar[bool] = True
 
@@ -57,6 +67,10 @@ class Scheduler(Stepped):
     prediction_type: Prediction = "epsilon"
     given_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
+    )
+    # sigma_min and sigma_max of another sampler's config, which some classes of diffusers heed.
+    given_ends: tuple[float | None, float | None] = dataclasses.field(
+        default=(None, None), init=False, repr=False
     )
 
     def __init_subclass__(cls, *, sampler: bool = True) -> None:
@@ -68,6 +82,7 @@ class Scheduler(Stepped):
     def __post_init__(self) -> None:
         for name, value in check_options(self).items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "given_ends", given_ends(self))
 
     @classmethod
     def from_config(cls, config: "Mapping[str, Any] | Scheduler", **overrides: Any) -> Self:
@@ -172,7 +187,7 @@ class Scheduler(Stepped):
         """Returns the scheduler_config.json that diffusers reads."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values |= {name: list(v) for name, v in values.items() if isinstance(v, tuple)}
-        del values["given_options"]
+        values = {name: value for name, value in values.items() if name not in NO_OPTIONS}
         fixed = {name: allowed[0] for name, allowed in self.fixed.items()}
         return {"_class_name": self.class_name, **fixed, **values}
 
@@ -245,12 +260,13 @@ class Scheduler(Stepped):
 
     @property
     def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float64, read-only.
+        """alpha-bar for each training timestep, float32, read-only.
 
         Raises:
-            ValueError: the sampler is for models that were not trained at discrete noise levels.
+            AttributeError: the sampler is for models that were not trained at discrete noise
+                levels, and diffusers' class has no such list.
         """
-        raise ValueError(f"{self.class_name} has no discrete noise levels; use another sampler")
+        raise AttributeError(f"{self.class_name} has no discrete noise levels; use another sampler")
 
     def _check_custom(self, name: str, values: np.ndarray) -> None:
         """Raises an error for timesteps or sigmas, descending, that the sampler cannot take.
@@ -273,6 +289,10 @@ class Scheduler(Stepped):
 
 def _options_of_all() -> frozenset[str]:
     """Returns the names of all options that any sampler has."""
-    return frozenset().union(
-        *({*cls.__dataclass_fields__, *cls.fixed, *cls.ignored} for cls in SCHEDULERS.values())
+    return (
+        frozenset()
+        .union(
+            *({*cls.__dataclass_fields__, *cls.fixed, *cls.ignored} for cls in SCHEDULERS.values())
+        )
+        .difference(NO_OPTIONS)
     )

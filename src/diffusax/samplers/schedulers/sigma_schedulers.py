@@ -15,7 +15,7 @@ from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.processes import Kind
 from diffusax.samplers.rows import Row
 from diffusax.samplers.runs import Request, Run
-from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced
+from diffusax.samplers.schedulers.discrete import DiscreteScheduler, respaced, spacings
 from diffusax.samplers.schedulers.options import (
     Beta,
     FinalSigma,
@@ -26,6 +26,7 @@ from diffusax.samplers.schedulers.options import (
     Seeds,
 )
 from diffusax.samplers.schedulers.step_signatures import step_with_churn, step_without_noise
+from diffusax.samplers.schedulers.stepped import Untimed
 
 __all__ = [
     "DPMSolverSDEScheduler",
@@ -72,10 +73,21 @@ class SigmaScheduler(DiscreteScheduler, sampler=False):
         signal, noise = super()._training_levels(timesteps)
         return jnp.ones_like(signal), noise / signal
 
+    def _untimed(self) -> Untimed:
+        if self.begins_whole:
+            return super()._untimed()
+        every = self.diffusion.sigmas[::-1]
+        timesteps = np.arange(len(every), dtype=np.float64)[::-1]
+        return Untimed(timesteps, np.append(every, 0.0), self._deviation(every))
+
     def _result(self, rows: list[Row], sigmas: np.ndarray) -> Run:
+        return Run(rows, self._deviation(sigmas), (1.0, sigmas[-1]))
+
+    def _deviation(self, sigmas: np.ndarray) -> float:
+        """Returns the standard deviation of the initial latents of a run at these sigmas."""
         highest = sigmas.max()
         leading = self.timestep_spacing == "leading"
-        return Run(rows, np.sqrt(highest**2 + 1) if leading else highest, (1.0, sigmas[-1]))
+        return float(np.sqrt(highest**2 + 1) if leading else highest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +100,9 @@ class EulerAncestralDiscreteScheduler(SigmaScheduler):
     prediction_type: NoisePrediction = "epsilon"
     rescale_betas_zero_snr: bool = False
 
+    def _timesteps_dtype(self, *, begun: bool) -> Any:
+        return np.float32 if begun else np.float64
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
         rows = sigma_methods.euler_ancestral(timesteps, sigmas, self.prediction_type)
@@ -97,6 +112,9 @@ class EulerAncestralDiscreteScheduler(SigmaScheduler):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LMSDiscreteScheduler(SigmaScheduler):
     """Linear multistep of order 4 (k-diffusion)."""
+
+    heeds_ends = False
+    begins_whole = True
 
     use_karras_sigmas: bool = False
     use_exponential_sigmas: bool = False
@@ -152,6 +170,12 @@ class EulerDiscreteScheduler(SigmaScheduler):
         kinds = self.timestep_type, self.prediction_type
         return "continuous" if kinds == ("continuous", "v_prediction") else "diffusion"
 
+    def _untimed(self) -> Untimed:
+        untimed = super()._untimed()
+        if self.process != "continuous" or untimed.sigmas is None:
+            return untimed
+        return untimed._replace(timesteps=np.log(untimed.sigmas[:-1]) / 4)
+
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
         if self.process == "continuous":
@@ -171,6 +195,7 @@ class HeunDiscreteScheduler(SigmaScheduler):
 
     custom = ("timesteps",)
     order = 2
+    begins_whole = True
     step = step_without_noise  # type: ignore[assignment]
 
     beta_start: Beta = 0.00085
@@ -194,6 +219,7 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
     """DPM-Solver-2 with a midpoint in log sigma (k-diffusion)."""
 
     order = 2
+    begins_whole = True
     step = step_without_noise  # type: ignore[assignment]
 
     prediction_type: NoisePrediction = "epsilon"
@@ -203,14 +229,43 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
 
-    _method = staticmethod(sigma_methods.kdpm2)
+    @property
+    def sigmas_interpol(self) -> np.ndarray:
+        """The midpoint that the run's second rows are at, float32; see `sigmas` for its places."""
+        sigmas = self._own_sigmas().astype(np.float32)
+        with np.errstate(all="ignore"):
+            return self._spread(sigma_methods.log_midpoints(sigmas, np.roll(sigmas, 1)))
+
+    @property
+    def log_sigmas(self) -> np.ndarray:
+        """The logarithms of the sigmas of the training, float32."""
+        return noise_levels.log_sigmas(self.diffusion.sigmas)
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
-        every = self.diffusion.sigmas
-        return self._result(self._method(timesteps, sigmas, self.prediction_type, every), sigmas)
+        return self._result(self._rows(timesteps, sigmas, self.diffusion.sigmas), sigmas)
+
+    def _rows(self, timesteps: np.ndarray, sigmas: np.ndarray, every: np.ndarray) -> list[Row]:
+        middles = sigma_methods.log_midpoints(sigmas[1:], sigmas[:-1])
+        return sigma_methods.kdpm2(timesteps, sigmas, middles, self.prediction_type, every)
+
+    def _own_sigmas(self) -> np.ndarray:
+        """Returns the sigmas of the run's steps, and the one that it ends at: n+1."""
+        return np.append(self.sigmas[:1], self.sigmas[1:-1:2])
+
+    def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
+        # diffusers repeats the last one too, which no row is at.
+        return np.append(levels[:, 1], levels[-1:, 1].repeat(2))
+
+    @staticmethod
+    def _spread(values: np.ndarray) -> np.ndarray:
+        """Returns values of the steps, n+1, in the places that `sigmas` has them: 2n+2."""
+        return np.concatenate([values[:1], values[1:].repeat(2), values[-1:]])
+
+    def _timesteps_dtype(self, *, begun: bool) -> Any:
+        return np.float64 if spacings(self) else np.float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,7 +273,30 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
     """DPM-Solver-2 with ancestral noise (k-diffusion)."""
 
     step = SigmaScheduler.step  # type: ignore[assignment]
-    _method = staticmethod(sigma_methods.kdpm2_ancestral)
+
+    @property
+    def sigmas_interpol(self) -> np.ndarray:
+        """The midpoint that the run's second rows are at, float32; see `sigmas` for its places."""
+        return self._spread(np.append(self._split().middle, np.float32(0)))
+
+    @property
+    def sigmas_up(self) -> np.ndarray:
+        """The noise that each row adds, float32; see `sigmas` for its places."""
+        # What follows the end of the run is 0 / 0 in diffusers.
+        return self._spread(np.append(self._split().up, np.float32(np.nan)))
+
+    @property
+    def sigmas_down(self) -> np.ndarray:
+        """The level that each row steps down to, float32; see `sigmas` for its places."""
+        return self._spread(np.append(self._split().down, np.float32(0)))
+
+    def _split(self) -> sigma_methods.AncestralSplit:
+        with np.errstate(all="ignore"):
+            return sigma_methods.ancestral_splits(self._own_sigmas())
+
+    def _rows(self, timesteps: np.ndarray, sigmas: np.ndarray, every: np.ndarray) -> list[Row]:
+        split = sigma_methods.ancestral_splits(sigmas)
+        return sigma_methods.kdpm2_ancestral(timesteps, sigmas, split, self.prediction_type, every)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,6 +309,8 @@ class DPMSolverSDEScheduler(SigmaScheduler):
     """
 
     order = 2
+    begins_whole = True
+    heeds_ends = False
 
     prediction_type: NoisePrediction = "epsilon"
     beta_start: Beta = 0.00085
@@ -257,6 +337,9 @@ class DPMSolverSDEScheduler(SigmaScheduler):
         """
         options = {"generator": generator, "noise_scale": s_noise}
         return self._step(model_output, timestep, sample, return_dict, **options)
+
+    def _timesteps_dtype(self, *, begun: bool) -> Any:
+        return np.float64
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)

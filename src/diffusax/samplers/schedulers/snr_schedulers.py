@@ -91,7 +91,26 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         return True
 
     def _untimed(self) -> Untimed:
-        return super()._untimed()._replace(sigmas=self.diffusion.sigmas[::-1])
+        return super()._untimed()._replace(sigmas=self.diffusion.sigmas)
+
+    def _timesteps_dtype(self, *, begun: bool) -> Any:
+        return np.int64 if begun else np.float32
+
+    @property
+    def alpha_t(self) -> np.ndarray:
+        """The signal of each training timestep, float32."""
+        return np.sqrt(self.alphas_cumprod)
+
+    @property
+    def sigma_t(self) -> np.ndarray:
+        """The noise of each training timestep, float32."""
+        return np.sqrt(np.float32(1) - self.alphas_cumprod)
+
+    @property
+    def lambda_t(self) -> np.ndarray:
+        """log(alpha_t / sigma_t) of each training timestep, float32."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.alpha_t) - np.log(self.sigma_t)
 
     def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
         return levels[:, 1] if self.use_flow_sigmas else levels[:, 1] / levels[:, 0]
@@ -218,7 +237,7 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
         """Returns the caller's timesteps, or evenly spaced ones down from the clipped lambda."""
         if request.timesteps is not None:
             return request.timesteps
-        total, alphas = self.num_train_timesteps, self.alphas_cumprod
+        total, alphas = self.num_train_timesteps, self.diffusion.alphas_cumprod
         lambdas = np.log(alphas) / 2 - np.log(1 - alphas) / 2
         last = total - int(np.searchsorted(lambdas[::-1], self.lambda_min_clipped))
         return noise_levels.interior_timesteps(request.steps, total, last, spacing, offset)

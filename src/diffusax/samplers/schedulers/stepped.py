@@ -59,16 +59,18 @@ class Stepped:
     scales_input: ClassVar[bool] = False
     # Whether timesteps are integers.
     whole_timesteps: ClassVar[bool] = False
+    # Whether diffusers' class begins a run over all timesteps when it is made.
+    begins_whole: ClassVar[bool] = False
 
     @property
     def timesteps(self) -> np.ndarray:
         """The timesteps of the run, one for each row, or before `set_timesteps` of the training: n.
 
-        A NumPy array to iterate over, of int64 or float32 as in diffusers.
+        A NumPy array to iterate over, of int64, float32 or float64 as in diffusers.
         """
         run = self._hand_run
-        values = self._untimed().timesteps if run is None else run.whole.timesteps
-        return values.astype(np.int64 if self.whole_timesteps else np.float32)
+        values = self._untimed().timesteps if run is None else run.whole.exact_timesteps
+        return values.astype(self._timesteps_dtype(begun=run is not None))
 
     @property
     def sigmas(self) -> np.ndarray:
@@ -94,12 +96,27 @@ class Stepped:
 
     @property
     def num_inference_steps(self) -> int | None:
-        """The number of steps of the run, or None before `set_timesteps`."""
+        """The number of steps of the run; before `set_timesteps` None, or that of the training."""
         run = self._hand_run
         if run is None:
-            return None
+            return len(self) if self.begins_whole else None
         steps: int | None = run.options["steps"]
         return -(-len(run) // cast(Any, self).order) if steps is None else steps
+
+    @property
+    def state_in_first_order(self) -> bool:
+        """Whether the next row is the first one of its step.
+
+        Raises:
+            AttributeError: the sampler's steps have one row, and diffusers' class no such state.
+        """
+        order = cast(Any, self).order
+        if order == 1:
+            raise AttributeError(
+                f"{type(self).__name__!r} has no attribute 'state_in_first_order'; its steps have "
+                "one row"
+            )
+        return (self.step_index or 0) % cast(int, order) == 0
 
     @property
     def begin_index(self) -> int | None:
@@ -307,6 +324,12 @@ class Stepped:
         return FunctionalRun(init_state(by_hand.as_jax(sample)), rows, step)
 
     @property
+    def _has_own_timesteps(self) -> bool:
+        """Whether `set_timesteps` was given the timesteps of the run."""
+        run = self._hand_run
+        return run is not None and run.options["timesteps"] is not None
+
+    @property
     def _hand_run(self) -> HandRun | None:
         return self.__dict__.get("_run_by_hand")
 
@@ -352,12 +375,16 @@ class Stepped:
         """Returns the coefficients of the second output of a step: 9."""
         return P
 
+    def _timesteps_dtype(self, *, begun: bool) -> Any:
+        """Returns the dtype of `timesteps`, of a run that is `begun` or before."""
+        return np.int64 if self.whole_timesteps else np.float32
+
     def _untimed(self) -> Untimed:
         """Returns what is shown before `set_timesteps`: the training, or a run of as many steps."""
         if not self.on_sigmas:
             return Untimed(np.arange(len(self), dtype=np.float64)[::-1])
         whole = cached_schedule(cast(Sampler, self), steps=len(self), uncut=True)
-        return Untimed(whole.timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
+        return Untimed(whole.exact_timesteps, self._sigmas_of(whole.levels), whole.init_noise_sigma)
 
     def _sigmas_of(self, levels: np.ndarray) -> np.ndarray | None:
         """Returns the sigmas of levels, n 2; None for samplers on alphas_cumprod."""
