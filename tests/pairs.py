@@ -25,6 +25,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
     "dpm++2m-karras": ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True}),
     "unipc": ("UniPCMultistepScheduler", {}),
+    "sa-solver": ("SASolverScheduler", {}),
     "heun": ("HeunDiscreteScheduler", {}),
     "euler-ancestral": ("EulerAncestralDiscreteScheduler", {}),
     "ddim": ("DDIMScheduler", {"clip_sample": False}),

@@ -60,6 +60,15 @@ def test_every_sampler(pairs, sampler, variation):
     pair.check(**TWO, sampler=sampler, num_inference_steps=6)
 
 
+@pytest.mark.slow
+def test_sa_solver_takes_the_noise_of_each_step_where_diffusers_does(pairs):
+    pair = pairs("StableDiffusionPipeline", "sd")
+    pair.check(**TWO, sampler="sa-solver", num_inference_steps=6)
+    image_to_image = pairs("StableDiffusionImg2ImgPipeline", "sd")
+    call = {"image": picture(3), "strength": 0.6, "num_inference_steps": 6}
+    image_to_image.check(**TWO, **call, sampler="sa-solver")
+
+
 def test_given_latents(pairs):
     pair = pairs("StableDiffusionPipeline", "sd")
     latents = torch.randn((2, 4, 16, 16), generator=generators(1))

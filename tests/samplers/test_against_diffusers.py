@@ -11,6 +11,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning"),
 ]
 
+
+def half(timestep):
+    """A function of SA-Solver: how stochastic its steps are."""
+    return 0.5 + timestep / 4000
+
+
 STEPS = (1, 2, 4, 7, 20, 50)
 CASES = [
     ("DDPMScheduler", {**SD, "clip_sample": False}),
@@ -165,6 +171,39 @@ CASES = [
             "thresholding": True,
             "algorithm_type": "dpmsolver",
             "final_sigmas_type": "sigma_min",
+        },
+    ),
+    ("SASolverScheduler", SD),
+    ("SASolverScheduler", {**SD, "predictor_order": 3, "corrector_order": 3, "tau_func": half}),
+    (
+        "SASolverScheduler",
+        {
+            **SD,
+            "predictor_order": 4,
+            "corrector_order": 3,
+            "lower_order_final": False,
+            "prediction_type": "v_prediction",
+            "timestep_spacing": "trailing",
+        },
+    ),
+    (
+        "SASolverScheduler",
+        {
+            **SD,
+            "algorithm_type": "noise_prediction",
+            "corrector_order": 4,
+            "tau_func": half,
+            "use_karras_sigmas": True,
+        },
+    ),
+    ("SASolverScheduler", {"predictor_order": 1, "thresholding": True, "steps_offset": 1}),
+    (
+        "SASolverScheduler",
+        {
+            "use_flow_sigmas": True,
+            "flow_shift": 3.0,
+            "prediction_type": "flow_prediction",
+            "tau_func": half,
         },
     ),
     ("UniPCMultistepScheduler", {**SD, "thresholding": True}),

@@ -137,6 +137,12 @@ OPTIONS = {
         "disable_corrector": st.sampled_from([[], [0], [1, 2]]),
         "rescale_betas_zero_snr": FLAG,
     },
+    "SASolverScheduler": {
+        **{k: v for k, v in SNR.items() if k != "solver_order"},
+        "predictor_order": ORDER,
+        "corrector_order": ORDER,
+        "lambda_min_clipped": st.sampled_from([-float("inf"), -5.1]),
+    },
     "DEISMultistepScheduler": SNR,
     "EDMEulerScheduler": EDM,
     "EDMDPMSolverMultistepScheduler": {

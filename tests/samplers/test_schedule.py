@@ -122,7 +122,7 @@ def test_swapping_gives_the_options_that_it_gives_in_diffusers(first):
         ("PNDMScheduler", {"prediction_type": "sample"}, "prediction_type"),
         ("DDIMScheduler", {"timestep_spacing": "even"}, "timestep_spacing"),
         ("EulerDiscreteScheduler", {"use_karras_sigmas": True, "use_beta_sigmas": True}, "only"),
-        ("SASolverScheduler", {}, "SASolverScheduler"),
+        ("IPNDMScheduler", {}, "IPNDMScheduler"),
     ],
 )
 def test_unsupported_options_are_errors_that_name_them(cls, options, named):

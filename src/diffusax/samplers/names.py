@@ -10,6 +10,7 @@ from diffusax.samplers.schedulers import (  # noqa: F401
     alpha_schedulers,
     edm_schedulers,
     flow_schedulers,
+    sa_scheduler,
     sigma_schedulers,
     snr_schedulers,
 )
@@ -43,6 +44,7 @@ _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "lcm": ("LCMScheduler", {}),
     "lms": ("LMSDiscreteScheduler", {}),
     "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
+    "sa_solver": ("SASolverScheduler", {}),
     "tcd": ("TCDScheduler", {}),
     "unipc": ("UniPCMultistepScheduler", {}),
 }

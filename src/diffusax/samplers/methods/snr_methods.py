@@ -6,7 +6,7 @@ alpha + sigma = 1.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,17 @@ class Level(NamedTuple):
     sigma: float
     lam: float
     in_scale: float = 1.0
+
+
+class Solver(Protocol):
+    """What all solvers have: their predictions, and the limits of the predicted sample."""
+
+    @property
+    def x0(self) -> Predicted: ...
+    @property
+    def epsilon(self) -> Predicted: ...
+    @property
+    def limits(self) -> Limits: ...
 
 
 class DPM(NamedTuple):
@@ -80,8 +91,8 @@ class DEIS(NamedTuple):
     limits: Limits = Limits()
 
 
-def _output(
-    solver: DPM | UniPC | DEIS, level: Level, *, of_x0: bool
+def integrand(
+    solver: Solver, level: Level, *, of_x0: bool
 ) -> tuple[np.ndarray, np.ndarray, Limits]:
     """Returns what is integrated: coefficients of p, those of X and P, and the limits of p.
 
@@ -95,7 +106,7 @@ def _output(
     return x0, (X - level.alpha * P) / level.sigma, solver.limits
 
 
-def _row(
+def row_at(
     t: float,
     x: np.ndarray,
     level: Level,
@@ -123,10 +134,10 @@ def dpm_multistep(
             order = 1
         elif i == n - 2 and short:
             order = min(order, 2)
-        prediction, output, limits = _output(solver, ls[i], of_x0=of_x0)
+        prediction, output, limits = integrand(solver, ls[i], of_x0=of_x0)
         points = [ls[i - k] for k in range(order)]
         x = _update(solver, X, [output, M1, M2][:order], points, ls[i + 1])
-        rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
+        rows.append(row_at(t, x, ls[i], prediction, (output, M1), limits))
     return rows
 
 
@@ -144,10 +155,10 @@ def dpm_singlestep(
         start = X if order == 1 else M3
         # The expansion is about the group's first evaluation.
         points = [ls[i - order + 1 + k] for k in range(order)]
-        prediction, output, limits = _output(solver, ls[i], of_x0=of_x0)
+        prediction, output, limits = integrand(solver, ls[i], of_x0=of_x0)
         outputs = [output, M1, M2][:order][::-1]
         x = _singlestep_update(solver, start, outputs, points, ls[i + 1])
-        rows.append(_row(t, x, ls[i], prediction, (output, M1, start), limits))
+        rows.append(row_at(t, x, ls[i], prediction, (output, M1, start), limits))
     return rows
 
 
@@ -256,7 +267,7 @@ def unipc(solver: UniPC, timesteps: np.ndarray, ls: Sequence[Level], *, begin: i
     rows = []
     for i, t in enumerate(timesteps):
         x = X
-        prediction, output, limits = _output(solver, ls[i], of_x0=solver.predict_x0)
+        prediction, output, limits = integrand(solver, ls[i], of_x0=solver.predict_x0)
         if i > begin and (i - 1) not in solver.disable_corrector:
             points = [ls[i - 1 - k] for k in range(last_order)]
             x = _uni_bh(solver, M4, [M1, M2, M3][:last_order], points, ls[i], target=output)
@@ -264,7 +275,7 @@ def unipc(solver: UniPC, timesteps: np.ndarray, ls: Sequence[Level], *, begin: i
         last_order = order = min(order, max(i - begin, 0) + 1)
         points = [ls[i - k] for k in range(order)]
         following = _uni_bh(solver, x, [output, M1, M2][:order], points, ls[i + 1], target=None)
-        rows.append(_row(t, following, ls[i], prediction, (output, M1, M2, x), limits))
+        rows.append(row_at(t, following, ls[i], prediction, (output, M1, M2, x), limits))
     return rows
 
 
@@ -325,20 +336,28 @@ def deis(solver: DEIS, timesteps: np.ndarray, ls: Sequence[Level], *, begin: int
         order = min(solver.order, max(i - begin, 0) + 1)
         if solver.lower_order_final and n < 15:
             order = min(order, n - i)
-        prediction, output, limits = _output(solver, ls[i], of_x0=False)
+        prediction, output, limits = integrand(solver, ls[i], of_x0=False)
         points = [ls[i].lam - ls[i - k].lam for k in range(order)]
-        weights = _exponential_weights(points, ls[i].lam - ls[i + 1].lam)
+        weights = exponential_weights(points, ls[i].lam - ls[i + 1].lam)
         # Without limits, in X and RAW, because large terms cancel here and would not in float32.
         now = prediction if limits == Limits() else output
         slope = sum(w * m for w, m in zip(weights, (now, M1, M2)))
         x = ls[i + 1].alpha * (X + ls[i].sigma * slope) / ls[i].alpha
-        rows.append(_row(t, x, ls[i], prediction, (output, M1), limits))
+        rows.append(row_at(t, x, ls[i], prediction, (output, M1), limits))
     return rows
 
 
-def _exponential_weights(points: Sequence[float], h: float) -> list[float]:
+def exponential_weights(points: Sequence[float], h: float) -> list[float]:
     """Integrates e^u times each of the points' Lagrange polynomials from 0 to h."""
-    integrals = np.array([np.expm1(h), np.exp(h) * (h - 1) + 1, np.exp(h) * (h**2 - 2 * h + 2) - 2])
+    growth = np.exp(h)
+    integrals = np.array(
+        [
+            np.expm1(h),
+            growth * (h - 1) + 1,
+            growth * (h**2 - 2 * h + 2) - 2,
+            growth * (h**3 - 3 * h**2 + 6 * h - 6) + 6,
+        ]
+    )
     weights = []
     for k, point in enumerate(points):
         others = [other for j, other in enumerate(points) if j != k]

@@ -44,8 +44,10 @@ _LEAST_SIGNAL = 1e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SNRScheduler(DiscreteScheduler, sampler=False):
-    """What the exponential integrators have in common."""
+    """What the integrators in log-SNR have in common."""
 
+    # The lowest log-SNR of the timesteps; a number, or -inf for the schedule's own.
+    lambda_min_clipped: ClassVar[float] = -np.inf
     custom: ClassVar[tuple[str, ...]] = ("timesteps",)
     # The spacings of sigmas that flow matching may have.
     flow_spacings: ClassVar[tuple[str, ...]] = ()
@@ -62,8 +64,6 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
     use_beta_sigmas: bool = False
     use_flow_sigmas: bool = False
     flow_shift: Positive = 1.0
-    use_dynamic_shifting: bool = False
-    time_shift_type: TimeShift = "exponential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,17 +129,23 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
 
     def _flow_sigmas(self, request: Request, spaced: np.ndarray | None) -> np.ndarray:
         """Returns the sigmas of flow matching: n. spaced: the result of `respaced`."""
-        shift = self.flow_shift
-        if request.mu is not None:
-            if self.time_shift_type != "exponential":
-                raise ValueError(
-                    f"{self.class_name} takes mu only with time_shift_type='exponential' (got "
-                    f"{self.time_shift_type!r})"
-                )
-            shift = float(np.exp(request.mu))
+        shift = self._shift(request)
         n, total = request.steps, self.num_train_timesteps
         sigmas = 1.0 - np.linspace(1, 1 / total, n + 1)
         return flow_levels.shifted(sigmas, shift)[::-1][:-1]
+
+    def _shift(self, request: Request) -> float:
+        """Returns the shift of flow matching's sigmas."""
+        return self.flow_shift
+
+    def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
+        """Returns the caller's timesteps, or evenly spaced ones down from the clipped lambda."""
+        if request.timesteps is not None:
+            return request.timesteps
+        total, alphas = self.num_train_timesteps, self.diffusion.alphas_cumprod
+        lambdas = np.log(alphas) / 2 - np.log(1 - alphas) / 2
+        last = total - int(np.searchsorted(lambdas[::-1], self.lambda_min_clipped))
+        return noise_levels.interior_timesteps(request.steps, total, last, spacing, offset)
 
     def _levels(
         self, request: Request, timesteps: np.ndarray, *, to_zero: bool, own_last: bool = False
@@ -181,7 +187,25 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DPMSolverScheduler(SNRScheduler, sampler=False):
+class ShiftedSNRScheduler(SNRScheduler, sampler=False):
+    """A sampler that can shift the sigmas of flow matching by the size of an image."""
+
+    use_dynamic_shifting: bool = False
+    time_shift_type: TimeShift = "exponential"
+
+    def _shift(self, request: Request) -> float:
+        if request.mu is None:
+            return self.flow_shift
+        if self.time_shift_type != "exponential":
+            raise ValueError(
+                f"{self.class_name} takes mu only with time_shift_type='exponential' (got "
+                f"{self.time_shift_type!r})"
+            )
+        return float(np.exp(request.mu))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPMSolverScheduler(ShiftedSNRScheduler, sampler=False):
     """What the DPM solvers have in common.
 
     They ignore variance_type; where the variance is learned, `run` leaves its channels out.
@@ -194,7 +218,7 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
     solver_type: str = "midpoint"
     lower_order_final: bool = True
     final_sigmas_type: FinalSigma = "zero"
-    lambda_min_clipped: UpperBounded = -np.inf
+    lambda_min_clipped: UpperBounded = -np.inf  # type: ignore[misc]
     variance_type: (
         Literal[
             "fixed_small",
@@ -232,15 +256,6 @@ class DPMSolverScheduler(SNRScheduler, sampler=False):
             self.final_sigmas_type == "zero",
             limits_of(self),
         )
-
-    def _spaced(self, request: Request, spacing: str, offset: int) -> np.ndarray:
-        """Returns the caller's timesteps, or evenly spaced ones down from the clipped lambda."""
-        if request.timesteps is not None:
-            return request.timesteps
-        total, alphas = self.num_train_timesteps, self.diffusion.alphas_cumprod
-        lambdas = np.log(alphas) / 2 - np.log(1 - alphas) / 2
-        last = total - int(np.searchsorted(lambdas[::-1], self.lambda_min_clipped))
-        return noise_levels.interior_timesteps(request.steps, total, last, spacing, offset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -303,7 +318,7 @@ class DPMSolverMultistepScheduler(DPMSolverScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniPCMultistepScheduler(SNRScheduler):
+class UniPCMultistepScheduler(ShiftedSNRScheduler):
     """UniPC (Zhao et al. 2023)."""
 
     fixed: ClassVar[dict[str, Any]] = {"solver_p": (None,)}
@@ -360,10 +375,7 @@ class UniPCMultistepScheduler(SNRScheduler):
         return sigmas
 
     def _run(self, request: Request) -> Run:
-        n, total = request.steps, self.num_train_timesteps
-        timesteps = noise_levels.interior_timesteps(
-            n, total, total, self.timestep_spacing, self.steps_offset
-        )
+        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
         to_zero = self.final_sigmas_type == "zero"
         timesteps, levels = self._levels(request, timesteps, to_zero=to_zero, own_last=True)
         if self.use_karras_sigmas and not self.use_flow_sigmas:
@@ -383,7 +395,7 @@ class UniPCMultistepScheduler(SNRScheduler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DEISMultistepScheduler(SNRScheduler):
+class DEISMultistepScheduler(ShiftedSNRScheduler):
     """DEIS in log rho (Zhang and Chen 2023)."""
 
     custom = ()
@@ -399,10 +411,7 @@ class DEISMultistepScheduler(SNRScheduler):
         super().__post_init__()
 
     def _run(self, request: Request) -> Run:
-        n, total = request.steps, self.num_train_timesteps
-        timesteps = noise_levels.interior_timesteps(
-            n, total, total, self.timestep_spacing, self.steps_offset
-        )
+        timesteps = self._spaced(request, self.timestep_spacing, self.steps_offset)
         timesteps, levels = self._levels(request, timesteps, to_zero=False, own_last=True)
         if self.use_karras_sigmas:
             timesteps = timesteps.round()
