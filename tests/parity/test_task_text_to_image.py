@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from effort import few
-from pairs import NEGATIVES, PROMPTS, Pair, generators, slow
+from pairs import NEGATIVES, PROMPTS, Pair, generators, picture, slow
 
 import diffusax
 

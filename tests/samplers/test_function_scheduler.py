@@ -1,7 +1,10 @@
 """Samplers made of functions: the same runs as diffusax's classes, which are tested elsewhere."""
 
 import functools
+import math
+import operator
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from effort import first
@@ -147,6 +150,85 @@ def test_noise_and_a_number_of_ones_own():
     assert list(ours.schedule(3).draws_noise) == [True, True, False]
     assert ours.class_name == "ancestral"
     assert ours.schedule(3) is ours.schedule(3)
+
+
+LINEAR = {
+    "numpy's": lambda: np.add(np.multiply(2, X), np.negative(np.divide(P, np.float32(4)))),
+    "a sum of a list": lambda: np.sum([2 * X, -0.25 * P]),
+    "Python's sum": lambda: sum([2 * X, P * -0.25]),
+    "weights of NumPy": lambda: sum(w * m for w, m in zip(np.array([2, -0.25]), (X, P))),
+    "a weight of JAX": lambda: jnp.float32(2) * X - P * jnp.float32(0.25),
+    "arrays of coefficients": lambda: 2 * X.coefficients - 0.25 * P,
+    "a product of arrays": lambda: np.array([2, -0.25]) @ np.array([X, P], object),
+    "in place": lambda: operator.iadd(2 * X, -P / 4),
+    "from zeros": lambda: np.zeros_like(P) + (X - P / 8) * 2,
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_sums_of_terms_are_what_they_say(name):
+    row = Row(5, LINEAR[name](), (1.0, 0.5))
+    np.testing.assert_allclose(row.x, [2, 0, 0, 0, 0, 0, 0, -0.25, 0])
+    assert repr(X) == "1 X"
+    assert repr(P) == "1 P"
+
+
+OTHERS = {
+    "tanh": lambda: np.tanh(P),
+    "clip": lambda: np.clip(P, -1, 1),
+    "P.clip": lambda: P.clip(-1, 1),
+    "where": lambda: np.where(P > 0, P, X),
+    "where of numbers": lambda: np.where(True, P, X),
+    "maximum": lambda: np.maximum(P, 0),
+    "sqrt of a list": lambda: np.sqrt([P, X])[0],
+    "tanh of an array": lambda: np.tanh(np.asarray(P)),
+    "norm": lambda: P / np.linalg.norm(P),
+    "a mean": lambda: X - np.mean(P),
+    "jnp.tanh": lambda: jnp.tanh(P),
+    "jnp.clip": lambda: jnp.clip(P, -1, 1),
+    "jnp.where": lambda: jnp.where(True, P, X),
+    "math": lambda: math.exp(P) * X,
+    "float": lambda: float(P) * X,
+    "float64": lambda: np.float64(P) * X,
+    "an array of numbers": lambda: np.array(P, float),
+    "abs": lambda: abs(P),
+    "bool": lambda: P if P else X,
+    "comparison": lambda: P * (P > 0),
+    "equality": lambda: P * (P == X),
+    "power": lambda: P**2,
+    "root": lambda: P**0.5,
+    "product": lambda: P * P,
+    "ratio": lambda: P / X,
+    "inverse": lambda: 1 / P,
+    "numpy's inverse": lambda: np.divide(1, P),
+    "numpy's product": lambda: np.multiply(P, X),
+    "remainder": lambda: P % 1,
+    "whole division": lambda: P // 1,
+    "a constant": lambda: P + 1,
+    "numpy's constant": lambda: np.add(P, 1.0),
+    "matrix product": lambda: P @ X,
+    "maximum method": lambda: P / P.max(),
+    "index": lambda: P[0] * X,
+    "an index set": lambda: operator.setitem(P, 0, 1),
+    "length": lambda: X / len(P),
+    "iteration": lambda: sum(P) * X,
+    "rounding": lambda: round(P),
+    "max": lambda: max(P, X),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_sum_of_terms_is_an_error_and_no_other_run(name):
+    like = scheduler_from_name("ddim")
+    ours = scheduler_from_function(lambda steps: [steps.row(0, OTHERS[name]())], like=like)
+    with pytest.raises((ValueError, AttributeError), match=r"sums of X, M1|takes a function of te"):
+        ours.schedule(1)
+
+
+def test_terms_stay_as_they_are():
+    total = X
+    total += P
+    assert (X.coefficients.sum(), total.coefficients.sum()) == (1, 2)
 
 
 def test_what_a_file_and_another_sampler_get_of_it():

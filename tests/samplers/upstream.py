@@ -183,7 +183,7 @@ def magnification(schedule):
     table = schedule.table()
     update = np.abs(table.update[: len(schedule), 0])
     predicted = np.abs(table.prediction[: len(schedule)]).sum(1)
-    return update @ (1 - P - NOISE) + (update @ P) * predicted
+    return update @ (1 - (P + NOISE).coefficients) + (update @ P.coefficients) * predicted
 
 
 def same(actual, expected, magnified=None):

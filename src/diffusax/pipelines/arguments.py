@@ -116,6 +116,8 @@ class Call:
     callback_on_step_end: Any = None
     callback_on_step_end_tensor_inputs: list[str] | None = None
 
+    given: Any = frozenset()
+    """The names of the arguments that are not their defaults."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
     """The arguments of a class's call that have none of these names, for a task of its own."""
 
@@ -292,23 +294,35 @@ def bound_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call by name, with the defaults.
 
-    Every call also takes callback and callback_steps, whether its signature has them or not.
+    Every call also takes callback and callback_steps, whether its signature has them or not. Under
+    "given" are the names of those that are not their defaults.
 
     Raises:
         ValueError: callback or callback_steps is not valid.
         TypeError: they do not fit the signature; names the method.
     """
+    named: set[str] = set()
     if "callback" not in signature.parameters:
         given = dict(given)
         callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
+        named |= {"callback_steps"} if steps not in (None, 1) else set()
         if callback is not None:
             given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
     try:
         bound = signature.bind(self, *args, **given)
     except TypeError as error:
         raise TypeError(f"{type(self).__name__}.__call__() {error}") from None
+    parameters = signature.parameters
+    named |= {k for k, v in bound.arguments.items() if _differs(v, parameters[k].default)}
     bound.apply_defaults()
-    return bound.arguments
+    return {**bound.arguments, "given": frozenset(named)}
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Returns whether an argument is another than its default; None, too, says nothing."""
+    if value is None or value is default:
+        return False
+    return not (isinstance(value, bool | int | float | str | tuple) and value == default)
 
 
 def as_list(value: Any) -> list[Any]:

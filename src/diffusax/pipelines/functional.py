@@ -33,6 +33,7 @@ from diffusax.pipelines.prompts import (
 )
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
+from diffusax.pipelines.unused import prepared
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
 
 
@@ -76,7 +77,7 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
         raise ValueError("generate_fn takes neither noise='torch', prompt_weighting nor clip_skip")
     # A caller that jits generate_fn compiles next, where nothing here can make room.
     make_room()
-    run = task(c, call)
+    run = prepared(task, c, call)
     n, guided = len(run.schedule), bool(run.weights)
     columns = run.plan.table, run.plan.step_inputs
     table, inputs = jax.tree.map(lambda column: jnp.asarray(column[:n]), columns)

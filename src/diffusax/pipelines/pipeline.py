@@ -40,6 +40,7 @@ from diffusax.pipelines.output import output
 from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
+from diffusax.pipelines.unused import prepared
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import (
     check_processes,
@@ -396,8 +397,7 @@ class DiffusionPipeline(
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
         c, call = resolve_adapters(self.parts, check_call(given))
-        with in_mesh(c.local_mesh):
-            run = self.task(c, call)
+        run = prepared(self.task, c, call)
         vars(self)["_interrupt"] = False
         latents = watch_call(
             self,

@@ -15,7 +15,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.generation import Generation, Request
 from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.text_cache import TextCache
-from diffusax.runtime.mesh import in_mesh
+from diffusax.pipelines.unused import prepared
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.typed.convert import shortened
 
@@ -84,9 +84,7 @@ def prepare(request: Request, call: Call | None = None) -> PreparedRun:
         ValueError: an argument of its call is not valid.
     """
     request.c = with_mixture(request.c, request.mixture)
-    with in_mesh(request.c.local_mesh):
-        run: PreparedRun = request.pipe.task(request.c, request.call if call is None else call)
-    return run
+    return prepared(request.pipe.task, request.c, request.call if call is None else call)
 
 
 def _kept(call: Call) -> Call:

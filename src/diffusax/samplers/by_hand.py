@@ -16,12 +16,13 @@ import numpy as np
 
 from diffusax.runtime.bounded import BoundedJit, is_traced
 from diffusax.runtime.step_noise import StepNoise, default_generator, is_stateful
-from diffusax.samplers.rows import NOISE, RAW, SLOTS, Row, Schedule, Table, X
+from diffusax.samplers.rows import SLOTS, Row, Schedule, Table
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
+from diffusax.samplers.terms import NAMES
 from diffusax.tensors import Output, alike, as_numpy
 
-_NOISE = int(NOISE.argmax())
+_X, _RAW, _NOISE = (NAMES.index(name) for name in ("X", "RAW", "NOISE"))
 METHOD = ("eta", "use_clipped_model_output")
 """The arguments of a schedule that diffusers' `step` takes instead of `set_timesteps`."""
 
@@ -353,7 +354,7 @@ def _coefficients(row: Row, shown: np.ndarray) -> tuple[Any, ...]:
     update[range(SLOTS), range(SLOTS)] = 1
     update[: 1 + len(row.memory)] = [row.x, *row.memory]
     update[SLOTS] = shown
-    prediction = np.array([row.prediction @ X, row.prediction @ RAW], np.float32)
+    prediction = row.prediction[[_X, _RAW]].astype(np.float32)
     limited = row.threshold[1] > 0
     return (
         prediction,

@@ -144,11 +144,11 @@ def _linspace(start: float, stop: float, n: int) -> np.ndarray:
     """Computes torch.linspace in float32: from both ends to the middle, in fused multiply-adds."""
     first, last = np.float32(start), np.float32(stop)
     step = np.float64((last - first) / np.float32(max(n - 1, 1)))
-    first, last = np.float64(first), np.float64(last)
     i = np.arange(n)
     if n == 1:
         return np.array([first], np.float32)
-    return np.where(i < n // 2, first + step * i, last - step * (n - 1 - i)).astype(np.float32)
+    up, down = np.float64(first) + step * i, np.float64(last) - step * (n - 1 - i)
+    return np.where(i < n // 2, up, down).astype(np.float32)
 
 
 def _squared_cosine(t: float) -> float:

@@ -6,8 +6,8 @@ The state is the latents x and five memory slots. A row evaluates
     p   = threshold(clip(c_x x + c_out raw, -clip, clip))
     state' = A (x, m1 ... m5, raw, p, noise)
 
-with A one row of coefficients for each slot. The methods write the rows of A as sums of the unit
-vectors X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers. X is x, M1 to M5
+with A one row of coefficients for each slot. The methods write the rows of A as sums of the terms
+X, M1 ... M5, RAW, P and NOISE, so that their code reads like the papers. X is x, M1 to M5
 are the memory slots, zero at the start of a run, RAW is the network's guided prediction, P the same
 after the conversion and the limits above, and NOISE fresh standard normal noise.
 """
@@ -15,21 +15,22 @@ after the conversion and the limits above, and NOISE fresh standard normal noise
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from diffusax.runtime.brownian import Motion
+from diffusax.samplers.terms import NAMES, Terms, coefficients_of
 
 SLOTS = 6
-X, M1, M2, M3, M4, M5, RAW, P, NOISE = np.eye(SLOTS + 3)
+X, M1, M2, M3, M4, M5, RAW, P, NOISE = map(Terms, np.eye(SLOTS + 3))
 MIN_HEIGHT = 2048
 """The least number of rows of a table; 1,000 steps of two evaluations each fit."""
 
 CLEAN = (1.0, 0.0)
 """The level of latents without noise."""
 
-_NOISE = int(NOISE.argmax())
+_X, _RAW, _NOISE = (NAMES.index(name) for name in ("X", "RAW", "NOISE"))
 
 
 class Table(NamedTuple):
@@ -59,19 +60,19 @@ class Table(NamedTuple):
 class Row:
     """The coefficients for one evaluation of the network.
 
-    Coefficients are sums of the unit vectors X, M1 ... M5, RAW, P and NOISE of this module, and are
-    applied to the values before the row.
+    Coefficients are sums of X, M1 ... M5, RAW, P and NOISE of this module, times numbers, and are
+    applied to the values before the row. The row keeps them as arrays, 9.
     """
 
     timestep: float
     """The network's time input."""
-    x: np.ndarray
+    x: Any
     """The coefficients of the next x."""
     level: tuple[float, float]
     """The (signal, noise) of the x before the row."""
-    prediction: np.ndarray = dataclasses.field(default_factory=lambda: RAW)
+    prediction: Any = dataclasses.field(default_factory=lambda: RAW)
     """The coefficients of P, in X and RAW alone."""
-    memory: tuple[np.ndarray, ...] = ()
+    memory: tuple[Any, ...] = ()
     """The coefficients of M1, M2 ... after the row, five at most; the other slots do not change."""
     in_scale: float = 1.0
     """What x is multiplied by for the network."""
@@ -80,6 +81,11 @@ class Row:
     threshold: tuple[float, float] = (0.0, 0.0)
     """The quantile and highest value of dynamic thresholding of P (Saharia et al. 2022); a highest
     value of 0 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("x", "prediction"):
+            object.__setattr__(self, name, coefficients_of(getattr(self, name)))
+        object.__setattr__(self, "memory", tuple(map(coefficients_of, self.memory)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,7 +151,7 @@ class Schedule:
         update[n:, range(SLOTS), range(SLOTS)] = 1
         update[:n] = self._matrices()
         rows = self.rows
-        prediction = np.array([row.prediction for row in rows]) @ np.stack([X, RAW], 1)
+        prediction = np.array([row.prediction for row in rows])[:, [_X, _RAW]]
         threshold = np.array([row.threshold for row in rows])
         return Table(
             in_scale=_padded([row.in_scale for row in rows], height, 1.0),

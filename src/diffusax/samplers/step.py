@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diffusax.samplers.rows import NOISE, SLOTS, Table
+from diffusax.samplers.rows import SLOTS, Table
+from diffusax.samplers.terms import NAMES
 
-_NOISE = int(NOISE.argmax())
+_NOISE = NAMES.index("NOISE")
 
 
 def init_state(x: jax.Array) -> jax.Array:

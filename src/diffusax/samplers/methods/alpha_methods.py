@@ -6,6 +6,7 @@ import numpy as np
 
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, RAW, P, Row, X
+from diffusax.samplers.terms import Terms
 
 SIGMA_DATA = 0.5
 """The deviation of the data that consistency models assume (Luo et al. 2023, appendix C)."""
@@ -29,7 +30,7 @@ class Process(Protocol):
     def prediction_type(self) -> str: ...
 
 
-def _prediction(process: Process, level: tuple[float, float], limits: Limits) -> np.ndarray:
+def _prediction(process: Process, level: tuple[float, float], limits: Limits) -> Terms:
     """Returns the coefficients of the predicted sample.
 
     They are infinite where no signal is left to tell the sample from the noise.
@@ -145,7 +146,7 @@ def pndm(
 
 def _prk_row(
     process: Process, i: int, t: int, start: int, stride: int
-) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+) -> tuple[Terms, tuple[Terms, ...]]:
     """Returns the coefficients of x and of the memory slots in the Runge-Kutta phase."""
     x0 = X if i % 4 == 0 else M4
     output = [RAW, RAW, RAW, M5 + RAW / 6][i % 4]
@@ -155,7 +156,7 @@ def _prk_row(
     return x, (M1, M2, M3, M4, M5 + RAW / 3)
 
 
-_ADAMS_BASHFORTH: dict[int, np.ndarray] = {
+_ADAMS_BASHFORTH: dict[int, Terms] = {
     1: RAW,
     2: 3 / 2 * RAW - 1 / 2 * M1,
     3: 23 / 12 * RAW - 16 / 12 * M1 + 5 / 12 * M2,
@@ -165,7 +166,7 @@ _ADAMS_BASHFORTH: dict[int, np.ndarray] = {
 
 def _plms_row(
     process: Process, i: int, t: int, stride: int, *, warm: bool
-) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+) -> tuple[Terms, tuple[Terms, ...]]:
     """Returns those of the multistep phase; `warm` says that Runge-Kutta steps came before."""
     if i == 1 and not warm:
         return _transfer(process, M4, (RAW + M1) / 2, t + stride, t), ()
@@ -174,9 +175,7 @@ def _plms_row(
     return x, (RAW, M1, M2, X if i == 0 else M4)
 
 
-def _transfer(
-    process: Process, x: np.ndarray, output: np.ndarray, t: int, target: int
-) -> np.ndarray:
+def _transfer(process: Process, x: Terms, output: Terms, t: int, target: int) -> Terms:
     """Returns the coefficients of x at `target`, from those at t (Liu et al. 2022, equation 11)."""
     alpha, alpha_prev = (alpha_after(process, at) for at in (t, target))
     if process.prediction_type == "v_prediction":

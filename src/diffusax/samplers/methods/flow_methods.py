@@ -7,6 +7,7 @@ import numpy as np
 
 from diffusax.samplers.methods.predictions import x0_from
 from diffusax.samplers.rows import M1, M2, NOISE, RAW, P, Row, X
+from diffusax.samplers.terms import Terms
 
 
 def euler(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
@@ -42,6 +43,6 @@ def heun(timesteps: np.ndarray, sigmas: np.ndarray) -> list[Row]:
     return rows
 
 
-def _row(t: float, x: np.ndarray, sigma: float, memory: tuple[np.ndarray, ...] = ()) -> Row:
+def _row(t: float, x: Terms, sigma: float, memory: tuple[Terms, ...] = ()) -> Row:
     level = (1 - sigma, sigma)
     return Row(t, x, level, x0_from("flow_prediction", *level), memory)

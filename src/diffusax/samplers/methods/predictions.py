@@ -8,9 +8,10 @@ signal 1 - sigma and noise sigma.
 import numpy as np
 
 from diffusax.samplers.rows import RAW, X
+from diffusax.samplers.terms import Terms
 
 
-def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
+def x0_from(kind: str, signal: float, noise: float) -> Terms:
     """Returns the predicted sample as coefficients of X and RAW (Salimans and Ho 2022, section 4).
 
     kind: "epsilon" (RAW is the noise), "v_prediction" (RAW is the velocity of x scaled to unit
@@ -27,7 +28,7 @@ def x0_from(kind: str, signal: float, noise: float) -> np.ndarray:
     return RAW
 
 
-def epsilon_from(kind: str, signal: float, noise: float) -> np.ndarray:
+def epsilon_from(kind: str, signal: float, noise: float) -> Terms:
     """Returns the predicted noise as coefficients of X and RAW; kind: see `x0_from`."""
     if kind == "epsilon":
         return RAW

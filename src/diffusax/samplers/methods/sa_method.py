@@ -14,6 +14,7 @@ from diffusax.samplers.methods.snr_methods import (
     row_at,
 )
 from diffusax.samplers.rows import M1, M2, M3, M4, M5, NOISE, Row, X
+from diffusax.samplers.terms import Terms
 
 
 class SA(NamedTuple):
@@ -66,8 +67,8 @@ def sa_solver(solver: SA, timesteps: np.ndarray, ls: Sequence[Level], *, begin: 
 
 
 def _stochastic_step(
-    solver: SA, x: np.ndarray, noise: np.ndarray, start: Level, end: Level, tau: float
-) -> np.ndarray:
+    solver: SA, x: Terms, noise: Terms, start: Level, end: Level, tau: float
+) -> Terms:
     """Returns the part of a step that is of x and of noise (Xue et al. 2023, equation 13)."""
     h = end.lam - start.lam
     if solver.predict_x0:
@@ -99,5 +100,5 @@ def _second_order_term(start: Level, end: Level, tau: float, *, corrector: bool)
     return np.array([term, -term])
 
 
-def _total(terms: Iterable[tuple[float, np.ndarray]]) -> np.ndarray:
-    return sum((weight * output for weight, output in terms), np.zeros_like(X))
+def _total(terms: Iterable[tuple[float, Terms]]) -> Terms:
+    return sum((weight * output for weight, output in terms), 0 * X)

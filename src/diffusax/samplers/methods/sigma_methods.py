@@ -12,16 +12,17 @@ import numpy as np
 from diffusax.samplers.methods.predictions import epsilon_from, x0_from
 from diffusax.samplers.noise_levels import sigmas_to_timesteps
 from diffusax.samplers.rows import M1, M2, M3, NOISE, P, Row, X
+from diffusax.samplers.terms import Terms
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 
 
-def denoised(prediction_type: str, sigma: float) -> np.ndarray:
+def denoised(prediction_type: str, sigma: float) -> Terms:
     """Returns the predicted sample as coefficients of X and RAW."""
     return x0_from(prediction_type, 1.0, sigma)
 
 
-def derivative(prediction_type: str, sigma: float) -> np.ndarray:
+def derivative(prediction_type: str, sigma: float) -> Terms:
     """Returns the derivative d of x in sigma, the predicted noise, as coefficients of X and RAW."""
     return epsilon_from(prediction_type, 1.0, sigma)
 
@@ -34,8 +35,8 @@ def in_scale(sigma: float) -> float:
 def euler(
     timesteps: np.ndarray,
     sigmas: np.ndarray,
-    x0: Callable[[float, float], np.ndarray],
-    epsilon: Callable[[float, float], np.ndarray],
+    x0: Callable[[float, float], Terms],
+    epsilon: Callable[[float, float], Terms],
     in_scale: Callable[[float], float] = in_scale,
 ) -> list[Row]:
     """Computes Euler steps, algorithm 2 of Karras et al. 2022 without churn.
@@ -120,7 +121,7 @@ def heun(
     return rows
 
 
-def _limited_derivative(prediction_type: str, sigma: float, clip: float) -> np.ndarray:
+def _limited_derivative(prediction_type: str, sigma: float, clip: float) -> Terms:
     """Returns the derivative d at a predicted sample that may be clipped.
 
     Where it is not, the coefficients are those of X and RAW: x less the predicted sample would lose
@@ -255,7 +256,7 @@ def _exp(x: np.ndarray) -> np.ndarray:
 
 
 def _midpoint_row(
-    x: np.ndarray, middle: float, target: float, prediction_type: str, every: np.ndarray
+    x: Terms, middle: float, target: float, prediction_type: str, every: np.ndarray
 ) -> Row:
     """Returns the row at `middle`; diffusers' add_noise takes its x to be at `target` already."""
     t = float(sigmas_to_timesteps(np.array(middle), every))

@@ -12,8 +12,9 @@ import numpy as np
 
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.rows import M1, M2, M3, M4, NOISE, P, Row, X
+from diffusax.samplers.terms import Terms
 
-Predicted = Callable[[float, float], np.ndarray]
+Predicted = Callable[[float, float], Terms]
 """A function of (signal, noise) of x that returns a prediction as coefficients of X and RAW."""
 
 
@@ -91,9 +92,7 @@ class DEIS(NamedTuple):
     limits: Limits = Limits()
 
 
-def integrand(
-    solver: Solver, level: Level, *, of_x0: bool
-) -> tuple[np.ndarray, np.ndarray, Limits]:
+def integrand(solver: Solver, level: Level, *, of_x0: bool) -> tuple[Terms, Terms, Limits]:
     """Returns what is integrated: coefficients of p, those of X and P, and the limits of p.
 
     Only a sample has limits: where the noise is integrated it follows from the limited sample.
@@ -108,10 +107,10 @@ def integrand(
 
 def row_at(
     t: float,
-    x: np.ndarray,
+    x: Terms,
     level: Level,
-    prediction: np.ndarray,
-    memory: tuple[np.ndarray, ...],
+    prediction: Terms,
+    memory: tuple[Terms, ...],
     limits: Limits,
 ) -> Row:
     return Row(t, x, (level.alpha, level.sigma), prediction, memory, level.in_scale, *limits)
@@ -178,11 +177,11 @@ def _singlestep_orders(solver: DPM, n: int) -> list[int]:
 
 def _update(
     solver: DPM,
-    x: np.ndarray,
-    outputs: Sequence[np.ndarray],
+    x: Terms,
+    outputs: Sequence[Terms],
     points: Sequence[Level],
     end: Level,
-) -> np.ndarray:
+) -> Terms:
     """Returns the coefficients of one multistep update to `end`; outputs, points: latest first."""
     start = points[0]
     h = end.lam - start.lam
@@ -200,8 +199,8 @@ def _update(
 
 
 def _singlestep_update(
-    solver: DPM, x: np.ndarray, outputs: Sequence[np.ndarray], points: Sequence[Level], end: Level
-) -> np.ndarray:
+    solver: DPM, x: Terms, outputs: Sequence[Terms], points: Sequence[Level], end: Level
+) -> Terms:
     """Returns the coefficients of one update over a group; outputs and points: earliest first."""
     start = points[0]
     h = end.lam - start.lam
@@ -223,14 +222,14 @@ def _singlestep_update(
 
 def _expand(
     solver: DPM,
-    x: np.ndarray,
+    x: Terms,
     start: Level,
     end: Level,
     h: float,
-    derivatives: Sequence[np.ndarray],
+    derivatives: Sequence[Terms],
     *,
     heun: bool = False,
-) -> np.ndarray:
+) -> Terms:
     """Computes the Taylor expansion of the exact solution (Lu et al. 2022, equation 3.4).
 
     `heun` takes the second coefficient exactly instead of as half the first (its midpoint form).
@@ -281,13 +280,13 @@ def unipc(solver: UniPC, timesteps: np.ndarray, ls: Sequence[Level], *, begin: i
 
 def _uni_bh(
     solver: UniPC,
-    x: np.ndarray,
-    outputs: Sequence[np.ndarray],
+    x: Terms,
+    outputs: Sequence[Terms],
     points: Sequence[Level],
     end: Level,
     *,
-    target: np.ndarray | None,
-) -> np.ndarray:
+    target: Terms | None,
+) -> Terms:
     """Computes UniP (target None) or UniC (target: the prediction at `end`), order len(outputs)."""
     start, order = points[0], len(outputs)
     h = end.lam - start.lam

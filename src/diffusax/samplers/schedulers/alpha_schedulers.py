@@ -20,6 +20,7 @@ from diffusax.samplers.schedulers.options import (
     Spacing,
 )
 from diffusax.samplers.schedulers.step_signatures import step_without_noise
+from diffusax.samplers.terms import NAMES, Terms
 
 __all__ = ["DDIMScheduler", "DDPMScheduler", "LCMScheduler", "PNDMScheduler", "TCDScheduler"]
 
@@ -60,6 +61,7 @@ class DDIMScheduler(DiscreteScheduler):
     """Denoising diffusion implicit models (Song et al. 2021)."""
 
     custom = ("use_clipped_model_output",)
+    takes_eta = True
     counts_rows = False
     draws_in_vain = True
     second_output = "pred_original_sample"
@@ -218,8 +220,8 @@ class LCMScheduler(DiscreteScheduler):
 
     def _second_output(self, row: Row) -> np.ndarray:
         # The sample before the noise: signal x + noise NOISE, with signal^2 + noise^2 = 1.
-        noise = row.x @ NOISE
-        return (row.x - noise * NOISE) / np.sqrt(1 - noise**2)
+        noise = row.x[NAMES.index("NOISE")]
+        return (Terms(row.x) - noise * NOISE).coefficients / np.sqrt(1 - noise**2)
 
     def _distilled_timesteps(self, request: Request) -> np.ndarray:
         """Returns timesteps evenly spaced among those of the distillation, up to the strength.
@@ -255,6 +257,7 @@ class LCMScheduler(DiscreteScheduler):
 class TCDScheduler(LCMScheduler):
     """Trajectory consistency distillation (Zheng et al. 2024); `eta` is its gamma."""
 
+    takes_eta = True
     second_output = "pred_noised_sample"
 
     def step(  # type: ignore[override]

@@ -25,6 +25,7 @@ from diffusax.samplers.schedulers.options import (
 from diffusax.samplers.schedulers.scheduler import Scheduler
 from diffusax.samplers.schedulers.step_signatures import step_with_churn
 from diffusax.samplers.schedulers.stepped import Untimed
+from diffusax.samplers.terms import Terms
 
 __all__ = ["EDMDPMSolverMultistepScheduler", "EDMEulerScheduler"]
 
@@ -67,14 +68,14 @@ class EDMScheduler(Scheduler, sampler=False):
     def _training_levels(self, timesteps: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.ones_like(timesteps), jnp.exp(4 * timesteps)
 
-    def _x0(self, signal: float, sigma: float) -> np.ndarray:
+    def _x0(self, signal: float, sigma: float) -> Terms:
         """Returns the predicted sample as coefficients of X and RAW, at signal 1."""
         total = sigma**2 + self.sigma_data**2
         sign = 1 if self.prediction_type == "epsilon" else -1
         out = sign * sigma * self.sigma_data / np.sqrt(total)
         return self.sigma_data**2 / total * X + out * RAW
 
-    def _epsilon(self, signal: float, sigma: float) -> np.ndarray:
+    def _epsilon(self, signal: float, sigma: float) -> Terms:
         """Returns the predicted noise as coefficients of X and RAW, at signal 1."""
         return (X - self._x0(signal, sigma)) / sigma
 

@@ -17,6 +17,7 @@ from diffusax.samplers.schedulers.options import Options
 from diffusax.samplers.schedulers.scheduler import Scheduler
 from diffusax.samplers.schedulers.sigma_schedulers import EulerDiscreteScheduler
 from diffusax.samplers.schedulers.stepped import Untimed
+from diffusax.samplers.terms import NotLinearError, Terms
 
 _OWN_ATTRIBUTES = (
     "custom",
@@ -100,6 +101,8 @@ def scheduler_from_function(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FunctionScheduler(Scheduler, sampler=False):
     """A sampler made by `scheduler_from_function`; its options are those of `like`."""
+
+    takes_eta = True
 
     function: Callable[[Steps], Sequence[Row]]
     like: Scheduler
@@ -190,7 +193,13 @@ class FunctionScheduler(Scheduler, sampler=False):
         levels = np.array([row.level for row in whole.rows] + [whole.last_level], np.float64)
         rows = tuple(self._template(row) for row in whole.rows)
         steps = Steps(rows, levels, request.begin // self.order, request.eta)
-        found = list(self.function(steps))
+        try:
+            found = list(self.function(steps))
+        except TypeError as error:
+            # JAX's functions, and NumPy's of lists, do not ask terms before they refuse them.
+            if isinstance(error, NotLinearError) or Terms.__name__ not in str(error):
+                raise
+            raise NotLinearError(f"{self.class_name} takes a function of terms: {error}") from error
         self._check_rows(found, len(steps))
         return Run(found, whole.init_noise_sigma, whole.last_level)
 
@@ -198,7 +207,7 @@ class FunctionScheduler(Scheduler, sampler=False):
         """Returns a row of `like` in which P is the predicted sample."""
         if self.process == "edm":
             return dataclasses.replace(row, memory=())
-        x0 = x0_from(self.prediction_type, *row.level)
+        x0 = x0_from(self.prediction_type, *row.level).coefficients
         # Without signal there may be no prediction but what the row limits it to.
         prediction = x0 if np.isfinite(x0).all() else row.prediction
         return dataclasses.replace(row, prediction=prediction, memory=())
@@ -220,13 +229,13 @@ class FunctionScheduler(Scheduler, sampler=False):
             if not isinstance(row, Row):
                 raise ValueError(f"{name} must return Rows (got {type(row).__name__})")
             terms = (row.x, row.prediction, *row.memory)
-            whole = all(np.shape(term) == X.shape for term in terms)
+            whole = all(np.shape(term) == X.coefficients.shape for term in terms)
             if not whole or len(row.memory) >= SLOTS:
                 raise ValueError(
                     f"{name} must give each Row an x and at most {SLOTS - 1} of memory that are "
                     "sums of X, M1 ... M5, RAW, P and NOISE"
                 )
-            if np.any(np.asarray(row.prediction)[(X + RAW) == 0]):
+            if np.any(row.prediction[(X + RAW).coefficients == 0]):
                 raise ValueError(f"{name} must make a Row's prediction of X and RAW alone")
 
 

@@ -56,6 +56,8 @@ class Scheduler(Stepped):
     sigmas_hold_last: ClassVar[bool] = True
     # Whether it refuses to run with use_dynamic_shifting and no `mu`.
     needs_mu: ClassVar[bool] = False
+    # Whether it heeds `eta`.
+    takes_eta: ClassVar[bool] = False
     # The number of rows per step.
     order: ClassVar[int] = 1
     # Whether sigma_min and sigma_max count where only another sampler has these options.

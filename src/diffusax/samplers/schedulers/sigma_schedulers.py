@@ -142,7 +142,7 @@ class LMSDiscreteScheduler(SigmaScheduler):
         return self._step(model_output, timestep, sample, return_dict)
 
     def _second_output(self, row: Row) -> np.ndarray:
-        return x0_from(self.prediction_type, *row.level)
+        return x0_from(self.prediction_type, *row.level).coefficients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

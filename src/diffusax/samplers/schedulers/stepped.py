@@ -373,7 +373,7 @@ class Stepped:
 
     def _second_output(self, row: Row) -> np.ndarray:
         """Returns the coefficients of the second output of a step: 9."""
-        return P
+        return P.coefficients
 
     def _timesteps_dtype(self, *, begun: bool) -> Any:
         """Returns the dtype of `timesteps`, of a run that is `begun` or before."""
