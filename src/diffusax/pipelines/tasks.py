@@ -180,12 +180,6 @@ def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
             "guide combines predictions for the prompt and for a negative one; give "
             "negative_prompt and a true_cfg_scale above 1, or leave guide out"
         )
-    if call.guide is not None and not weights:
-        raise ValueError(
-            "guide combines predictions with and without the prompt, and guidance is off (got "
-            f"guidance_scale={call.guidance_scale}); give a scale that turns it on, or leave guide "
-            "out"
-        )
     if call.guide is not None and call.cfg_normalization:
         raise ValueError("only one of guide and cfg_normalization can be given")
     return guidance.as_rule(call.guide)

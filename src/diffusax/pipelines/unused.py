@@ -24,7 +24,7 @@ _OF_GUIDANCE = (
     *("negative_prompt_embeds", "negative_pooled_prompt_embeds", "guidance_rescale"),
     *("guidance_start", "guidance_end", "cfg_normalization", "cfg_truncation"),
     *("negative_original_size", "negative_crops_coords_top_left", "negative_target_size"),
-    *("negative_aesthetic_score", "image_guidance_scale"),
+    *("negative_aesthetic_score", "image_guidance_scale", "guide"),
 )
 _OF_TEXTS = (
     *("clip_skip", "max_sequence_length", "long_prompt", "prompt_weighting"),
@@ -33,6 +33,9 @@ _OF_TEXTS = (
 _ATTENTION = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
 _SIZES = ("target_size", "negative_target_size")
 _SCORES = ("aesthetic_score", "negative_aesthetic_score")
+_NEGATIVE_SIZES = (
+    *("negative_original_size", "negative_crops_coords_top_left", "negative_target_size"),
+)
 _SECOND = ("prompt_2", "negative_prompt_2")
 
 
@@ -68,6 +71,12 @@ def _reasons(task: Task, c: Components, call: Call, run: PreparedRun) -> Iterato
 
 def _of_guidance(task: Task, c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
     if run.weights:
+        rows = len(run.schedule)
+        whole = f"at {rows} evaluations of the network it leaves out none"
+        if round(call.guidance_start * rows) == 0:
+            yield ("guidance_start",), whole
+        if round(call.guidance_end * rows) >= rows:
+            yield ("guidance_end",), whole
         return
     off = guidance_off(c, call, instructs=task is instruct)
     yield [name for name in _OF_GUIDANCE if _says_something(getattr(call, name))], off
@@ -106,10 +115,25 @@ def _of_texts(c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
         yield _SECOND, "this checkpoint has one text encoder, which reads prompt"
     if call.lora_scale != 1 and not call.adapters:
         yield _ATTENTION, "'scale' multiplies the weights of LoRAs, and none is active"
-    if c.family.micro_conditioned and c.options.get("requires_aesthetics_score"):
+    if c.options.get("force_zeros_for_empty_prompt") and call.negative_prompt is None:
+        yield ("negative_prompt_2",), "without negative_prompt this checkpoint takes zeros for both"
+    if c.family.micro_conditioned:
+        yield from _of_sizes(c, call, run)
+
+
+def _of_sizes(c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
+    """See `families.stable_diffusion_xl.time_ids`."""
+    if c.options.get("requires_aesthetics_score"):
         yield _SIZES, "this network is told an aesthetic score in place of a target size"
-    elif c.family.micro_conditioned:
-        yield _SCORES, "this network is told a target size in place of an aesthetic score"
+        return
+    yield _SCORES, "this network is told a target size in place of an aesthetic score"
+    if not run.weights:
+        return
+    steers = bool(c.controlnets or c.of_role("t2i_adapter")) and call.control_image is None
+    if call.image is not None and not steers:
+        yield ("negative_crops_coords_top_left",), "with an image crops_coords_top_left counts here"
+    elif not (call.negative_original_size and call.negative_target_size):
+        yield _NEGATIVE_SIZES, "negative_original_size and negative_target_size count together only"
 
 
 def _of_sampling(task: Task, c: Components, call: Call, run: PreparedRun) -> Iterator[Reason]:
