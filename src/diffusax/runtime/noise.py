@@ -22,7 +22,8 @@ _INDEX = {
     "masked": np.uint32(2**32 - 2),
     "control": np.uint32(2**32 - 3),
 }
-_JAX_LIMIT = 2**32
+_LIMIT = 2**64
+_WORD = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +81,36 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
         keys = image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
         return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
     for value in seeds:
-        if not 0 <= value < _JAX_LIMIT:
-            raise ValueError(
-                f"seed must be an integer from 0 to {_JAX_LIMIT - 1} (got {value}); noise='torch' "
-                "takes larger ones"
-            )
-    if isinstance(seed, list):
-        return JaxNoise(image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
-    return JaxNoise(image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
+        if not 0 <= value < _LIMIT:
+            raise ValueError(f"seed must be an integer from 0 to {_LIMIT - 1} (got {value})")
+    high, low = np.array([divmod(value, _WORD) for value in seeds], np.uint32).T
+    many = isinstance(seed, list)
+    indices = np.zeros(n, np.uint32) if many else np.arange(n, dtype=np.uint32)
+    keys = image_keys(low if many else np.full(n, low[0]), indices)
+    if high.any():
+        keys = with_high_words(keys, high if many else np.full(n, high[0]))
+    return JaxNoise(keys)
 
 
 @jax.jit
 def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """Returns one key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
+
+
+@jax.jit
+def with_high_words(keys: jax.Array, words: jax.Array) -> jax.Array:
+    """Returns keys for seeds of 64 bits: fold_in(key, word) for words above zero.
+
+    Seeds below 2**32 have the keys that they always had.
+    """
+
+    def one(key: jax.Array, word: jax.Array) -> jax.Array:
+        own, more = jax.random.key_data(key), jax.random.key_data(jax.random.fold_in(key, word))
+        return jnp.where(word > 0, more, own)
+
+    impl = jax.random.key_impl(keys)
+    return jax.random.wrap_key_data(jax.vmap(one)(keys, words), impl=impl)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -14,6 +14,7 @@ from diffusax.samplers import scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
 from diffusax.serving.entries import Checkpoint, FileEntry
 from diffusax.serving.errors import Refused
+from diffusax.serving.strength import check_strength, step_arguments
 from diffusax.text.lora_tags import read_tags
 
 _NEEDS = (
@@ -65,16 +66,20 @@ def complete(
             param="guidance_rescale",
         )
     _check_arguments(cls, drawing)
+    check_strength(cls, drawing)
     return _resized(drawing)
 
 
-def arguments(pipeline_class: Any, drawing: Drawing) -> dict[str, Any]:
+def arguments(pipeline_class: Any, drawing: Drawing, most_steps: int) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call for one image of a completed drawing.
 
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
+
+    most_steps: the most steps of the drawing's sampler.
     """
-    return _taken(pipeline_class, {**_settings(drawing), **_pictures(drawing)})
+    steps = step_arguments(pipeline_class, drawing, most_steps)
+    return _taken(pipeline_class, {**_settings(drawing), **steps, **_pictures(drawing)})
 
 
 def adapters_of(drawing: Drawing) -> dict[str, Any]:
