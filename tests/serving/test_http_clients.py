@@ -152,6 +152,7 @@ class TestWebui:
         answer = webui.txt2img(prompt="a", width=64, height=64, enable_hr=True, hr_scale=1.5)
         assert answer.image.size == (96, 96)
         assert "Denoising strength: 0.7" in answer.info["infotexts"][0]
+        assert "Hires upscale: 1.5, Hires upscaler: Latent" in answer.info["infotexts"][0]
 
     @pytest.mark.slow
     def test_changes_an_image(self, webui):
@@ -245,7 +246,7 @@ class TestWebui:
             ({"tiling": True}, "tiling must be False here"),
             ({"subseed_strength": 0.5}, "there are no variation seeds"),
             ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "has 'ADetailer'"),
-            ({"override_settings": {"sd_vae": "x"}}, "models bring their own"),
+            ({"override_settings": {"sd_vae": 3}}, "sd_vae must be the name"),
         ):
             answer = server.post("/sdapi/v1/txt2img", fields)
             assert answer.status == 422

@@ -25,6 +25,7 @@ _NEEDS = (
 )
 """Fields that mean nothing without another one."""
 _ARTICLES = {TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"}
+_WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Drawing))
 
 
@@ -66,6 +67,7 @@ def complete(
             param="guidance_rescale",
         )
     _check_arguments(cls, drawing)
+    _check_eta(checkpoint, drawing)
     check_strength(cls, drawing)
     return _resized(drawing)
 
@@ -101,6 +103,7 @@ def _settings(drawing: Drawing) -> dict[str, Any]:
         "prompt": read_tags(drawing.prompt)[0],
         "negative_prompt": drawing.negative_prompt or None,
         "num_inference_steps": drawing.num_inference_steps,
+        "eta": drawing.eta or None,
         "guidance_scale": drawing.guidance_scale,
         "guidance_rescale": drawing.guidance_rescale,
         "clip_skip": drawing.clip_skip,
@@ -234,6 +237,17 @@ def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
             param="sampler",
         ) from None
     return name
+
+
+def _check_eta(checkpoint: Checkpoint, drawing: Drawing) -> None:
+    """Raises Refused for an eta that the drawing's sampler would not read."""
+    scheduler = scheduler_from_name(drawing.sampler or "", checkpoint.scheduler)
+    if drawing.eta and scheduler.class_name not in _WITH_ETA:
+        raise Refused(
+            f"eta must be 0 for the sampler {drawing.sampler!r} (got {drawing.eta:g}); ddim and "
+            "tcd have it",
+            param="eta",
+        )
 
 
 def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def read_tags(prompt: str) -> tuple[str, dict[str, Any]]:
     def take(tag: re.Match[str]) -> str:
         if tag[1] in _LORA:
             name, weight = _lora(tag[0], tag[2].split(":"))
-            found[name] = _sum(found[name], weight) if name in found else weight
+            found[name] = add_weights(found[name], weight) if name in found else weight
         return ""
 
     text, count = _TAG.subn(take, prompt)
@@ -48,6 +48,19 @@ def unread_tags(prompt: str) -> list[str]:
             continue
         found += [f"{word} of {tag[0]}" for word in _named(tag[2].split(":")) - {*_KEYWORDS, "dyn"}]
     return found
+
+
+def add_weights(first: Any, second: Any) -> Any:
+    """Returns the sum of two weights of a LoRA: numbers, or numbers by component."""
+    if not isinstance(first, Mapping) and not isinstance(second, Mapping):
+        return first + second
+
+    def of(weight: Any, name: str) -> float:
+        own: float = weight[name] if isinstance(weight, Mapping) else weight
+        return own
+
+    named = first if isinstance(first, Mapping) else second
+    return {name: of(first, name) + of(second, name) for name in named}
 
 
 def _lora(tag: str, items: list[str]) -> tuple[str, Any]:
@@ -72,17 +85,6 @@ def _named(items: list[str]) -> set[str]:
     """Returns the keywords among the items of a tag."""
     pairs = (item.split("=") for item in items)
     return {pair[0].strip() for pair in pairs if len(pair) == 2}
-
-
-def _sum(first: Any, second: Any) -> Any:
-    if not isinstance(first, Mapping) and not isinstance(second, Mapping):
-        return first + second
-
-    def of(weight: Any, name: str) -> float:
-        own: float = weight[name] if isinstance(weight, Mapping) else weight
-        return own
-
-    return {name: of(first, name) + of(second, name) for name in (*_DENOISERS, *_ENCODERS)}
 
 
 def _number(tag: str, text: str) -> float:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from diffusax._version import __version__
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import ModelEntry
+from diffusax.serving.errors import Refused
 from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.samplers import to_webui
@@ -144,7 +145,8 @@ async def _read(
     entry = service.catalogue.entry(options.model)
     service.check_size(*size_of(fields, entry))
     count = fields.batch_size * fields.n_iter
-    check_most("n_iter", count, service.settings.most_images, "images")
+    named = "batch_size" if fields.n_iter == 1 else "n_iter"
+    check_most(named, count, service.settings.most_images, "images")
     return values, fields, options, entry
 
 
@@ -162,7 +164,11 @@ def _check_second_pass(
     first = service.check(first)
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
     # Images are resized to more than what is left of them.
-    service.check_size(larger.width, larger.height)
+    try:
+        service.check_size(larger.width, larger.height)
+    except Refused as error:
+        text = f"hr_scale makes images of the second pass too large: {error}"
+        raise Refused(text, param="hr_scale", code=error.code) from None
     for drawing in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}, entry):
         service.check(drawing)
 
