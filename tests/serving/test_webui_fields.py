@@ -238,7 +238,9 @@ def test_strengths_leave_a1111s_steps(early):
         for steps in (1, 2, 3, 4, 7, 10, 20, 49, 50, 93, 100):
             for strength in (0.0, 0.04, 0.2, 0.29, 0.3, 0.5, 0.58, 0.75, 0.999, 1.0):
                 given = {"num_inference_steps": steps, "strength": strength, "strength_rule": rule}
-                found = step_arguments(cls, dataclasses.replace(drawing, **given), 1000)
+                found = step_arguments(
+                    cls, dataclasses.replace(drawing, **given), diffusax.EulerDiscreteScheduler()
+                )
                 whole, kept = found["num_inference_steps"], found["strength"]
                 left = whole - first_step(whole, kept, early=early)
                 expected = webui_steps(strength, steps, fixed)

@@ -94,11 +94,15 @@ def count_prompts(call: Call) -> int:
     return len(prompts)
 
 
-def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
+def embed_prompts(
+    c: Components, call: Call, branches: int, length: int | None = None
+) -> Prompt:
     """Returns the embeddings of the call's prompts, b k ... with k branches.
 
     The first branch has the prompts, and the others have the negative prompts, or zeros where a
     checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
+
+    length: the number of tokens of other embeddings of the same run, which these are given, too.
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
@@ -109,7 +113,7 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
         n = count_prompts(call)
         found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
     elif texts:
-        tokens = tokenize(c, call, texts, _length(found))
+        tokens = tokenize(c, call, texts, _length(found) or length)
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
         options: dict[str, Any] = {"groups": len(texts)}
@@ -220,6 +224,13 @@ def tokenize(
     tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
     _check_ids(c, tokens)
     return tokens
+
+
+def count_tokens(c: Components, call: Call) -> int:
+    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
+    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
+    shape = tokenize(c, call, prefixes).ids[0].shape
+    return int(np.prod(shape[1:]))
 
 
 def _check_ids(c: Components, tokens: Tokens) -> None:

@@ -317,7 +317,9 @@ def _reweigh(
     guidance: see `Family.guidance`.
     """
     weights = [0.0] * len(run.weights)
-    if now := guidance(scale):
+    if run.reweigh is not None:
+        weights = list(run.reweigh(max(scale, 1.0)))
+    elif now := guidance(scale):
         (before,) = guidance(call.guidance_scale or 0.0) or (0.0,)
         weights = [run.weights[0] + now[0] - before, *run.weights[1:]]
     rows = len(run.plan.step_inputs.rescale)

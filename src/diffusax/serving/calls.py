@@ -10,7 +10,7 @@ from PIL import Image
 from diffusax.images.masks import blur
 from diffusax.images.pictures import load_image, open_upright, resize
 from diffusax.pipelines.arguments import check_call
-from diffusax.samplers import scheduler_from_name
+from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
 from diffusax.serving.entries import Checkpoint, FileEntry
 from diffusax.serving.errors import Refused
@@ -72,16 +72,17 @@ def complete(
     return _resized(drawing)
 
 
-def arguments(pipeline_class: Any, drawing: Drawing, most_steps: int) -> dict[str, Any]:
+def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call for one image of a completed drawing.
 
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
 
-    most_steps: the most steps of the drawing's sampler.
+    scheduler: the model's.
     """
-    steps = step_arguments(pipeline_class, drawing, most_steps)
-    return _taken(pipeline_class, {**_settings(drawing), **steps, **_pictures(drawing)})
+    scheduler = scheduler_from_name(drawing.sampler or "", scheduler)
+    own = step_arguments(pipeline_class, drawing, scheduler)
+    return _taken(pipeline_class, {**_settings(drawing), **own, **_pictures(drawing)})
 
 
 def adapters_of(drawing: Drawing) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class Catalogue:
         nets = [self._controlnet(control.model) for control in drawing.controls]
         model = self._checkpoint(drawing.model)
         pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)
-        return pipe, arguments(type(pipe), drawing, model.scheduler.num_train_timesteps)
+        return pipe, arguments(type(pipe), drawing, model.scheduler)
 
     def release(self, pipe: Any) -> None:
         """Lets a pipeline of `acquire` go. Once for each time that it was acquired."""

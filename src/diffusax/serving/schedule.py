@@ -59,6 +59,7 @@ class Schedule:
             "adapters": Adapters(),
             "previews": Previews(),
             "rank": settings.adapter_rank,
+            "lanes": settings.lanes,
         }
         self._queue = FairQueue()
         self._parts: dict[str, list[Part]] = {}

@@ -4,8 +4,11 @@ from typing import Any
 
 from diffusax.pipelines.schedules import first_step
 from diffusax.pipelines.tasks import consistency_image_to_image
+from diffusax.samplers import Scheduler
 from diffusax.serving.drawing import IMAGE, INPAINT, Drawing
 from diffusax.serving.errors import Refused
+from diffusax.text.lora_tags import read_tags
+from diffusax.text.prompt_schedules import with_whole_steps
 
 _LESS_THAN_ALL = 0.999
 """A1111's largest strength, for which its last step is left."""
@@ -33,19 +36,25 @@ def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
         )
 
 
-def step_arguments(pipeline_class: Any, drawing: Drawing, most: int) -> dict[str, Any]:
-    """Returns the number of steps and the strength with which a pipeline runs a drawing's steps.
+def step_arguments(
+    pipeline_class: Any, drawing: Drawing, scheduler: Scheduler
+) -> dict[str, Any]:
+    """Returns the arguments of a pipeline's call that run a drawing's steps.
+
+    These are the number of steps and the strength, and for a schedule that is longer than the run
+    prompts whose changes are counted in its steps. Where a strength would need a schedule of more
+    steps than the network was trained for, fewer steps than all are run.
 
     Source: stable-diffusion-webui, modules/sd_samplers_common.py, setup_img2img_steps.
 
     Args:
         pipeline_class: the class of the pipeline.
         drawing: the completed drawing.
-        most: the most steps of a sampler. Where a strength would need a longer schedule, fewer
-            steps than all are run.
+        scheduler: its sampler.
     """
     steps, strength = drawing.num_inference_steps, drawing.strength
-    plain = {"num_inference_steps": steps, "strength": strength}
+    most = scheduler.num_train_timesteps
+    plain: dict[str, Any] = {"num_inference_steps": steps, "strength": strength}
     rule = drawing.strength_rule
     if rule == "diffusers" or not steps or strength is None:
         return plain
@@ -60,7 +69,14 @@ def step_arguments(pipeline_class: Any, drawing: Drawing, most: int) -> dict[str
         whole, last = most, min(max(int(part * most), 1), steps)
     # Half a step away from where a part of a step would count as one more or less.
     middle = last - 0.5 if pipeline_class.family.begins_early else last + 0.5
-    return {"num_inference_steps": whole, "strength": min(middle / whole, 1.0)}
+    own = {"num_inference_steps": whole, "strength": min(middle / whole, 1.0)}
+    return own if rule == "webui" else {**own, **_prompts(drawing, steps * scheduler.order)}
+
+
+def _prompts(drawing: Drawing, steps: int) -> dict[str, str]:
+    """Returns a drawing's prompts with their changes counted in steps."""
+    texts = {"prompt": read_tags(drawing.prompt)[0], "negative_prompt": drawing.negative_prompt}
+    return {name: with_whole_steps(text, steps) for name, text in texts.items() if text}
 
 
 def _begins_late(pipeline_class: Any, drawing: Drawing) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from PIL import Image
 
+from diffusax.samplers import scheduler_from_name
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import ModelEntry
 from diffusax.serving.errors import Refused
@@ -13,6 +14,7 @@ from diffusax.serving.samplers import from_webui, to_webui
 from diffusax.serving.web.a1111.drawings import read_prompt
 from diffusax.serving.web.a1111.fields import TextToImage
 from diffusax.serving.web.a1111.missing import with_noise
+from diffusax.text.prompt_schedules import with_whole_steps
 
 _UPSCALERS = {
     "None": Image.Resampling.LANCZOS,
@@ -96,18 +98,24 @@ def second_pass(
     """
     upscaler = upscaler_of(fields)
     larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
-    prompt = read_prompt(fields, fields.hr_prompt)
     sampler, eta = _sampler(fields, first, entry)
+    steps = fields.hr_second_pass_steps or first.num_inference_steps or 1
+    # Changes of prompts count on from the first pass's steps.
+    before = (first.num_inference_steps or 1) * _order(first.sampler)
+    prompt, negative = (
+        with_whole_steps(text, steps * _order(sampler), before)
+        for text in prompts_of_second_pass(fields, first)
+    )
     again = dataclasses.replace(
         first,
-        prompt=prompt or first.prompt,
-        negative_prompt=fields.hr_negative_prompt or first.negative_prompt,
+        prompt=prompt,
+        negative_prompt=negative,
         model=entry.name,
         strength=fields.denoising_strength,
         strength_rule="exact",
         width=larger.final_width,
         height=larger.final_height,
-        num_inference_steps=fields.hr_second_pass_steps or first.num_inference_steps,
+        num_inference_steps=steps,
         sampler=sampler,
         eta=eta,
         guidance_scale=first.guidance_scale if fields.hr_cfg is None else fields.hr_cfg,
@@ -121,6 +129,13 @@ def second_pass(
         dataclasses.replace(again, image=larger.apply(image, upscaler), seed=seed)
         for seed, image in images.items()
     ]
+
+
+def prompts_of_second_pass(fields: TextToImage, first: Drawing) -> tuple[str, str]:
+    """Returns the prompt and the negative prompt, which are the first pass's where they are left
+    out."""
+    prompt = read_prompt(fields, fields.hr_prompt)
+    return prompt or first.prompt, fields.hr_negative_prompt or first.negative_prompt
 
 
 def upscaler_of(fields: TextToImage) -> str:
@@ -145,6 +160,7 @@ def settings_of_second_pass(
     sampler, schedule = to_webui(second.sampler or "")
     own = to_webui(first.sampler or "")
     resized = fields.hr_resize_x or fields.hr_resize_y
+    prompt, negative = prompts_of_second_pass(fields, first)
     return {
         "Denoising strength": f"{fields.denoising_strength:g}",
         "Hires upscale": None if resized else f"{fields.hr_scale:g}",
@@ -154,12 +170,15 @@ def settings_of_second_pass(
         "Hires checkpoint": None if second.model == first.model else second.model,
         "Hires sampler": None if sampler == own[0] else sampler,
         "Hires schedule type": None if schedule == own[1] else schedule,
-        "Hires prompt": None if second.prompt == first.prompt else second.prompt,
-        "Hires negative prompt": (
-            None if second.negative_prompt == first.negative_prompt else second.negative_prompt
-        ),
+        "Hires prompt": None if prompt == first.prompt else prompt,
+        "Hires negative prompt": None if negative == first.negative_prompt else negative,
         "Hires CFG Scale": None if fields.hr_cfg is None else f"{fields.hr_cfg:g}",
     }
+
+
+def _order(sampler: str | None) -> int:
+    """Returns how often a step of a sampler asks the network."""
+    return scheduler_from_name(sampler).order if sampler else 1
 
 
 def _sampler(fields: TextToImage, first: Drawing, entry: ModelEntry) -> tuple[str | None, float]:
