@@ -49,7 +49,10 @@ def test_prompts_name_loras(made, tmp_path, capsys):
     capsys.readouterr()
     for given, message in (
         ([], "the prompt names the LoRA 'style'; --lora-dir says where it is"),
-        (["--lora-dir", str(tmp_path)], "has no file style.safetensors or with this name in the header"),
+        (
+            ["--lora-dir", str(tmp_path)],
+            "has no file style.safetensors or with this name in the header",
+        ),
     ):
         with pytest.raises(SystemExit):
             main([*command, *given])

@@ -24,8 +24,6 @@ def texts(row):
     return [(first, 1.0), (second, 0.6), (" a tree", -0.3)], f"{'ugly' if step <= 3 else ''} text"
 
 
-
-
 @torch.no_grad()
 def by_hand(theirs, texts):
     """The latents of a loop over live networks: predictions c_i and u of the texts at each row."""

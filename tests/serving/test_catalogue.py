@@ -301,7 +301,6 @@ def test_loras_are_called_by_the_names_in_their_headers(tmp_path):
     assert [catalogue.lora(name).name for name in ("cat", "dog")] == ["b_v2", "b_v1"]
 
 
-
 def test_a_folder_is_read_anew(tmp_path, folder):
     models = tmp_path / "checkpoints"
     models.mkdir()

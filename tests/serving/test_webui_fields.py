@@ -18,7 +18,7 @@ from diffusax.serving.strength import step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.hires import enlargement
 from diffusax.serving.web.a1111.missing import with_noise
-from diffusax.serving.web.a1111.words import in_webui_words
+from diffusax.serving.web.webui_words import in_webui_words
 
 ODD = (None, "", "None", 0, -1, 2.5, "7", True, 10**30)
 """The values that each field is given."""
@@ -130,7 +130,9 @@ def cheap(server, monkeypatch):
 def answers(server, path, fields, name):
     found = ""
     for value in ODD:
-        answer = server.post(f"/sdapi/v1/{path}", {"steps": 2, "prompt": "a", **fields, name: value})
+        answer = server.post(
+            f"/sdapi/v1/{path}", {"steps": 2, "prompt": "a", **fields, name: value}
+        )
         assert answer.status in (200, 404, 422), (name, value, answer.body)
         found += {200: TAKEN, 404: UNKNOWN, 422: REFUSED}[answer.status]
         if answer.status == 422:

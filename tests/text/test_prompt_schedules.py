@@ -63,7 +63,10 @@ def test_a_second_pass_counts_on(prompt, expected):
     ("prompt", "parts"),
     [
         ("a cat", [("a cat", 1.0)]),
-        ("a cat :1.2 AND a dog AND a penguin :2.2", [("a cat", 1.2), (" a dog", 1), (" a penguin", 2.2)]),
+        (
+            "a cat :1.2 AND a dog AND a penguin :2.2",
+            [("a cat", 1.2), (" a dog", 1), (" a penguin", 2.2)],
+        ),
         ("a\nAND b: -.5", [("a", 1.0), (" b", -0.5)]),
         ("SAND and ANDY", [("SAND and ANDY", 1.0)]),
         ("(a:1.2)", [("(a:1.2)", 1.0)]),

@@ -59,8 +59,8 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     texts = compose(c, call, schedule)
     if texts is not None and not (texts.is_plain and len(texts.stretches) == 1):
         raise ValueError(
-            "prompt has AND, a weight of its own or text that changes from step to step, which runs "
-            "over many prompts do not read; leave prompt_weighting out, or generate it alone"
+            "prompt has AND, a weight of its own or text that changes from step to step, which "
+            "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
         )
     rows, weights = len(schedule), guidance_weights(c, call)
     until = guidance.last_guided_row(guidance.call_rows(call, weights, schedule.timesteps, rows))

@@ -197,7 +197,8 @@ DESCRIPTIONS = {
     "text_encoder_out_layers": "Which hidden states of the language model are a prompt's "
     "embeddings, side by side; 0 is what the first layer reads.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
-    "prompt_weighting": "Read `(word:1.3)` as a weight.",
+    "prompt_weighting": "Read A1111's syntax: the weight of `(word:1.3)`, and texts that change "
+    "from step to step or that AND joins.",
 }
 
 _TYPES = {

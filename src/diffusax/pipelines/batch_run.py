@@ -154,9 +154,7 @@ class BatchRun:
         self.make_room(picture)
         with in_mesh(self._c.mesh):
             place = np.int32(seat.place)
-            self._batch = programs.insert(
-                self._batch, picture.entry, place, self._lanes_of(seat)
-            )
+            self._batch = programs.insert(self._batch, picture.entry, place, self._lanes_of(seat))
         self.lanes.take(seat)
         self._members[seat.place] = _Member(picture, owner)
 

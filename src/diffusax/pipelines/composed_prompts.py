@@ -102,6 +102,11 @@ def embed_composition(
     stretches = composition.stretches
     calls = [stretch.calls(call) for stretch in stretches]
     several = len(stretches) > 1 or branches > 2
+    if several and c.encoded is not None:
+        raise ValueError(
+            "prompt has AND or text that changes from step to step, of which encode_first has not "
+            "encoded the parts; load the pipeline without it"
+        )
     length = max(count_tokens(c, one) for parts in calls for one in parts) if several else None
     made: dict[Any, Prompt] = {}
     for stretch, parts in zip(stretches, calls):
@@ -119,15 +124,11 @@ def later_conditions(
     return tuple(Later(stretch.row, own) for stretch, own in pairs)
 
 
-def _embedded(
-    c: Components, calls: Sequence[Call], branches: int, length: int | None
-) -> Prompt:
+def _embedded(c: Components, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:
     """Returns the embeddings of the parts of a prompt and of its negative prompt, b k ... ."""
     if len(calls) == 1:
         return embed_prompts(c, calls[0], branches, length)
-    first, *others = (
-        embed_prompts(c, one, 1 if i else 2, length) for i, one in enumerate(calls)
-    )
+    first, *others = (embed_prompts(c, one, 1 if i else 2, length) for i, one in enumerate(calls))
     joined: Prompt = _join(first, tuple(others))
     return joined
 

@@ -94,9 +94,7 @@ def count_prompts(call: Call) -> int:
     return len(prompts)
 
 
-def embed_prompts(
-    c: Components, call: Call, branches: int, length: int | None = None
-) -> Prompt:
+def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
     """Returns the embeddings of the call's prompts, b k ... with k branches.
 
     The first branch has the prompts, and the others have the negative prompts, or zeros where a

@@ -36,9 +36,7 @@ def check_strength(pipeline_class: Any, drawing: Drawing) -> None:
         )
 
 
-def step_arguments(
-    pipeline_class: Any, drawing: Drawing, scheduler: Scheduler
-) -> dict[str, Any]:
+def step_arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call that run a drawing's steps.
 
     These are the number of steps and the strength, and for a schedule that is longer than the run

@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from diffusax.serving.errors import Refused
-from diffusax.serving.web.a1111.words import in_webui_words
+from diffusax.serving.web.webui_words import in_webui_words
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}

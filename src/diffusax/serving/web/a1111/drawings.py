@@ -24,6 +24,7 @@ from diffusax.text.lora_tags import read_tags
 _COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
 """Comments in prompts (stable-diffusion-webui, modules/processing_scripts/comments.py)."""
 
+
 def text_to_image(
     fields: TextToImage, options: Options, entry: ModelEntry, settings: WebSettings
 ) -> list[Drawing]:

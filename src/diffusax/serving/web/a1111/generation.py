@@ -260,7 +260,9 @@ def _info(
         "sd_vae_hash": None,
         "seed_resize_from_w": -1,
         "seed_resize_from_h": -1,
-        "denoising_strength": getattr(fields, "denoising_strength", None) if hires else drawing.strength,
+        "denoising_strength": getattr(fields, "denoising_strength", None)
+        if hires
+        else drawing.strength,
         "extra_generation_params": {k: v for k, v in hires.items() if v is not None},
         "index_of_first_image": 0,
         "infotexts": texts,

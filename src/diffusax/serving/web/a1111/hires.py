@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from PIL import Image
 
@@ -133,7 +132,8 @@ def second_pass(
 
 def prompts_of_second_pass(fields: TextToImage, first: Drawing) -> tuple[str, str]:
     """Returns the prompt and the negative prompt, which are the first pass's where they are left
-    out."""
+    out.
+    """
     prompt = read_prompt(fields, fields.hr_prompt)
     return prompt or first.prompt, fields.hr_negative_prompt or first.negative_prompt
 

@@ -5,7 +5,7 @@ from typing import Any
 from diffusax.serving.errors import Refused
 from diffusax.serving.web.a1111.fields import Shared
 
-_NO_STYLES = (None, [], "", "None", "none")
+_NO_STYLES: tuple[Any, ...] = (None, [], "", "None", "none")
 _ETA = {"euler_a": 1.0, "kdpm2_a": 1.0, "dpm++_sde": 1.0, "dpm++2m_sde": 1.0, "dpm++3m_sde": 1.0}
 _ETA |= {"ddim": 0.0}
 """The samplers that read eta, with what it is where a call leaves it out."""

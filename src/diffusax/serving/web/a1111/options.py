@@ -112,7 +112,9 @@ def shown(options: Options, catalogue: Catalogue) -> dict[str, Any]:
 def option_warnings(values: dict[str, Any]) -> list[str]:
     """Returns a sentence for each option that would change images in A1111, and does not here."""
     vae = values.get(VAE)
-    found = [] if vae in _OWN_VAE else [f"{VAE} is read over, as models bring their own (got {vae})"]
+    found = (
+        [] if vae in _OWN_VAE else [f"{VAE} is read over, as models bring their own (got {vae})"]
+    )
     return found + [
         f"{name} is read over, which is {usual} here (got {str(values[name])[:60]})"
         for name, usual in _USUAL.items()
