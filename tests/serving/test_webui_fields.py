@@ -16,7 +16,7 @@ from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Refused
 from diffusax.serving.strength import step_arguments
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
-from diffusax.serving.web.a1111.hires import enlargement
+from diffusax.serving.web.a1111.hires import enlargement, second_pass, settings_of_second_pass
 from diffusax.serving.web.a1111.missing import with_noise
 from diffusax.serving.web.webui_words import in_webui_words
 
@@ -250,6 +250,26 @@ def test_strengths_leave_a1111s_steps(early):
                     # So long a schedule is none here: its last part has the strength's noise.
                     expected = 1000, min(steps, max(1, math.floor(1000 * min(strength, 0.999))))
                 assert (whole, left) == expected, given
+
+
+def test_changes_of_prompts_count_the_steps_that_are_run():
+    family = types.SimpleNamespace(begins_early=False)
+    cls = types.SimpleNamespace(family=family, task=image_to_image)
+    given = {"num_inference_steps": 10, "strength": 0.3, "strength_rule": "exact"}
+    own = {"prompt": "[a:b:0.5] <lora:x:1>", "negative_prompt": "[c:0.2]", **given}
+    drawing = Drawing(image=Image.new("RGB", (8, 8)), **own)
+    found = step_arguments(cls, drawing, diffusax.HeunDiscreteScheduler())
+    assert found["num_inference_steps"] == 33
+    assert (found["prompt"], found["negative_prompt"]) == ("[a:b:10]", "[:c:4]")
+    # In a second pass numbers count on from the first one's.
+    fields = TextToImage(enable_hr=True, hr_scale=1.0, hr_second_pass_steps=4)
+    first = Drawing(
+        prompt="[a:b:0.5] [c:d:1.5]", sampler="euler", num_inference_steps=6, width=8, height=8
+    )
+    entry = types.SimpleNamespace(name="", multiple=8, sampler="euler")
+    [second] = second_pass(fields, first, {3: Image.new("RGB", (8, 8))}, entry)
+    assert (second.prompt, second.seed, second.num_inference_steps) == ("[a:b:0] [c:d:2]", 3, 4)
+    assert settings_of_second_pass(fields, first, second)["Hires prompt"] is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
@@ -122,6 +123,19 @@ def later_conditions(
     """Returns what replaces a run's conditions, and from which rows on."""
     pairs = zip(composition.stretches[1:], conditions[1:])
     return tuple(Later(stretch.row, own) for stretch, own in pairs)
+
+
+def with_equal_sizes(conditions: Conditions, parts: int) -> Conditions:
+    """Returns conditions in which all parts of a prompt have the first's micro-conditioning.
+
+    parts: how many of the branches are parts; the others are those of the negative prompt.
+    """
+    ids = (conditions.added or {}).get("time_ids")
+    if ids is None:
+        return conditions
+    equal = np.array(ids)
+    equal[:, 1:parts] = equal[:, :1]
+    return conditions._replace(added={**(conditions.added or {}), "time_ids": equal})
 
 
 def _embedded(c: Components, calls: Sequence[Call], branches: int, length: int | None) -> Prompt:

@@ -15,7 +15,12 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
-from diffusax.pipelines.composed_prompts import compose, embed_composition, later_conditions
+from diffusax.pipelines.composed_prompts import (
+    compose,
+    embed_composition,
+    later_conditions,
+    with_equal_sizes,
+)
 from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
@@ -153,6 +158,8 @@ def prepare_run(
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
     every = [c.family.conditions(c, call, one, size, scales) for one in prompts]
+    if reweigh is not None:
+        every = [with_equal_sizes(one, len(weights)) for one in every]
     conditions = every[0]
     images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = conditions._replace(channels=channels, images=images)
@@ -183,7 +190,6 @@ def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
         ("image_guidance_scale", weights is not None),
         ("ip_adapter_image", call.ip_adapter_image is not None),
         ("ip_adapter_image_embeds", call.ip_adapter_image_embeds is not None),
-        ("negative_original_size", call.negative_original_size is not None),
     ):
         if given:
             raise ValueError(

@@ -272,10 +272,17 @@ def _info(
         "is_using_inpainting_conditioning": False,
         "version": f"diffusax {__version__}",
         "warnings": [
-            *prompt_warnings(fields.prompt, fields.negative_prompt),
+            *_prompt_warnings(fields, drawing),
             *option_warnings(fields.override_settings),
         ],
     }
+
+
+def _prompt_warnings(fields: Shared, drawing: Drawing) -> tuple[str, ...]:
+    """Returns what is not applied of the prompts of both passes."""
+    second = getattr(fields, "hr_prompt", "") if getattr(fields, "enable_hr", False) else ""
+    found = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    return tuple(dict.fromkeys(found + prompt_warnings(second)))
 
 
 OPERATIONS = (txt2img, img2img, progress, interrupt, skip)
