@@ -10,7 +10,7 @@ import pytest
 from pictures import picture, png, row, write_parquet
 from PIL import Image
 
-from diffusax.images.pictures import open_upright, upright_size
+from diffusax.images.reading import open_upright, upright_size
 from diffusax.training import CaptionedDataConfig, DataConfig
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.bucket_order import BucketOrder

@@ -100,7 +100,7 @@ def _description(job: dict[str, Any]) -> str:
 
 def _fields(options: Any, seed: int) -> dict[str, Any]:
     """Returns the fields of a drawing; those that are not given are left out."""
-    from diffusax.images.pictures import load_image, open_upright
+    from diffusax.images.reading import load_image, open_upright
 
     scales = options.control_scale or (1.0,)
     scales = scales if len(scales) > 1 else scales * len(options.control)

@@ -10,15 +10,14 @@ from diffusax.images.pictures import (
     ResizeMode,
     crop,
     listed,
-    load_image,
     nearest,
-    open_upright,
     read_array,
     refuse_for_arrays,
     resize,
     stack,
     target_size,
 )
+from diffusax.images.reading import load_image, open_upright
 
 # The weights of red, green and blue in a grey (ITU-R 601), as Pillow has them.
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)

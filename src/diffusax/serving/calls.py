@@ -8,7 +8,8 @@ from typing import Any
 from PIL import Image
 
 from diffusax.images.masks import blur
-from diffusax.images.pictures import load_image, open_upright, resize
+from diffusax.images.pictures import resize
+from diffusax.images.reading import load_image, open_upright
 from diffusax.pipelines.arguments import check_call
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing

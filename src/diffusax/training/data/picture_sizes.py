@@ -11,7 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.files import written_whole
-from diffusax.images.pictures import upright_size
+from diffusax.images.reading import upright_size
 from diffusax.training.data.broken import Broken, Tally
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.sources import ArrowSource, FolderSource, Source, cache_folder

@@ -2,7 +2,8 @@
 
 from PIL import Image, ImageFilter, ImageOps
 
-from diffusax.images.pictures import load_image, resize
+from diffusax.images.pictures import resize
+from diffusax.images.reading import load_image
 from diffusax.serving.errors import Refused
 
 RESIZE_MODES = ("default", "crop", "fill", "default")
