@@ -242,7 +242,7 @@ def _controlnet(path: str, dtype: Any) -> Any:
 def _pictures(options: Generate) -> dict[str, Any]:
     """Reads the image arguments before anything large is loaded."""
     from diffusax.images.pictures import resize
-    from diffusax.images.reading import load_image, open_upright
+    from diffusax.images.reading import load_image
 
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
@@ -255,9 +255,9 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
-        from diffusax.images.masks import blur
+        from diffusax.images.masks import blur, mask_of
 
-        mask = open_upright(options.mask)
+        mask = mask_of(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
     return given
 

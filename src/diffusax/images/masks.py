@@ -57,6 +57,24 @@ def to_mask(
     return (greys >= 0.5).astype(np.float32)
 
 
+def mask_of(value: Any) -> Image.Image:
+    """Reads a mask in greys (mode L) as image editors and A1111 mean it: white is generated anew.
+
+    Of an image with transparency, what is more than half opaque is white, whatever its colour: who
+    paints on a transparent layer means the paint. Source: stable-diffusion-webui's
+    modules/processing.py, create_binary_mask.
+
+    Raises:
+        ValueError: there is no image; names the file and the reason.
+    """
+    image = open_upright(value)
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema() != (255, 255):
+            return alpha.point([0] * 129 + [255] * 127)
+    return image.convert("L")
+
+
 def blur(mask: Any, blur_factor: float = 4) -> Image.Image:
     """Softens the rim of a mask over `blur_factor` pixels, like `pipe.mask_processor.blur`."""
     return open_upright(mask).filter(ImageFilter.GaussianBlur(blur_factor))

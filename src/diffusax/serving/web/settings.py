@@ -26,6 +26,10 @@ class WebSettings:
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096
     """The most pixels of a picture that is sent."""
+    most_request_pixels: int = 3 * 4096 * 4096
+    """The most pixels of all pictures of one request together."""
+    most_waiting_pixels: int = 8 * 4096 * 4096
+    """The most pixels of the pictures of all requests that are being answered."""
     most_image_pixels: int = 2048 * 2048
     """The most pixels of an image that is generated."""
     most_images: int = 16
