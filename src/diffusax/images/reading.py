@@ -121,7 +121,7 @@ def _transform(profile: bytes, mode: str) -> Any:
 
 def _exif(image: Image.Image) -> Image.Exif:
     """Returns an image's EXIF data; decodes a PNG only if some come after its pixels."""
-    if image.format != "PNG" or "exif" in image.info or _ends_with_exif(image.fp):
+    if image.format != "PNG" or "exif" in image.info or _ends_with_exif(image.fp):  # type: ignore[attr-defined]
         return image.getexif()
     return Image.Image.getexif(image)
 
