@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from diffusax.runtime.cache import check_compilation_cache
 from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.memory import device_memory
 from diffusax.runtime.options import compiler_options
@@ -96,6 +97,7 @@ class BoundedJit:
             shape.used = next(_CLOCK)
             return shape.jitted(*args), False
         make_room()
+        check_compilation_cache()
         shape = _Shape(self._jit())
         if _counts_bytes():
             # The call uses the program that this compiles.
