@@ -100,6 +100,7 @@ def test_images_are_those_of_the_pipeline_and_each_can_be_drawn_again(start, cat
     difference = np.asarray(again.images[0], int) - np.asarray(job.images[2], int)
     assert np.abs(difference).max() <= 1
     assert events[0] == ("state", "queued")
+    assert ("state", "compiling") in events
     assert events[-1] == ("end", "done")
     assert [kind for kind, _ in events].count("image") == 3
     assert ("progress", "running") in events
