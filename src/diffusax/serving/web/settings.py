@@ -42,6 +42,11 @@ class WebSettings:
     """The most ControlNets of one request."""
     body_timeout: float = 60.0
     """The longest wait for the next bytes of a body."""
+    head_timeout: float = 15.0
+    """The longest wait for the whole head of a request: its first line and its headers."""
+    most_connections: int = 1000
+    """The most connections at once; half of them for one address. The most files that the process
+    may open bound them, too."""
     log_prompts: bool = False
     """Whether the log names prompts."""
 
