@@ -137,6 +137,20 @@ def test_a_body_that_stops_is_given_up(public):
         assert b" 408 " in connection.recv(1000)
 
 
+def test_a_body_that_trickles_in_is_given_up(public):
+    with connect(public) as connection:
+        head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        connection.settimeout(0.1)
+        answer = b""
+        for _ in range(50):
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(1000)
+                break
+            connection.sendall(b" ")
+    assert b" 408 " in answer
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
