@@ -58,7 +58,7 @@ def test_each_line_has_the_loras_that_it_names(pipe, tmp_path, caplog):
     messages = [json.loads(x)["error"] for x in (tmp_path / "all/errors.jsonl").open()]
     assert "adapters has the name 'nobody'" in messages[0]
     assert "adapters must be JSON (got 'style')" in messages[1]
-    assert "<lora:face:much> must have a number as weight" in messages[2]
+    assert "<lora:face:much> must have a number from -100 to 100 as weight" in messages[2]
     # An image's bits do not follow from what else is in the run.
     run(pipe, [ROWS[0], *["x"] * 2, ROWS[3]], tmp_path / "some")
     name = "000000/000000001.png"

@@ -103,6 +103,7 @@ def test_a_weight_of_a_whole_prompt_multiplies_guidance(pipe):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_a_callbacks_guidance_scale_counts_for_all_parts(pipe):
     def raised(pipe, step, timestep, tensors):
         pipe._guidance_scale = 5.0

@@ -1,22 +1,12 @@
 """The LoRAs of commands that generate images: their files, and those that prompts name."""
 
-import functools
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from diffusax.checkpoints.lora import called, output_name
 from diffusax.text.lora_tags import read_tags
-from diffusax.text.prompt_warnings import prompt_warnings
-
-logger = logging.getLogger(__name__)
-
-
-@functools.cache
-def warn_once(sentence: str) -> None:
-    """Logs a warning, the same one once."""
-    logger.warning("%s", sentence)
+from diffusax.text.prompt_warnings import log_prompt_warnings
 
 
 def load_named(pipe: Any, folder: Path | None, names: Iterable[str]) -> None:
@@ -56,8 +46,7 @@ def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: a tag in the prompt cannot be read.
     """
-    for warning in prompt_warnings(prompt):
-        warn_once(warning)
+    log_prompt_warnings(prompt)
     prompt, weights = read_tags(prompt)
     if not weights:
         return prompt, {}

@@ -1,8 +1,12 @@
 """What a prompt has of A1111's syntax that is not read here."""
 
+import functools
+import logging
 import re
 
 from diffusax.text.lora_tags import read_tags, unread_tags
+
+logger = logging.getLogger(__name__)
 
 _DYNAMIC = (
     (re.compile(r"\{[^{}]*\|[^{}]*\}"), "choices"),
@@ -34,6 +38,21 @@ def prompt_warnings(prompt: str, negative_prompt: str = "") -> tuple[str, ...]:
         for tag in re.findall(r"<(?:lora|lyco):[^>]+>", negative_prompt)
     ]
     return tuple(dict.fromkeys(found))
+
+
+def log_prompt_warnings(prompt: str) -> None:
+    """Logs the warnings of a prompt, the same one once.
+
+    Raises:
+        ValueError: a tag of a LoRA cannot be read.
+    """
+    for sentence in prompt_warnings(prompt):
+        _warn(sentence)
+
+
+@functools.lru_cache(1024)
+def _warn(sentence: str) -> None:
+    logger.warning("%s", sentence)
 
 
 def _shortened(text: str) -> str:
