@@ -90,3 +90,11 @@ def test_what_is_merged_is_refused(pipe, tmp_path):
         assert "call fuse_lora before the run" in (tmp_path / "errors.jsonl").read_text()
     finally:
         pipe.delete_adapters("whole")
+
+
+def test_lines_whose_text_changes_or_is_joined_are_left_out(pipe, tmp_path):
+    rows = ["a [cat:dog:0.5]", "a cat AND a dog"]
+    done = run(pipe, rows, tmp_path, prompt_weighting=True)
+    assert (done.drawn, done.errors) == (0, 2)
+    messages = [json.loads(x)["error"] for x in (tmp_path / "errors.jsonl").open()]
+    assert all("runs over many prompts do not read" in message for message in messages)
