@@ -16,8 +16,9 @@ from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
 from diffusax.training.data.examples import read_picture
+from diffusax.training.data.finding import open_source
 from diffusax.training.data.picture_files import IMAGE_SUFFIXES
-from diffusax.training.data.sources import cache_folder, open_source
+from diffusax.training.data.sources import cache_folder
 
 COLUMNS = ("image", "text")
 
@@ -249,7 +250,7 @@ def test_a_hub_data_set_is_fetched(tmp_path):
     shard = write_parquet(tmp_path / "made", [row(i) for i in range(3)]) / "train-00000.parquet"
     files = {"data/train.parquet": shard.read_bytes(), "README.md": b"card", "model.bin": b"no"}
     program = """
-        from diffusax.training.data.sources import open_source
+        from diffusax.training.data.finding import open_source
         source = open_source("someone/pictures", ("image", "text"))
         print([source[i]["text"] for i in range(len(source))])
         try:

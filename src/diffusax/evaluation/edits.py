@@ -18,7 +18,8 @@ from diffusax.evaluation.metrics import (
     text_image_similarity,
 )
 from diffusax.training.data.examples import prepare_images, read_picture
-from diffusax.training.data.sources import Source, open_source
+from diffusax.training.data.finding import open_source
+from diffusax.training.data.sources import Source
 from diffusax.typed.options import Count, Options, Seed
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]

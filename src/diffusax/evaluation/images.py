@@ -18,7 +18,7 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
 )
 from diffusax.training.data.examples import read_picture
-from diffusax.training.data.sources import open_source
+from diffusax.training.data.finding import open_source
 
 log = logging.getLogger(__name__)
 

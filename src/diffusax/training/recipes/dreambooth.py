@@ -7,7 +7,7 @@ was. Upstream: diffusers examples/dreambooth/train_dreambooth.py and train_dream
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,11 @@ from diffusax.training.data.class_pictures import (
     class_source,
 )
 from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
+from diffusax.training.data.folders import FolderSource
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
+from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.rows import caption_example
-from diffusax.training.data.sources import IMAGE_SUFFIXES, FolderSource, Source
+from diffusax.training.data.sources import Source
 from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
@@ -45,6 +47,7 @@ _CAPTION = "text"
 class DreamBoothDataConfig(CaptionedDataConfig):
     """A few pictures of a subject."""
 
+    captions_may_lack: ClassVar[bool] = True
     caption_column: str = ""
     """The column with captions in the place of the instance prompt, which pictures without one
     keep; by default every picture has the instance prompt."""
