@@ -41,6 +41,8 @@ class Split(NamedTuple):
     """The number of files of each split that was not asked for."""
     loose: list[str]
     """The files of no split, beside those of some."""
+    subset: str = ""
+    """The subset of the card, where it has several."""
 
 
 def find_splits(
@@ -71,6 +73,20 @@ def find_splits(
                 return {TRAIN: inside} if inside else {}
             return {name: [f"{folder}/{path}" for path in own] for name, own in found.items()}
     return _by_shards(paths) or by_folders(paths) or by_names(paths)
+
+
+def pick_split(
+    paths: Sequence[str], configs: Configs, wanted: str | None, subset: str | None, where: str
+) -> Split:
+    """Returns the files of the wanted splits of a subset; see `find_splits` and `choose_split`."""
+    splits = find_splits(paths, configs, subset)
+    if len(configs) < 2:
+        return choose_split(paths, splits, wanted, where)
+    # What belongs to another subset is no file that is left out by mistake.
+    known = set().union(*splits.values())
+    found = choose_split([path for path in paths if path in known], splits, wanted, where)
+    config = _choose_config(configs, subset) or {}
+    return found._replace(subset=str(config.get("config_name")))
 
 
 def choose_split(
@@ -139,11 +155,10 @@ def split_below(
         splits = find_splits(inside) if wanted not in (None, ALL) else {}
         return choose_split(inside, splits, wanted, where)
     start = f"{below}/" if below else ""
-    found = find_splits(
-        [path.removeprefix(start) for path in inside], () if below else configs, subset
-    )
-    splits = {name: [start + path for path in own] for name, own in found.items()}
-    return choose_split(inside, splits, wanted, where)
+    names = [path.removeprefix(start) for path in inside]
+    found = pick_split(names, () if below else configs, wanted, subset, where)
+    files, loose = ([start + path for path in own] for own in (found.files, found.loose))
+    return found._replace(files=files, loose=loose)
 
 
 def by_folders(paths: Iterable[str]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from diffusax.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.runtime.mesh import make_mesh, parse_mesh
 from diffusax.training.data.folders import FolderSource
-from diffusax.training.data.picture_files import list_folder, own_images
+from diffusax.training.data.picture_files import list_folder, without_companions
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def class_source(folder: Path, count: int, column: str) -> FolderSource:
 
 def _others(folder: Path) -> list[str]:
     """Returns the names of the pictures that were not drawn here, sorted."""
-    images = own_images(list_folder(folder))
+    images = without_companions(list_folder(folder)).images
     return sorted(image for image in images if not _OWN.fullmatch(image.rpartition("/")[2]))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import glob
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +24,7 @@ from diffusax.hub_data.splits import (
     by_names,
     choose_split,
     find_splits,
+    pick_split,
     split_below,
 )
 from diffusax.training.data.captions import Lines
@@ -34,8 +35,8 @@ from diffusax.training.data.picture_files import (
     SHARD_SUFFIXES,
     Listing,
     list_folder,
-    own_images,
     suffix_of,
+    without_companions,
 )
 from diffusax.training.data.sources import ArrowSource, Facts, Kind, column_names
 
@@ -109,7 +110,7 @@ def _open_path(
         split = split_below(
             [folder.name], (), below=folder.name, wanted=wanted.split, subset=None, where=name
         )
-        return _open_shards([folder], wanted, Facts(name, split=split.name))
+        return _open_shards([folder], wanted, Facts().of(name, split))
     if (folder / _LATENTS).is_file():
         raise ValueError(
             f"{name} holds latents that cache-latents wrote, which cannot be read as images; give "
@@ -134,11 +135,12 @@ def _open_path(
             # Its lines name images that are not there.
             return FolderSource.from_metadata(listing, wanted.columns, wanted.kinds)
         raise _nothing_in(listing)
-    splits = _splits_on_disk(folder, shards) or find_splits(shards, configs, wanted.subset)
-    split = choose_split(shards, splits, wanted.split, name)
+    if saved := _splits_on_disk(folder, shards):
+        split = choose_split(shards, saved, wanted.split, name)
+    else:
+        split = pick_split(shards, configs, wanted.split, wanted.subset, name)
     _log_loose(name, split)
-    facts = Facts(name, split=split.name, left=split.left)
-    return _open_shards([folder / path for path in split.files], wanted, facts)
+    return _open_shards([folder / path for path in split.files], wanted, Facts().of(name, split))
 
 
 def _open_shards(shards: Sequence[Path], wanted: Wanted, facts: Facts) -> ArrowSource:
@@ -159,31 +161,37 @@ def _open_glob(path: str, wanted: Wanted) -> ArrowSource:
     names = list(files)
     splits = find_splits(names) if wanted.split not in (None, ALL) else {}
     split = choose_split(names, splits, wanted.split, path)
-    facts = Facts(path, split=split.name, left=split.left)
-    return _open_shards([files[name] for name in split.files], wanted, facts)
+    return _open_shards([files[name] for name in split.files], wanted, Facts().of(path, split))
 
 
 def _open_images(listing: Listing, wanted: Wanted, name: str, configs: Configs) -> FolderSource:
     """Opens images in files, those of the wanted splits."""
-    images = own_images(listing) if not metadata_files(listing) else list(listing.images)
+    if not metadata_files(listing):
+        listing = without_companions(listing)
+    images = listing.images
     finder = _image_splits(images, wanted, name, configs)
     split = choose_split(images, finder(images), wanted.split, name)
     _log_loose(name, split)
-    left = {path for path in images if path not in {*split.files}}
-    if left:
-        of_others = finder(listing.others)
-        names = split.name.split("+")
-        theirs = {p for own, paths in of_others.items() if own not in names for p in paths}
-        theirs -= {p for own in names for p in of_others.get(own, ())}
-        others = tuple(path for path in listing.others if path not in theirs)
-        kept = tuple(path for path in listing.images if path not in left)
-        listing = Listing(listing.folder, kept, others)
+    if left := {*images} - {*split.files}:
+        listing = _without(listing, left, finder, split.name.split("+"))
+    columns, kinds = wanted.columns, wanted.kinds
     if metadata_files(listing):
-        source = FolderSource.from_metadata(listing, wanted.columns, wanted.kinds, leave_out=left)
+        source = FolderSource.from_metadata(listing, columns, kinds, leave_out=left)
     else:
-        source = FolderSource.from_names(listing, wanted.columns, lines=wanted.caption_lines)
-    facts = dataclasses.replace(source.facts, place=name, split=split.name, left=split.left)
-    return dataclasses.replace(source, facts=facts)
+        source = FolderSource.from_names(listing, columns, kinds, lines=wanted.caption_lines)
+    return dataclasses.replace(source, facts=source.facts.of(name, split))
+
+
+def _without(listing: Listing, left: Set[str], finder: Finder, names: Sequence[str]) -> Listing:
+    """Returns a folder without some images, and without other splits' files beside them.
+
+    names: the splits that are read.
+    """
+    of_others = finder(listing.others)
+    theirs = {p for own, paths in of_others.items() if own not in names for p in paths}
+    theirs -= {p for own in names for p in of_others.get(own, ())}
+    images = tuple(path for path in listing.images if path not in left)
+    return Listing(listing.folder, images, tuple(p for p in listing.others if p not in theirs))
 
 
 def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Configs) -> Finder:

@@ -12,7 +12,7 @@ from typing import Any
 from diffusax.training.data.broken import MAX_BROKEN
 from diffusax.training.data.captions import Lines, read_captions
 from diffusax.training.data.metadata import metadata_rows
-from diffusax.training.data.picture_files import METADATA, Listing, log_unread, own_images
+from diffusax.training.data.picture_files import METADATA, Listing, log_unread
 from diffusax.training.data.sources import Facts, Kind, check_columns, path_inside
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class FolderSource:
             below = table.rpartition("/")[0]
             for where, row in metadata_rows(listing.folder / table):
                 names = _names_of(where, row, columns)
-                _check_row(where, row, names, columns, kinds or {})
                 found, lost = known.find_all(where, below, names)
+                _check_row(where, row, names, columns, kinds or {})
                 if lost:
                     missing.append(f"{where} names {lost[0]!r}")
                     continue
@@ -71,28 +71,40 @@ class FolderSource:
         if not count:
             raise ValueError(f"{listing.folder / metadata_files(listing)[0]} has no rows")
         known.log_notes(missing, count)
+        _log_passed_over(listing)
         named = {name for found in files for cell in found.values() for name in _as_list(cell)}
         _log_unnamed(listing, named, files)
         return cls(str(listing.folder), tuple(rows), tuple(files), Facts(captions=dict(counts)))
 
     @classmethod
     def from_names(
-        cls, listing: Listing, columns: Sequence[str], *, lines: Lines = "first"
+        cls,
+        listing: Listing,
+        columns: Sequence[str],
+        kinds: Mapping[str, Kind] | None = None,
+        *,
+        lines: Lines = "first",
     ) -> "FolderSource":
         """Finds images with their captions in files beside them, or in their names.
 
-        lines: what files of several lines say; see `captions`.
+        Args:
+            listing: the folder; all images of it are read.
+            columns: the columns to read: images, and perhaps their captions.
+            kinds: what columns hold, where that is known.
+            lines: what files of several lines say; see `captions`.
 
         Raises:
             ValueError: there are no images, only some of them have a caption, or more columns are
                 asked for than an image and its caption.
         """
-        folder, images = listing.folder, own_images(listing)
+        folder, images = listing.folder, listing.images
         image_column, *others = columns
-        if more := others[1:]:
+        if more := [c for c in others if (kinds or {}).get(c) == "image"] or others[1:]:
+            keys = [f"{c}_file_name" if (kinds or {}).get(c) == "image" else c for c in more]
             raise ValueError(
                 f"{folder} holds images with captions at most, and nothing of "
-                f"{' and '.join(map(repr, more))}; name them in a {METADATA[0]}"
+                f"{' and '.join(map(repr, more))}; name each by {' and '.join(keys)} in a "
+                f"{METADATA[0]}, with the image's file_name"
             )
         facts = Facts()
         texts: Sequence[Any] = ()
@@ -124,22 +136,27 @@ class FolderSource:
 
 
 def metadata_files(listing: Listing) -> list[str]:
-    """Returns the metadata files in a folder, one of each folder in it; names others in the log."""
-    found: dict[str, list[str]] = {}
+    """Returns the metadata files in a folder, one of each folder in it: the first of `METADATA`."""
+    found: dict[str, str] = {}
+    for path in sorted(listing.named(METADATA), key=_rank):
+        found.setdefault(path.rpartition("/")[0], path)
+    return sorted(found.values(), key=lambda path: path.split("/"))
+
+
+def _rank(path: str) -> int:
+    return METADATA.index(path.rpartition("/")[2].lower())
+
+
+def _log_passed_over(listing: Listing) -> None:
+    """Names the metadata files that are not read because of another one in their folder."""
+    read = metadata_files(listing)
     for path in listing.named(METADATA):
-        found.setdefault(path.rpartition("/")[0], []).append(path)
-    kept = []
-    for paths in found.values():
-        paths.sort(key=lambda path: METADATA.index(path.rpartition("/")[2].lower()))
-        kept.append(paths[0])
-        if len(paths) > 1:
+        if path not in read:
             log.warning(
-                "%s: %s is read, and %s not; leave one of them there",
+                "%s: %s is not read, as another metadata file beside it is; leave one of them",
                 listing.folder,
-                paths[0],
-                " and ".join(paths[1:]),
+                path,
             )
-    return kept
 
 
 class _Files:

@@ -33,7 +33,7 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
 
     What was found is in the log; see `log_summary`.
 
-    leave_out: a folder whose images are no part of it; see `find_pictures`.
+    leave_out: a folder whose images are no part of it; see `list_folder`.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -46,11 +46,6 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
         _check_tags(config)
     mask = config.mask_column
     source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
-    if mask and isinstance(source, FolderSource) and mask not in source.files[0]:
-        raise ValueError(
-            f"{config.path} has no pictures in data.mask_column={mask}; name each by "
-            f"{mask}_file_name in a metadata.jsonl, or use data.mask=alpha"
-        )
     if isinstance(config, CaptionedDataConfig) and config.caption_lines != "first":
         _check_lines(config, source)
     log_summary(source, columns, kinds_of(config))
@@ -89,7 +84,7 @@ def open_images(
         side: the side in pixels of the square whose area the buckets have, if their sizes are not
             given.
         factor: the number of pixels per latent or token, which divides all sizes.
-        leave_out: a folder whose images are no part of the data set; see `find_pictures`.
+        leave_out: a folder whose images are no part of the data set; see `list_folder`.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than

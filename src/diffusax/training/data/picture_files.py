@@ -77,8 +77,10 @@ def list_folder(folder: Path, leave_out: str = "") -> Listing:
     return Listing(folder, images, tuple(p for p in files if suffix_of(p) not in IMAGE_SUFFIXES))
 
 
-def own_images(listing: Listing) -> list[str]:
-    """Returns the images without those that other programs put beside them; names these in the log.
+def without_companions(listing: Listing) -> Listing:
+    """Returns a folder without the images that other programs put beside those to learn.
+
+    The log names them.
 
     They are masks (a-masklabel.png, a_mask.png beside a.png), thumbnails and previews, and the
     images in folders such as masks, samples or thumbnails that have others beside them.
@@ -98,15 +100,7 @@ def own_images(listing: Listing) -> list[str]:
             aside[0],
             METADATA[0],
         )
-    return images
-
-
-def find_pictures(folder: Path, leave_out: str = "") -> list[Path]:
-    """Returns the images at any depth of a folder, without hidden ones and other programs' own.
-
-    leave_out: see `list_folder`.
-    """
-    return [folder / path for path in own_images(list_folder(folder, leave_out))]
+    return dataclasses.replace(listing, images=tuple(images))
 
 
 def log_unread(folder: Path, paths: Iterable[str]) -> None:

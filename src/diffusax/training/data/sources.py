@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from diffusax.extras import require_extra
+from diffusax.hub_data.splits import Split
 from diffusax.training.data.broken import MAX_BROKEN
 
 Kind = Literal["image", "text", "text or none"]
@@ -45,6 +46,13 @@ class Facts:
     """The splits that are read; empty where there are none."""
     left: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The number of files of each split that is not read."""
+    subset: str = ""
+    """The subset of the data set's card, where it has several."""
+
+    def of(self, place: str, split: Split) -> "Facts":
+        """Returns the facts with a place and what was chosen of it."""
+        own = {"split": split.name, "left": split.left, "subset": split.subset}
+        return dataclasses.replace(self, place=place, **own)
 
 
 class SourceFailed(ValueError):

@@ -111,7 +111,7 @@ class StreamedSource:
             ends,
             limit,
             window,
-            Facts(f"{path}, streamed", split=chosen.name, left=chosen.left),
+            Facts().of(f"{path}, streamed", chosen),
         )
 
     def __len__(self) -> int:

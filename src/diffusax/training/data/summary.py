@@ -37,9 +37,11 @@ def log_summary(source: Source, columns: Sequence[str], kinds: Mapping[str, Kind
     images = [column for column in columns if kinds.get(column) == "image"]
     texts = [column for column in columns if kinds.get(column, "image") != "image"]
     log.info("data: %d rows of %s; columns %s", len(source), facts.place, ", ".join(columns))
-    if facts.split or facts.left:
-        left = ", ".join(f"{name} ({count} files)" for name, count in facts.left.items())
-        rest = f"; {left} left, which data.split chooses" if left else ""
+    if facts.subset:
+        log.info("data: the subset is %s; data.subset chooses another", facts.subset)
+    if facts.split:
+        left = ", ".join(f"{name} {count}" for name, count in facts.left.items())
+        rest = f"; files of other splits: {left}; data.split chooses" if left else ""
         log.info("data: the split is %s%s", facts.split, rest)
     if isinstance(source, StreamedSource):
         # To look at a row is to fetch a row group of many megabytes.
@@ -67,7 +69,7 @@ def _log_captions(source: Any, column: str, facts: Facts, examples: Sequence[Any
     where = ", ".join(origins) or f"in the column {column}"
     of = "" if len(cells) == len(source) else f" of {len(cells)} looked at"
     one = next((text for cell in examples if (text := _first_text(cell).strip())), "")
-    log.info("data: %s %s, %d empty%s; such as %r", column, where, empty, of, one[:100])
+    log.info("data: %s: %s, %d empty%s; such as %r", column, where, empty, of, one[:100])
 
 
 def _looks(cells: Sequence[Any]) -> list[str]:

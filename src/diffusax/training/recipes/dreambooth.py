@@ -26,7 +26,6 @@ from diffusax.training.data.class_pictures import (
     class_source,
 )
 from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
-from diffusax.training.data.folders import FolderSource
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
 from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.rows import caption_example
@@ -150,9 +149,6 @@ class DreamBooth(Denoiser):
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
         super().__init__(config, tuple(columns), compile_only=not generate)
-        pictures = getattr(self.source, "source", self.source)
-        if isinstance(pictures, FolderSource) and data.mask_column:
-            _check_masks(pictures, data.mask_column)
         self.prior = bool(config.class_prompt)
         self.prompts = self._constant_prompts()
         self.embedded = self.embedded or bool(self.prompts)
@@ -323,15 +319,6 @@ def _filled(cell: Any, prompt: str) -> Any:
         return [_filled(caption, prompt) for caption in cell]
     empty = cell is None or cell == [] or (isinstance(cell, str) and not cell.strip())
     return prompt if prompt and empty else cell
-
-
-def _check_masks(source: FolderSource, column: str) -> None:
-    """Raises ValueError where a column of a folder holds no pictures, to be masks."""
-    if not any(column in files for files in source.files):
-        raise ValueError(
-            f"data.mask_column={column!r}: {source.folder} has no pictures under that name; name "
-            f"each mask as {column}_file_name in a metadata.jsonl, or use data.mask=alpha"
-        )
 
 
 def _check_apart(instances: str, classes: str) -> None:
