@@ -53,8 +53,8 @@ class EvaluateTextToImage(Drawing):
     model: Annotated[str | None, OWN] = None
     """The checkpoint that generates: a folder in diffusers' layout, or a Hub repository id."""
     prompts: Annotated[Path | None, OWN] = None
-    """The prompts: a .txt file with a prompt a line, or a .jsonl or .parquet file with a column
-    prompt."""
+    """The prompts: a .txt file with a prompt a line, or a .jsonl, .csv or .parquet file with a
+    column prompt."""
     images: Annotated[str | None, OWN] = None
     """Images to measure instead: a folder of images, with a metadata.jsonl or .txt files if their
     captions count, or a data set of Parquet files."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from diffusax.training.data.metadata import not_utf8, unique_keys
+from diffusax.tables import unique_keys
+from diffusax.training.data.metadata import not_utf8
 from diffusax.training.data.picture_files import METADATA, Listing, log_unread, stem_of, suffix_of
 
 log = logging.getLogger(__name__)

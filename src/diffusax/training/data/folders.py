@@ -266,14 +266,17 @@ def _check_row(
                 f"{where} must name its images by {column}_file_name, a path in the metadata's "
                 f"folder (got {column}: {str(cell)[:60]})"
             )
-        if kind == "text" or (kind == "text or none" and cell is not None):
-            parts = _as_list(cell)
-            if not parts or not all(isinstance(part, str) for part in parts):
-                raise ValueError(
-                    f"{where}: {column} must be a text, or a list of texts (got "
-                    f"{str(cell)[:60] if cell is not None else 'null'}); an image without a "
-                    'caption has ""'
-                )
+        if kind not in ("text", "text or none"):
+            continue
+        parts, optional = _as_list(cell), kind == "text or none"
+        if not all(isinstance(part, str) or (part is None and optional) for part in parts) or not (
+            parts or optional
+        ):
+            got = "null" if cell is None else str(cell)[:60]
+            raise ValueError(
+                f"{where}: {column} must be a text, or a list of texts (got {got}); an image "
+                'without a caption has ""'
+            )
 
 
 def _log_unnamed(listing: Listing, named: set[str], files: Sequence[Mapping[str, Any]]) -> None:

@@ -23,28 +23,33 @@ _COUNTED = 100_000
 """The number of captions that are looked at for empty ones."""
 
 
-def log_summary(source: Source, columns: Sequence[str], kinds: Mapping[str, Kind]) -> None:
+def log_summary(
+    source: Source, columns: Sequence[str], kinds: Mapping[str, Kind], *, place: str = ""
+) -> None:
     """Logs a data set's rows, captions, splits, sizes and modes; in the first process alone.
 
     Args:
         source: the data set.
         columns: the columns that are read.
         kinds: what they hold; others are not looked at.
+        place: where the data set is, if it does not say so itself.
     """
     if jax.process_index():
         return
     facts: Facts = getattr(source, "facts", Facts())
-    images = [column for column in columns if kinds.get(column) == "image"]
-    texts = [column for column in columns if kinds.get(column, "image") != "image"]
-    log.info("data: %d rows of %s; columns %s", len(source), facts.place, ", ".join(columns))
+    log.info(
+        "data: %d rows of %s; columns %s", len(source), facts.place or place, ", ".join(columns)
+    )
     if facts.subset:
         log.info("data: the subset is %s; data.subset chooses another", facts.subset)
     if facts.split:
         left = ", ".join(f"{name} {count}" for name, count in facts.left.items())
         rest = f"; files of other splits: {left}; data.split chooses" if left else ""
         log.info("data: the split is %s%s", facts.split, rest)
-    if isinstance(source, StreamedSource):
-        # To look at a row is to fetch a row group of many megabytes.
+    images = [column for column in columns if kinds.get(column) == "image"]
+    texts = [column for column in columns if kinds.get(column) in ("text", "text or none")]
+    # To look at a streamed row is to fetch a row group of many megabytes.
+    if isinstance(source, StreamedSource) or not images + texts:
         return
     count = len(source)
     numbers = sorted({i * count // LOOKED_AT for i in range(LOOKED_AT)}) if count else []

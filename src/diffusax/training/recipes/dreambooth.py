@@ -30,6 +30,7 @@ from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, R
 from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.rows import caption_example
 from diffusax.training.data.sources import Source
+from diffusax.training.data.summary import log_summary
 from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
@@ -278,7 +279,9 @@ class DreamBooth(Denoiser):
             return UndrawnPictures(folder)
         drawn.ensure(Path(folder), config.class_images)
         column = config.data.image_column
-        return KeptPictures(class_source(Path(folder), config.class_images, column), column)
+        classes = class_source(Path(folder), config.class_images, column)
+        log_summary(classes, (column,), {column: "image"}, place=f"{folder}, the class")
+        return KeptPictures(classes, column)
 
     def _cached_classes(self, folder: str, check: bool) -> Source:
         if not (self.cached and is_cache(folder)):
