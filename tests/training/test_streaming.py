@@ -278,6 +278,20 @@ def test_what_cannot_be_streamed_is_one_sentence(state, path, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_split_is_streamed_alone(state, local, caplog):
+    caplog.set_level("INFO", "diffusax.training")
+    files = state.repos[f"datasets/{REPO}"]
+    files["data/test-0.parquet"] = (local / "train-1.parquet").read_bytes()
+    assert len(streamed()) == ROWS
+    assert "the split is train; files of other splits: test 1" in caplog.text
+    assert texts(streamed(split="eval")) == [f"number {i}" for i in range(18, ROWS)]
+    assert len(streamed(split="all")) == ROWS + ROWS - 18
+    with pytest.raises(ValueError, match=r"no split 'validation' \(it has train, test\)"):
+        streamed(split="validation")
+    with pytest.raises(ValueError, match=r"column 'image' holds struct<.*, not texts"):
+        open_data(CaptionedDataConfig(REPO, streaming=True, caption_column="image"), ("image",))
+
+
 def test_each_process_may_have_data_of_its_own(monkeypatch):
     monkeypatch.setattr("jax.process_index", lambda: 2)
     monkeypatch.setattr("jax.process_count", lambda: 4)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import glob
+import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -150,14 +151,18 @@ def _open_shards(shards: Sequence[Path], wanted: Wanted, facts: Facts) -> ArrowS
 def _open_glob(path: str, wanted: Wanted) -> ArrowSource:
     anchor = Path(path).anchor
     found = sorted(Path(anchor or ".").glob(path.removeprefix(anchor)))
-    files = {file.as_posix(): file for file in found if file.is_file()}
-    if not files:
+    shards = [file for file in found if file.is_file()]
+    if not shards:
         raise ValueError(f"no file matches {path!r}")
-    if strange := [name for name in files if suffix_of(name) not in SHARD_SUFFIXES]:
+    if strange := [file for file in shards if suffix_of(file.name) not in SHARD_SUFFIXES]:
         raise ValueError(
             f"{path!r} matches {strange[0]}, which is no Parquet file; a glob is for these alone, "
             "and images are given by their folder"
         )
+    # The names of folders above the data set tell nothing of its splits.
+    fixed = itertools.takewhile(lambda part: not any(c in part for c in "*?["), Path(path).parts)
+    above = Path(*fixed)
+    files = {file.relative_to(above).as_posix(): file for file in shards}
     names = list(files)
     splits = find_splits(names) if wanted.split not in (None, ALL) else {}
     split = choose_split(names, splits, wanted.split, path)

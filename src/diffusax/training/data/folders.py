@@ -268,10 +268,9 @@ def _check_row(
             )
         if kind not in ("text", "text or none"):
             continue
-        parts, optional = _as_list(cell), kind == "text or none"
-        if not all(isinstance(part, str) or (part is None and optional) for part in parts) or not (
-            parts or optional
-        ):
+        parts, may_lack = _as_list(cell), kind == "text or none"
+        texts = all(isinstance(part, str) or (part is None and may_lack) for part in parts)
+        if not texts or not (parts or may_lack):
             got = "null" if cell is None else str(cell)[:60]
             raise ValueError(
                 f"{where}: {column} must be a text, or a list of texts (got {got}); an image "

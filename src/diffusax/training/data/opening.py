@@ -159,13 +159,25 @@ def _check_tags(config: CaptionedDataConfig) -> None:
 def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
     """Opens the data set with these columns; checks those that the options say more of."""
     kinds = {name: kind for name, kind in kinds_of(config).items() if name in columns}
-    options = {"split": config.split, "subset": config.subset, "kinds": kinds}
     if config.streaming:
-        limit, window = int(config.streaming_cache * 1e9), config.streaming_window
-        return StreamedSource.open(config.path, columns, limit=limit, window=window, **options)
-    if isinstance(config, CaptionedDataConfig):
-        options["caption_lines"] = config.caption_lines
-    return open_source(config.path, columns, leave_out=leave_out, **options)
+        return StreamedSource.open(
+            config.path,
+            columns,
+            limit=int(config.streaming_cache * 1e9),
+            window=config.streaming_window,
+            split=config.split,
+            subset=config.subset,
+            kinds=kinds,
+        )
+    return open_source(
+        config.path,
+        columns,
+        kinds=kinds,
+        split=config.split,
+        subset=config.subset,
+        leave_out=leave_out,
+        caption_lines=getattr(config, "caption_lines", "first"),
+    )
 
 
 def _image_sizes(source: Source, config: DataConfig, image_column: str) -> np.ndarray:

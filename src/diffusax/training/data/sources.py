@@ -51,8 +51,7 @@ class Facts:
 
     def of(self, place: str, split: Split) -> "Facts":
         """Returns the facts with a place and what was chosen of it."""
-        own = {"split": split.name, "left": split.left, "subset": split.subset}
-        return dataclasses.replace(self, place=place, **own)
+        return Facts(place, self.captions, split.name, split.left, split.subset)
 
 
 class SourceFailed(ValueError):
