@@ -134,6 +134,11 @@ def test_a_split_can_be_chosen_by_any_of_its_words(tmp_path, name, split, expect
             {},
             "has the subsets red, green, of which none is the default; give one as data.subset",
         ),
+        (
+            {"README.md": CARD, "z/0.parquet": ["a"]},
+            {},
+            "has none of the files that its card names for it; it has those of green: give one",
+        ),
     ],
 )
 def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path, files, options, message):
@@ -326,6 +331,22 @@ def test_captions_may_be_missing_where_an_instance_prompt_stands_for_them(tmp_pa
     rows = [{"file_name": "1.png", **more} for more in ({}, {"text": None}, {"text": "a"})]
     write(tmp_path, {**ONE, "metadata.jsonl": lines(*rows)})
     assert found(tmp_path, DreamBoothDataConfig, caption_column="text") == [None, None, "a"]
+
+
+def test_a_missing_file_is_a_missing_caption(tmp_path, said):
+    write(tmp_path, {**ONE, "2.png": None, "2.txt": "b"})
+    assert found(tmp_path, DreamBoothDataConfig, caption_column="text") == [None, "b"]
+    assert "1 from .txt files, 1 from nothing" in said()
+    found(tmp_path, DreamBoothDataConfig, columns=("image",))
+    assert "1 files such as 2.txt are not read, as no column of captions is asked for" in said()
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    write(tmp_path / "elsewhere", {**ONE, "1.txt": "a"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "data")
+    assert found(tmp_path / "data") == ["a"]
 
 
 LEFTOVERS = [

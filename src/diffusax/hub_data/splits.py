@@ -4,8 +4,9 @@ Upstream: huggingface/datasets, data_files.py (the patterns and their order) and
 (the `configs` of a data set's card).
 """
 
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fsspec.utils import glob_translate
@@ -78,8 +79,16 @@ def find_splits(
 def pick_split(
     paths: Sequence[str], configs: Configs, wanted: str | None, subset: str | None, where: str
 ) -> Split:
-    """Returns the files of the wanted splits of a subset; see `find_splits` and `choose_split`."""
+    """Returns the files of the wanted splits of a subset; see `find_splits` and `choose_split`.
+
+    Raises:
+        ValueError: their errors; or none of the subset's files is there.
+    """
     splits = find_splits(paths, configs, subset)
+    if configs and not splits and (subset is not None or _names_files(configs, subset)):
+        there = [name for name in subsets(configs) if find_splits(paths, configs, name)]
+        rest = f"; it has those of {', '.join(there)}: give one as data.subset" if there else ""
+        raise ValueError(f"{where} has none of the files that its card names for it{rest}")
     if len(configs) < 2:
         return choose_split(paths, splits, wanted, where)
     # What belongs to another subset is no file that is left out by mistake.
@@ -196,6 +205,11 @@ def _choose_config(configs: Configs, subset: str | None) -> Mapping[str, Any] | 
     )
 
 
+def _names_files(configs: Configs, subset: str | None) -> bool:
+    config = _choose_config(configs, subset) or {}
+    return any(config.get(name) is not None for name in ("data_files", "data_dir"))
+
+
 def _of_card(paths: Sequence[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
     patterns: dict[str, list[str]] = {}
     for split, pattern in data_files(config):
@@ -232,13 +246,18 @@ def _by_shards(paths: Iterable[str]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda one: order.index(one[0])))
 
 
-def _by_words(paths: Iterable[str], parts: Any) -> dict[str, list[str]]:
-    named = [(path, parts(path)) for path in paths]
-    found = {
-        split: [path for path, names in named if any(map(word.search, names))]
-        for split, word in _SPLIT.items()
-    }
+def _by_words(paths: Iterable[str], parts: Callable[[str], list[str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {split: [] for split in _SPLIT}
+    # A million images are in few folders.
+    of_name = functools.cache(_splits_of)
+    for path in paths:
+        for split in {split: None for name in parts(path) for split in of_name(name)}:
+            found[split].append(path)
     return {split: own for split, own in found.items() if own}
+
+
+def _splits_of(name: str) -> list[str]:
+    return [split for split, word in _SPLIT.items() if word.search(name)]
 
 
 def _spelt(name: str, splits: Mapping[str, list[str]]) -> str:

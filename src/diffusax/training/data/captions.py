@@ -29,6 +29,8 @@ _MAX_TABLE = 2**28
 """The largest size in bytes of a JSON file with all captions."""
 _TEXTS = (".txt", ".caption", ".cap", ".tags")
 """The suffixes of files with a caption; first the one that wins where an image has several."""
+CAPTION_SUFFIXES = (*_TEXTS, ".json")
+"""The suffixes of files that may hold an image's caption."""
 _FOLDERS = frozenset(["captions", "caption", "texts", "text", "txt", "tags", "prompts"])
 """Folders, in lower case, that hold captions apart from the images."""
 _KEYS = ("caption", "text", "prompt", "tags", "tag_string")
@@ -58,27 +60,38 @@ class Captions:
     """The number of images by the kind of their caption's source."""
 
 
-def read_captions(listing: Listing, images: Sequence[str], column: str, lines: Lines) -> Captions:
-    """Returns the captions of images: from files beside them, or else their names.
+def read_captions(
+    listing: Listing, column: str, lines: Lines, *, may_lack: bool = False
+) -> Captions:
+    """Returns the captions of a folder's images: from files beside them, or else their names.
+
+    Args:
+        listing: the folder.
+        column: the name of the captions in JSON files, besides usual ones.
+        lines: what a file of several lines says.
+        may_lack: whether images without a caption have None where others have one.
 
     Raises:
         ValueError: only some images have a caption, a file with one cannot be read, or captions
             seem to be in files that are not read; says what to do.
     """
-    found = _Beside(listing, images, column, lines)
-    texts = [found.caption(image) for image in images]
+    images = listing.images
+    found = _Beside(listing, column, lines)
+    texts: list[Any] = [found.caption(image) for image in images]
     used = found.used
     if not any(text is not None for text in texts):
         texts, used = _from_table(listing, images)
     missing = [image for image, text in zip(images, texts) if text is None]
-    if missing and len(missing) < len(images):
+    if some := 0 < len(missing) < len(images):
+        found.sources["nothing"] = len(missing)
+    if some and not may_lack:
         raise ValueError(
             f"{listing.folder / missing[0]} has no caption in a {_TEXTS[0]} file, and others have "
             f"({len(missing)} of {len(images)} pictures have none); write one for each picture, "
             "which may be empty"
         )
     unread = [path for path in listing.others if path not in used]
-    if missing:
+    if missing and not some:
         _refuse_what_looks_like_captions(listing, unread)
         texts = [stem_of(image) for image in images]
         found.sources["file names"] = len(images)
@@ -87,8 +100,8 @@ def read_captions(listing: Listing, images: Sequence[str], column: str, lines: L
             listing.folder,
             texts[0],
         )
-    elif not found.sources:
-        found.sources[", ".join(sorted(used))] = len(images)
+    elif not found.sources.keys() - {"nothing"}:
+        found.sources[", ".join(sorted(used))] = len(images) - len(missing)
     else:
         found.log_notes(unread)
     log_unread(listing.folder, [p for p in unread if suffix_of(p) not in _TEXTS])
@@ -98,14 +111,13 @@ def read_captions(listing: Listing, images: Sequence[str], column: str, lines: L
 class _Beside:
     """The captions' files beside images, and how many of each kind were read."""
 
-    def __init__(self, listing: Listing, images: Sequence[str], column: str, lines: Lines):
+    def __init__(self, listing: Listing, column: str, lines: Lines):
         self.folder, self.lines = listing.folder, lines
         self.keys = tuple(dict.fromkeys([column, *_KEYS]))
         self.exact = frozenset(listing.others)
         self.lower = {path.lower(): path for path in listing.others}
         # Otherwise a million images would be looked for in folders that are not there.
         self.apart = sorted({f for path in listing.others for f in _caption_folders(path)})
-        self.stems = {image.rpartition(".")[0].lower() for image in images}
         self.sources: collections.Counter[str] = collections.Counter()
         self.used: set[str] = set()
         self.several: dict[str, int] = {}
@@ -161,7 +173,7 @@ class _Beside:
                 self.folder,
                 len(self.passed_over),
                 self.passed_over[0],
-                ", ".join([*_TEXTS, ".json"]),
+                ", ".join(CAPTION_SUFFIXES),
             )
         orphans = [path for path in unread if suffix_of(path) in _TEXTS]
         if orphans:
@@ -184,12 +196,12 @@ class _Beside:
     def _files(self, image: str) -> Iterator[tuple[str, str]]:
         """Yields the files that may hold an image's caption, each with its kind."""
         for base in (image.rpartition(".")[0], image):
-            for suffix in (*_TEXTS, ".json"):
+            for suffix in CAPTION_SUFFIXES:
                 if file := self._named(base + suffix):
                     yield file, f"{suffix} files"
         for place in self.apart:
             for base in _apart(image, place):
-                for suffix in (*_TEXTS, ".json"):
+                for suffix in CAPTION_SUFFIXES:
                     if file := self._named(base + suffix):
                         yield file, f"{suffix} files in {place}"
 
@@ -212,6 +224,8 @@ class _Beside:
 
     def _json(self, file: str) -> Any:
         """Returns the caption in an image's JSON file; None where there is none in it."""
+        if (self.folder / file).stat().st_size > MAX_CAPTION_FILE:
+            return None
         try:
             data = json.loads(read_text_file(self.folder / file), object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
@@ -343,11 +357,13 @@ def _key(name: str) -> str:
 
 def _refuse_what_looks_like_captions(listing: Listing, unread: Sequence[str]) -> None:
     """Raises ValueError where images have no caption and files that are not read may hold them."""
+    images = listing.images[:10]
     suspects = [
         path
         for path in unread
         if suffix_of(path) in (*_TABLES, *_TEXTS)
         and not _NOT_CAPTIONS.fullmatch(path.rpartition("/")[2])
+        and not (suffix_of(path) == ".json" and not _speaks_of(listing.folder / path, images))
     ]
     if not suspects:
         return
@@ -358,4 +374,13 @@ def _refuse_what_looks_like_captions(listing: Listing, unread: Sequence[str]) ->
         f"write {stem_of(image)}{_TEXTS[0]} beside {image} and so on, or a {METADATA[0]} with "
         '{"file_name": "' + image + '", "text": "..."} for each; or move them elsewhere, and the '
         "names of the pictures are the captions"
+    )
+
+
+def _speaks_of(file: Path, images: Sequence[str]) -> bool:
+    """Returns whether a JSON file has the word caption, or the name of one of some images."""
+    with file.open("rb") as opened:
+        start = opened.read(MAX_CAPTION_FILE)
+    return b"caption" in start or any(
+        image.rpartition("/")[2].encode() in start for image in images
     )

@@ -222,7 +222,7 @@ def _image_splits(images: Sequence[str], wanted: Wanted, name: str, configs: Con
                 ", ".join(f"{split} ({len(own)} pictures)" for split, own in found.items()),
                 len(images) - len(covered),
             )
-    found = by_names(images)
+    found = by_names(images) if by_names(images[:1]) else {}
     if len(found) > 1 and len(set().union(*found.values())) == len(images):
         return by_names
     return lambda paths: {}

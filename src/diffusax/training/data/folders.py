@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusax.training.data.broken import MAX_BROKEN
-from diffusax.training.data.captions import Lines, read_captions
+from diffusax.training.data.captions import CAPTION_SUFFIXES, Lines, read_captions
 from diffusax.training.data.metadata import metadata_rows
 from diffusax.training.data.picture_files import METADATA, Listing, log_unread
 from diffusax.training.data.sources import Facts, Kind, check_columns, path_inside
@@ -109,10 +109,20 @@ class FolderSource:
         facts = Facts()
         texts: Sequence[Any] = ()
         if others:
-            captions = read_captions(listing, images, others[0], lines)
+            may_lack = (kinds or {}).get(others[0]) == "text or none"
+            captions = read_captions(listing, others[0], lines, may_lack=may_lack)
             texts, facts = captions.texts, Facts(captions=captions.sources)
         else:
-            log_unread(folder, [p for p in listing.others if not p.endswith((".txt", ".json"))])
+            texts_beside = listing.ending(CAPTION_SUFFIXES)
+            if texts_beside:
+                log.info(
+                    "%s: %d files such as %s are not read, as no column of captions is asked for",
+                    folder,
+                    len(texts_beside),
+                    texts_beside[0],
+                )
+            beside = {*texts_beside}
+            log_unread(folder, [path for path in listing.others if path not in beside])
         rows = tuple(dict.fromkeys(others, text) for text in texts) or ({},) * len(images)
         cells = tuple({image_column: image} for image in images)
         return cls(str(folder), rows, cells, facts)

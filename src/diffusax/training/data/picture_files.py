@@ -122,16 +122,21 @@ def stem_of(path: str) -> str:
 
 
 def _walk(folder: Path, leave_out: Path | None) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
-        below = Path(place)
-        folders[:] = [
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        below, stat = Path(place), os.stat(place)
+        if (stat.st_dev, stat.st_ino) in seen:
+            # Links may lead around in a circle, or to one folder twice.
+            folders.clear()
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
+        folders[:] = sorted(
             name
             for name in folders
             if not name.startswith((".", "__")) and (not leave_out or below / name != leave_out)
-        ]
+        )
         start = below.relative_to(folder).as_posix()
         start = "" if start == "." else f"{start}/"
-        # A link to a folder is listed among the folders, and not followed.
         yield from (start + name for name in files if not name.startswith("."))
 
 
