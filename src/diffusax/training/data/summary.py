@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from PIL import Image
 
-from diffusax.images.pictures import upright_size
+from diffusax.images.reading import upright_size
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.sources import Facts, Kind, Source
 from diffusax.training.data.streaming import StreamedSource
