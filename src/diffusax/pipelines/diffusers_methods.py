@@ -1,7 +1,7 @@
 """Properties and methods of diffusers' pipelines besides calls, loading and saving."""
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -19,6 +19,7 @@ class DiffusersMethods:
     _guidance_scale: float | None
     _num_timesteps: int
     _interrupt: bool
+    _tensors: Literal["pt", "jax"] | None
 
     @property
     def dtype(self) -> Any:
@@ -32,6 +33,22 @@ class DiffusersMethods:
         return next(iter(leaf.devices()))
 
     @property
+    def tensors(self) -> Literal["pt", "jax"] | None:
+        """What embeddings, latents, prepared pixels and callbacks' values are returned as.
+
+        "pt", tensors of PyTorch, which may be changed in place, also in callbacks; "jax", arrays;
+        or None for what the program works with: tensors where the module that calls has imported
+        PyTorch and not JAX, else arrays.
+        """
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, kind: Literal["pt", "jax"] | None) -> None:
+        if kind not in ("pt", "jax", None):
+            raise ValueError(f"tensors must be 'pt', 'jax' or None (got {kind!r})")
+        self._tensors = kind
+
+    @property
     def vae_scale_factor(self) -> int:
         """The number of pixels per latent of the autoencoder, in each direction."""
         return self.parts.latents.factor // self.parts.latents.fold
@@ -41,7 +58,9 @@ class DiffusersMethods:
         """The processor of the autoencoder's images: `preprocess` and `postprocess`."""
         latents = self.parts.latents
         return VaeImageProcessor(
-            vae_scale_factor=latents.factor, vae_latent_channels=latents.channels
+            vae_scale_factor=latents.factor,
+            vae_latent_channels=latents.channels,
+            tensors=self.tensors,
         )
 
     @property
@@ -121,13 +140,17 @@ def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
         do_normalize=False,
         do_binarize=True,
         do_convert_grayscale=True,
+        tensors=self.tensors,
     )
 
 
 def _control_image_processor(self: DiffusersMethods) -> VaeImageProcessor:
     """The processor of control images, whose pixels stay in [0, 1]."""
     return VaeImageProcessor(
-        vae_scale_factor=self.vae_scale_factor, do_convert_rgb=True, do_normalize=False
+        vae_scale_factor=self.vae_scale_factor,
+        do_convert_rgb=True,
+        do_normalize=False,
+        tensors=self.tensors,
     )
 
 

@@ -14,6 +14,7 @@ from diffusax.pipelines.families import (
 from diffusax.pipelines.lora import LoraMethods, write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
+from diffusax.tensors import as_tensor, is_tensor
 
 # fmt: off
 
@@ -102,7 +103,8 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             prompt, device, num_images_per_prompt, prompt_embeds, max_sequence_length,
             text_encoder_out_layers, **options,
         )
-        return embeds, np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
+        positions = np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
+        return embeds, as_tensor(positions) if is_tensor(embeds) else positions
 
 
 class ZImage(_TransformerLoRAs, DiffusionPipeline):
