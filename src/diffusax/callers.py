@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ def wants_tensors(setting: str | None, *given: Any) -> bool:
         return setting == "pt"
     if "torch" not in sys.modules:
         return False
-    wanted = _prefers_tensors(_names(_caller()))
+    wanted = _prefers_tensors(_imports(_caller()))
     return any(map(is_tensor, given)) if wanted is None else wanted
 
 
@@ -49,7 +49,9 @@ def function_wants_tensors(function: Any, otherwise: bool) -> bool:
     function = getattr(function, "__func__", function)
     if not hasattr(function, "__globals__"):
         function = type(function).__call__
-    wanted = _prefers_tensors(getattr(function, "__globals__", {}).values())
+    found = _packages(getattr(function, "__globals__", {}))
+    found |= _names(function.__code__) if hasattr(function, "__code__") else set()
+    wanted = _prefers_tensors(found)
     return otherwise if wanted is None else wanted
 
 
@@ -61,7 +63,7 @@ def for_reader(array: np.ndarray) -> Any:
     if "torch" not in sys.modules:
         return array
     reader = sys._getframe(2)
-    if _is_own(reader) or not _prefers_tensors(_names(reader)):
+    if _is_own(reader) or not _prefers_tensors(_imports(reader)):
         return array
     return as_tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
@@ -78,27 +80,39 @@ def _is_own(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == _OWN
 
 
-def _names(frame: types.FrameType | None) -> Iterator[Any]:
-    """Yields what a frame's module has, and the functions of it that are running."""
+def _imports(frame: types.FrameType | None) -> set[str]:
+    """Returns the packages that a frame's module has imported, or functions of it that are running.
+
+    Local variables are not looked at: Python would keep them alive for as long as the frame runs.
+    """
     if frame is None:
-        return
-    module: Mapping[str, Any] = frame.f_globals
-    yield from module.values()
+        return set()
+    module, found = frame.f_globals, _packages(frame.f_globals)
     while frame is not None:
-        if frame.f_globals is module and frame.f_locals is not module:
-            yield from frame.f_locals.values()
+        if frame.f_globals is module:
+            found |= _names(frame.f_code)
         frame = frame.f_back
+    return found
 
 
-def _prefers_tensors(values: Any) -> bool | None:
-    """Returns whether PyTorch is among values and JAX is not; None for neither."""
-    libraries = {_library(value) for value in list(values)}
-    if not libraries.isdisjoint(_JAX):
+def _names(code: types.CodeType) -> set[str]:
+    """Returns the names that a function imports or reads from outside, without their submodules."""
+    return {name.partition(".")[0] for name in (*code.co_names, *code.co_freevars)}
+
+
+def _packages(module: Mapping[str, Any]) -> set[str]:
+    """Returns the packages of the modules, classes and functions that a module has."""
+    return {_package(value) for value in list(module.values())}
+
+
+def _prefers_tensors(packages: set[str]) -> bool | None:
+    """Returns whether PyTorch is among packages and JAX is not; None for neither."""
+    if not packages.isdisjoint(_JAX):
         return False
-    return True if "torch" in libraries else None
+    return True if "torch" in packages else None
 
 
-def _library(value: Any) -> str:
+def _package(value: Any) -> str:
     """Returns the package of a module, class or function, and nothing for any other value.
 
     Arrays and tensors do not count: a program may have been given them.

@@ -14,7 +14,7 @@ from diffusax.pipelines.families import (
 from diffusax.pipelines.lora import LoraMethods, write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
-from diffusax.tensors import as_tensor, is_tensor
+from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
 
 # fmt: off
 
@@ -37,6 +37,34 @@ class StableDiffusion(DiffusionPipeline):
         The second is None without guidance. device changes nothing; lora_scale multiplies the
         weights of LoRAs. options: long_prompt, prompt_weighting and adapters.
         """
+
+
+    def _encode_prompt(
+        self, prompt, device, num_images_per_prompt, do_classifier_free_guidance,
+        negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
+        **options,
+    ):
+        """Returns the embeddings of negative prompts, then those of prompts, one array n t d.
+
+        See `encode_prompt`, which old programs use by this name. Without guidance they are those of
+        the prompts alone.
+        """
+        prompts, negatives = self.encode_prompt(
+            prompt, device, num_images_per_prompt, do_classifier_free_guidance, negative_prompt,
+            prompt_embeds, negative_prompt_embeds, lora_scale, **options,
+        )
+        if negatives is None:
+            return prompts
+        return alike(np.concatenate([as_numpy(negatives), as_numpy(prompts)]), prompts)
+
+    def decode_latents(self, latents):
+        """Decodes latents of a run, b c h w, to a NumPy array b H W 3 in [0, 1], for old programs.
+
+        Raises:
+            ValueError: latents have another shape.
+        """
+        images = self.vae.decode(latents / self.vae.config.scaling_factor).sample
+        return self.image_processor.postprocess(images, output_type="np")
 
 
 class StableDiffusionXL(DiffusionPipeline):
