@@ -3,8 +3,8 @@
 import diffusers
 import fluxes
 import numpy as np
-import tensor_programs
 import pytest
+import tensor_programs
 import torch
 import transformers
 from effort import few

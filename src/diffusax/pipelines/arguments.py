@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from diffusax.callers import wants_tensors
+from diffusax.runtime.step_noise import is_stateful
 from diffusax.tensors import as_numpy
 from diffusax.typed.convert import (
     Words,
@@ -117,6 +119,8 @@ class Call:
     callback_on_step_end: Any = None
     callback_on_step_end_tensor_inputs: list[str] | None = None
 
+    generators: Any = ()
+    """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
     tensors: bool = False
     """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
@@ -338,9 +342,19 @@ def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the seed and noise of a diffusers `generator`: PyTorch's numbers of its seed."""
     if values.get("seed") is not None:
         raise ValueError("only one of generator and seed can be given")
-    seeds = [_seed_of(g) for g in as_list(generator)]
+    several = as_list(generator)
+    seeds = [_seed_of(g) for g in several]
     many = isinstance(generator, list | tuple)
-    return {"seed": seeds if many else seeds[0], "noise": "torch"}
+    ongoing = tuple(g if is_stateful(g) else seed for g, seed in zip(several, seeds))
+    return {"seed": seeds if many else seeds[0], "noise": "torch", "generators": ongoing}
+
+
+def with_default_generator(call: Call) -> Call:
+    """Returns a call of a program in PyTorch with PyTorch's default generator where it has none."""
+    if not call.tensors or call.seed is not None or call.noise == "torch":
+        return call
+    default = sys.modules["torch"].default_generator
+    return dataclasses.replace(call, noise="torch", generators=(default,))
 
 
 def _seed_of(generator: Any) -> Any:

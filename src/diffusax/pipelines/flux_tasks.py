@@ -70,7 +70,7 @@ def fill(c: Components, call: Call) -> PreparedRun:
             "masked_image_latents must be None: give image and mask_image, which are encoded"
         )
     schedule = make_schedule(c, call, (height, width), from_image=True)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     pixels = read_pixels(c, call, height, width)
     mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
     if are_latents(pixels):
@@ -99,7 +99,7 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "Kontext")
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     reference = None if call.image is None else encode(c, None, _reference(c, call), b)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=size)
@@ -120,7 +120,7 @@ def control(c: Components, call: Call) -> PreparedRun:
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     nets, pictures = _net_of_each_image(c, call), []
     for i, given in enumerate(_images(call, len(nets))):
         own = dataclasses.replace(call, image=given)

@@ -16,7 +16,7 @@ from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.ahead_of_time import AheadOfTime
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.arguments import check_call, with_default_generator
 from diffusax.pipelines.attributes import ComponentAttribute
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.custom import custom_class
@@ -395,7 +395,8 @@ class DiffusionPipeline(
 
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
-        c, call = resolve_adapters(self.parts, check_call(given))
+        call = with_default_generator(check_call(given))
+        c, call = resolve_adapters(self.parts, call)
         with in_mesh(c.local_mesh):
             run = self.task(c, call)
         vars(self)["_interrupt"] = False

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import secrets
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -40,7 +41,7 @@ class JaxNoise:
 class TorchNoise:
     """The numbers of torch.Generator().manual_seed(seed), in the order in which diffusers draws."""
 
-    generators: tuple[TorchGenerator, ...]
+    generators: tuple["TorchGenerator | _Stream", ...]
     images: int
     keys: jax.Array
     """Keys for programs that use no noise, so that they are the same as with JAX's numbers."""
@@ -57,16 +58,17 @@ class TorchNoise:
             drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators[:rows]])
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
-    def row(self, shape: Shape, *, draws: bool) -> Any:
-        """Returns the noise of a row that uses noise, and zeros for other rows."""
-        return self.draw("start", shape) if draws else np.zeros((self.images, *shape), np.float32)
-
 
 Noise = JaxNoise | TorchNoise
 
 
-def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
+def noise_source(
+    kind: str, seed: list[int] | int | None, n: int, generators: Sequence[Any] = ()
+) -> Noise:
     """Makes the noise of n images; a seed of None takes one from the system.
+
+    generators: instead of the seed, one for all images or one for each: seeds, or generators of
+    PyTorch on the CPU, which go on with every draw.
 
     Raises:
         ValueError: the seed is out of range, or a list of another length than n.
@@ -78,7 +80,7 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
     seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
         keys = image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
-        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
+        return TorchNoise(tuple(map(_stream, generators or seeds)), n, keys)
     for value in seeds:
         if not 0 <= value < _JAX_LIMIT:
             raise ValueError(
@@ -88,6 +90,24 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
     if isinstance(seed, list):
         return JaxNoise(image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
     return JaxNoise(image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
+
+
+def _stream(generator: Any) -> "TorchGenerator | _Stream":
+    """Returns the numbers of a seed, or those of a generator of PyTorch from where it stands."""
+    if isinstance(generator, int):
+        return TorchGenerator(generator)
+    return _Stream(generator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """The numbers of a generator of PyTorch, which goes on with every draw."""
+
+    generator: Any
+
+    def randn(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns standard normal numbers, as `TorchGenerator` does."""
+        return np.asarray(draw_from(self.generator, shape))
 
 
 @jax.jit
