@@ -288,6 +288,20 @@ images = [latents.float().numpy() / 4]
 numbers = shapes, text_ids.dtype == torch.float32, tuple(text_ids.shape)
 """
 
+GENERATORS_GO_ON = """
+pipe = d.StableDiffusionPipeline.from_pretrained(SD, safety_checker=None)
+pipe.set_progress_bar_config(disable=True)
+pipe.scheduler = d.EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+generator = torch.Generator("cpu").manual_seed(0)
+images = []
+for prompt in ("a cat", "a dog"):
+    images += pipe(prompt, generator=generator, num_inference_steps=2).images
+torch.manual_seed(7)
+for _ in range(2):
+    images += pipe("a fox", num_inference_steps=2).images
+numbers = torch.randn(1).item(), torch.randn(1, generator=generator).item()
+"""
+
 PROGRAMS = {
     name.lower(): text for name, text in dict(globals()).items() if name.isupper() and len(name) > 3
 }

@@ -381,8 +381,9 @@ def _legacy_callback(callback: Any, every: Any, values: Mapping[str, Any]) -> An
 
     steps, strength = values.get("num_inference_steps"), values.get("strength", 1.0)
     own = values.get("timesteps") is not None or values.get("sigmas") is not None
-    known = isinstance(steps, int) and isinstance(strength, int | float) and not own
-    count = min(int(steps * strength), steps) if known else None
+    count = None
+    if isinstance(steps, int) and isinstance(strength, int | float) and not own:
+        count = min(int(steps * strength), steps)
 
     def on_step_end(pipe: Any, step: int, timestep: float, tensors: dict[str, Any]) -> None:
         order = pipe.scheduler.order

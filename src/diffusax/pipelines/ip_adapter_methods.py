@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ class IPAdapterMethods:
     """Loads IP-Adapters, with which images are prompts: `pipe(..., ip_adapter_image=image)`."""
 
     parts: Components
+    _tensors: Literal["pt", "jax"] | None
 
     def load_ip_adapter(
         self,
@@ -121,7 +122,7 @@ class IPAdapterMethods:
         with in_mesh(self.parts.local_mesh):
             found = encode_images(self.parts, image, hidden=bool(output_hidden_states))
         images, blank = (jnp.repeat(x[0], num_images_per_prompt, axis=0) for x in found)
-        wanted = wants_tensors(self.tensors, image)
+        wanted = wants_tensors(self._tensors, image)
         return as_tensors((images, blank)) if wanted else (images, blank)
 
     def prepare_ip_adapter_image_embeds(
@@ -161,7 +162,7 @@ class IPAdapterMethods:
             )
             for pair in found
         ]
-        wanted = wants_tensors(self.tensors, *as_list(ip_adapter_image_embeds))
+        wanted = wants_tensors(self._tensors, *as_list(ip_adapter_image_embeds))
         return as_tensors(embeds) if wanted else embeds
 
     def _adaptable_unet(self) -> Network:

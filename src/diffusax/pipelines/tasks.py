@@ -286,4 +286,8 @@ def required(call: Call, name: str) -> Any:
 def check_count(pictures: Any, b: int, name: str) -> None:
     """Raises ValueError unless images can be repeated to b of them."""
     if len(pictures) > b or b % len(pictures):
-        raise ValueError(f"{name} has {len(pictures)} pictures for {b} images to draw; give one")
+        n = len(pictures)
+        raise ValueError(
+            f"{name} has {n} images for {b} to generate; give one image, or a prompt for each: "
+            f"prompt=[prompt] * {n}"
+        )
