@@ -9,7 +9,7 @@ import pytest
 import torch
 from pairs import picture
 
-from diffusax.callers import function_wants_tensors
+from diffusax.callers import for_reader, function_wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.runtime.noise import noise_source
 from diffusax.samplers import DDIMScheduler
@@ -99,6 +99,21 @@ def test_images_that_are_arrays_of_a_kind_decide_for_themselves():
             names["given"] = given if kind is torch.Tensor else given.transpose(0, 2, 3, 1)
             exec(code, names)
             assert isinstance(names["found"][0], kind)
+
+
+def test_dtypes_and_devices_are_those_of_the_readers_library():
+    class Owner:
+        place = property(lambda self: for_reader(self.value))
+
+    for library, expected in (
+        ("torch", (torch.bfloat16, torch.float32, torch.device("cpu"))),
+        ("jax", (jnp.dtype("bfloat16"), np.dtype("float32"), jax.devices()[0])),
+    ):
+        owner, names = Owner(), {}
+        exec(f"import {library}\ndef read(owner): return owner.place", names)
+        for value, wanted in zip(("bfloat16", "float32", jax.devices()[0]), expected, strict=True):
+            owner.value = jnp.dtype(value) if isinstance(value, str) else value
+            assert names["read"](owner) == wanted
 
 
 CALLBACK = """

@@ -55,17 +55,26 @@ def function_wants_tensors(function: Any, otherwise: bool) -> bool:
     return otherwise if wanted is None else wanted
 
 
-def for_reader(array: np.ndarray) -> Any:
-    """Returns an attribute's array as a tensor where a program reads it that wants tensors.
+def for_reader(value: Any) -> Any:
+    """Returns an attribute's value as PyTorch's where a program reads it that wants tensors.
 
-    To be called by a property. The package itself reads arrays; tensors have no float64.
+    To be called by a property. The package itself reads what is given.
+
+    value: an array, which becomes a tensor, float64 a tensor of float32; a dtype; or a device of
+    JAX, which becomes PyTorch's of the same GPU, where it has one, and else the CPU.
     """
-    if "torch" not in sys.modules:
-        return array
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return value
     reader = sys._getframe(2)
     if _is_own(reader) or not _prefers_tensors(_imports(reader)):
-        return array
-    return as_tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
+        return value
+    if isinstance(value, np.ndarray):
+        return as_tensor(value.astype(np.float32) if value.dtype == np.float64 else value)
+    if isinstance(value, np.dtype):
+        return getattr(torch, value.name, value)
+    on_gpu = value.platform == "gpu" and torch.cuda.is_available()
+    return torch.device("cuda", value.local_hardware_id) if on_gpu else torch.device("cpu")
 
 
 def _caller() -> types.FrameType | None:

@@ -284,7 +284,12 @@ def soften(pipe, step, timestep, kwargs):
 latents = pipe(prompt_embeds=embeds, pooled_prompt_embeds=pooled, num_inference_steps=2, height=32,
                width=32, generator=torch.manual_seed(1), callback_on_step_end=soften,
                output_type="latent").images
-images = [latents.float().numpy() / 4]
+latents = d.FluxPipeline._unpack_latents(latents, 32, 32, pipe.vae_scale_factor)
+packed = d.FluxPipeline._pack_latents(latents, *latents.shape).to(pipe.device)
+latents = latents.to(pipe.vae.dtype) / pipe.vae.config.scaling_factor
+decoded = pipe.vae.decode(latents + pipe.vae.config.shift_factor, return_dict=False)[0]
+images = [packed.detach().numpy() / 4]
+images += pipe.image_processor.postprocess(decoded.detach(), output_type="pil")
 numbers = shapes, text_ids.dtype == torch.float32, tuple(text_ids.shape)
 """
 

@@ -80,7 +80,7 @@ def test_only_the_import_changes(name, places, tmp_path):
 def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
     pipe = diffusax.DiffusionPipeline.from_pretrained(places["SD"], torch_dtype=torch.float16)
     assert pipe.to("cuda") is pipe
-    assert str(pipe.dtype) == "float16"
+    assert pipe.dtype == torch.float16
     for name in (
         "enable_model_cpu_offload",
         "enable_sequential_cpu_offload",
@@ -92,6 +92,7 @@ def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
         getattr(pipe, name)()
     pipe.unet.to(memory_format=torch.channels_last)
     pipe.to(torch.float32)
-    assert str(pipe.dtype) == "float32"
+    assert pipe.dtype == torch.float32
     pipe.to("cuda", torch.bfloat16)
-    assert str(pipe.vae.dtype) == "bfloat16"
+    assert pipe.vae.dtype == torch.bfloat16
+    assert torch.ones(1).to(pipe.device, pipe.unet.dtype).device == pipe.vae.device

@@ -91,7 +91,7 @@ def test_guidance_is_equation_3_of_the_paper(pairs, text, image):
             image_guidance_scale=image,
             output_type="latent",
         ).images
-    assert torch.allclose(torch.tensor(actual), expected, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_latents_instead_of_a_picture(pairs):

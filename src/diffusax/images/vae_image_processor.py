@@ -177,6 +177,18 @@ class VaeImageProcessor:
         return np.stack([np.asarray(image, np.float32) / 255 for image in listed])
 
     @staticmethod
+    def numpy_to_pt(images: Any) -> Any:
+        """Converts arrays h w c or b h w c to a tensor of PyTorch, b c h w."""
+        array = np.asarray(images)
+        batch = array if array.ndim == 4 else array[None]
+        return as_tensor(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
+
+    @staticmethod
+    def pt_to_numpy(images: Any) -> np.ndarray:
+        """Converts a tensor b c h w to a float32 array b h w c."""
+        return as_numpy(images).transpose(0, 2, 3, 1).astype(np.float32)
+
+    @staticmethod
     def normalize(images: Any) -> Any:
         """Scales pixels from [0, 1] to [-1, 1]."""
         return 2.0 * images - 1.0

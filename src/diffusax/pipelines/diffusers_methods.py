@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from tqdm.auto import tqdm
 
-from diffusax.callers import wants_tensors
+from diffusax.callers import for_reader, wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.models.network import floating_dtype
 from diffusax.pipelines.components import Components
@@ -32,14 +32,14 @@ class DiffusersMethods:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters."""
-        return self.parts.dtype
+        """The dtype of the denoiser's parameters; PyTorch's for programs that work with it."""
+        return for_reader(self.parts.dtype)
 
     @property
     def device(self) -> Any:
-        """The device of the denoiser's parameters."""
+        """The device of the denoiser's parameters; PyTorch's for programs that work with it."""
         leaf = jax.tree.leaves(self.parts.denoiser_params)[0]
-        return next(iter(leaf.devices()))
+        return for_reader(next(iter(leaf.devices())))
 
     @property
     def tensors(self) -> Literal["pt", "jax"] | None:

@@ -168,6 +168,21 @@ class Flux(DiffusionPipeline):
         lora_scale multiplies the weights of LoRAs. options: adapters.
         """
 
+    @staticmethod
+    def _pack_latents(latents, batch_size, num_channels_latents, height, width):
+        """Makes a token of each 2x2 latents, b c h w -> b (h/2 w/2) 4c; h and w in latents."""
+        shape = batch_size, num_channels_latents, height // 2, 2, width // 2, 2
+        patches = as_numpy(latents).reshape(shape).transpose(0, 2, 4, 1, 3, 5)
+        return alike(patches.reshape(batch_size, -1, num_channels_latents * 4), latents)
+
+    @staticmethod
+    def _unpack_latents(latents, height, width, vae_scale_factor):
+        """Inverts `_pack_latents`; height and width are those of the image in pixels."""
+        b, _, c = latents.shape
+        h, w = (int(side) // (vae_scale_factor * 2) for side in (height, width))
+        patches = as_numpy(latents).reshape(b, h, w, c // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5)
+        return alike(patches.reshape(b, c // 4, h * 2, w * 2), latents)
+
     @classmethod
     def save_lora_weights(
         cls, save_directory, transformer_lora_layers=None, text_encoder_lora_layers=None,
