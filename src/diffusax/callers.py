@@ -66,8 +66,8 @@ def for_reader(value: Any) -> Any:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return value
-    reader = sys._getframe(2)
-    if _is_own(reader) or not _prefers_tensors(_imports(reader)):
+    reader = _outer(2)
+    if reader is None or _is_own(reader) or not _prefers_tensors(_imports(reader)):
         return value
     if isinstance(value, np.ndarray):
         return as_tensor(value.astype(np.float32) if value.dtype == np.float64 else value)
@@ -79,9 +79,17 @@ def for_reader(value: Any) -> Any:
 
 def _caller() -> types.FrameType | None:
     """Returns the nearest frame outside this package."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None and _is_own(frame):
         frame = frame.f_back
+    return frame
+
+
+def _outer(count: int) -> types.FrameType | None:
+    """Returns a frame outside the function that asks: its own caller's for 1, and so on."""
+    frame = inspect.currentframe()
+    for _ in range(count + 1):
+        frame = None if frame is None else frame.f_back
     return frame
 
 
