@@ -94,6 +94,15 @@ def test_guidance_is_equation_3_of_the_paper(pairs, text, image):
     assert torch.allclose(actual, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_several_images_need_as_many_prompts(pairs):
+    pair = pairs(SD, "sd-instruct")
+    call = {**TWO, "prompt": PROMPTS[0], "negative_prompt": None}
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        pair.reference(**call)
+    with pytest.raises(ValueError, match=r"2 images for 1 to generate.*prompt=\[prompt\] \* 2"):
+        pair.ours(**call)
+
+
 def test_latents_instead_of_a_picture(pairs):
     latents = torch.randn((2, 4, 16, 16), generator=generators(5))
     pairs(SD, "sd-instruct").check(**{**TWO, "image": latents})

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 from msgspec import Meta
 
@@ -168,7 +169,8 @@ DESCRIPTIONS = {
     "eta": "DDIM's, from 0 (deterministic) to 1.",
     "use_clipped_model_output": "Let DDIM take the noise from the picture that it has clipped, as "
     "Glide does.",
-    "generator": "A seed, a torch.Generator or a list of them: PyTorch's numbers of that seed.",
+    "generator": "A seed, a torch.Generator or a list of them, for PyTorch's numbers; a generator "
+    "of the CPU goes on with every call.",
     "seed": "Of the run, or one per picture; None takes one from the system.",
     "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
     "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
@@ -350,8 +352,12 @@ def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_default_generator(call: Call) -> Call:
-    """Returns a call of a program in PyTorch with PyTorch's default generator where it has none."""
-    if not call.tensors or call.seed is not None or call.noise == "torch":
+    """Returns a call of a program in PyTorch with PyTorch's default generator where it has none.
+
+    That of each of several processes is another, whose images have to be the same.
+    """
+    given = call.seed is not None or call.noise == "torch"
+    if not call.tensors or given or jax.process_count() > 1:
         return call
     default = sys.modules["torch"].default_generator
     return dataclasses.replace(call, noise="torch", generators=(default,))
