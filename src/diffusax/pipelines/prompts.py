@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import wants_tensors
 from diffusax.models.adapters import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
@@ -20,6 +21,7 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
+from diffusax.tensors import as_tensors
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
@@ -173,7 +175,8 @@ def encodes_prompts(method: Any) -> Any:
     """Makes the `encode_prompt` method of a pipeline from a declaration of its arguments.
 
     The method returns the embeddings of the prompts and of the negative prompts, then their pooled
-    outputs. It raises ValueError for an argument that is not valid.
+    outputs, as tensors of PyTorch where the caller works with them. It raises ValueError for an
+    argument that is not valid.
     """
     signature = inspect.signature(method)
 
@@ -181,7 +184,9 @@ def encodes_prompts(method: Any) -> Any:
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        return _embeddings(self.parts, bound.arguments)
+        found = _embeddings(self.parts, bound.arguments)
+        wanted = wants_tensors(self.tensors, *bound.arguments.values())
+        return as_tensors(found) if wanted else found
 
     return encode
 

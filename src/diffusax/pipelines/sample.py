@@ -143,7 +143,7 @@ def watch(
     """
     n, mesh = len(run.schedule), c.mesh
     bound = bind(c, run.adapters, run.ip_adapters)
-    row_noise = _row_noise(run)
+    row_noise = _row_noise(run, in_vain=getattr(c.scheduler, "draws_in_vain", False))
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
     shared = mesh is not None and mesh != mesh.local_mesh
@@ -245,15 +245,23 @@ def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | Non
         bar.unpause()
 
 
-def _row_noise(run: PreparedRun) -> Callable[[int], Any] | None:
-    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed."""
+def _row_noise(run: PreparedRun, *, in_vain: bool) -> Callable[[int], Any] | None:
+    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed.
+
+    in_vain: see `Stepped.draws_in_vain`. A generator goes on as after diffusers' call.
+    """
     motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
     if not isinstance(noise, TorchNoise) or not draws.any():
         return None
     shape = run.plan.latents.shape
     if motion is not None and motion.seed is not None:
         return BrownianNoise(motion, shape).row
-    return lambda row: noise.row(shape[1:], draws=bool(draws[row]))
+
+    def row_noise(row: int) -> Any:
+        drawn = noise.draw("start", shape[1:]) if draws[row] or in_vain else None
+        return drawn if draws[row] else np.zeros(shape, np.float32)
+
+    return row_noise
 
 
 def _decode_tiles(

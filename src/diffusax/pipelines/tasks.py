@@ -50,7 +50,7 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=(height, width))
     return with_references(c, call, run)
@@ -79,7 +79,7 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     pixels = read_pixels(c, call, *wanted)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size, **start)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "image to image")
     if call.latents is not None:
@@ -99,7 +99,7 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     pixels = read_pixels(c, call, *resized)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     shape = c.latents.shape(*size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
     image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
@@ -321,4 +321,8 @@ def required(call: Call, name: str) -> Any:
 def check_count(pictures: Any, b: int, name: str) -> None:
     """Raises ValueError unless images can be repeated to b of them."""
     if len(pictures) > b or b % len(pictures):
-        raise ValueError(f"{name} has {len(pictures)} pictures for {b} images to draw; give one")
+        n = len(pictures)
+        raise ValueError(
+            f"{name} has {n} images for {b} to generate; give one image, or a prompt for each: "
+            f"prompt=[prompt] * {n}"
+        )

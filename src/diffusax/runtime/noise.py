@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import secrets
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -41,7 +42,7 @@ class JaxNoise:
 class TorchNoise:
     """The numbers of torch.Generator().manual_seed(seed), in the order in which diffusers draws."""
 
-    generators: tuple[TorchGenerator, ...]
+    generators: tuple["TorchGenerator | _Stream", ...]
     images: int
     keys: jax.Array
     """Keys for programs that use no noise, so that they are the same as with JAX's numbers."""
@@ -58,16 +59,17 @@ class TorchNoise:
             drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators[:rows]])
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
-    def row(self, shape: Shape, *, draws: bool) -> Any:
-        """Returns the noise of a row that uses noise, and zeros for other rows."""
-        return self.draw("start", shape) if draws else np.zeros((self.images, *shape), np.float32)
-
 
 Noise = JaxNoise | TorchNoise
 
 
-def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
+def noise_source(
+    kind: str, seed: list[int] | int | None, n: int, generators: Sequence[Any] = ()
+) -> Noise:
     """Makes the noise of n images; a seed of None takes one from the system.
+
+    generators: instead of the seed, one for all images or one for each: seeds, or generators of
+    PyTorch on the CPU, which go on with every draw.
 
     Raises:
         ValueError: the seed is out of range, or a list of another length than n.
@@ -79,7 +81,7 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
     seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
         keys = image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
-        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
+        return TorchNoise(tuple(map(_stream, generators or seeds)), n, keys)
     for value in seeds:
         if not 0 <= value < _LIMIT:
             raise ValueError(f"seed must be an integer from 0 to {_LIMIT - 1} (got {value})")
@@ -90,6 +92,24 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
     if high.any():
         keys = with_high_words(keys, high if many else np.full(n, high[0]))
     return JaxNoise(keys)
+
+
+def _stream(generator: Any) -> "TorchGenerator | _Stream":
+    """Returns the numbers of a seed, or those of a generator of PyTorch from where it stands."""
+    if isinstance(generator, int):
+        return TorchGenerator(generator)
+    return _Stream(generator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """The numbers of a generator of PyTorch, which goes on with every draw."""
+
+    generator: Any
+
+    def randn(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns standard normal numbers, as `TorchGenerator` does."""
+        return np.asarray(draw_from(self.generator, shape))
 
 
 @jax.jit
