@@ -9,8 +9,11 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from diffusax.images.pictures import png_parameters
+from diffusax.infotext.files import open_image
 from diffusax.serving.errors import Refused
 
+_LONGEST_COMMENT = 65_000
+"""The most bytes of a comment in EXIF."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
@@ -79,6 +82,28 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
     raise Refused(f"{param} must be a picture ({reason})", param=param)
 
 
+def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
+    """Opens an image for the texts in its file, without decoding it.
+
+    Raises:
+        Refused: the bytes are no image, or it has too many pixels.
+    """
+    try:
+        image = open_image(data)
+    except Image.DecompressionBombError:
+        raise _too_large(param, most_pixels, "many times as many") from None
+    except Image.UnidentifiedImageError:
+        reason = "the bytes are no image of a known format"
+    except Exception as error:
+        # For a broken file Pillow's readers raise errors of nearly every class.
+        reason = str(error) or type(error).__name__
+    else:
+        if image.width * image.height > most_pixels:
+            raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+        return image
+    raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
 def _too_large(param: str, most: int, got: str) -> Refused:
     return Refused(
         f"{param} must have at most {most} pixels (got {got}); make it smaller",
@@ -96,19 +121,28 @@ def png(image: Image.Image, text: str = "") -> bytes:
 def encode(
     image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
 ) -> bytes:
-    """Encodes a picture as "png", "jpeg" or "webp". quality: from 0 to 100, for the latter two."""
+    """Encodes a picture as "png", "jpeg" or "webp".
+
+    Arguments:
+        image: the picture.
+        kind: the format.
+        text: the settings, which a PNG holds as `parameters` and the others in EXIF's UserComment,
+            as A1111 writes them.
+        quality: from 0 to 100, for JPEG and WebP.
+    """
     file = io.BytesIO()
     if kind == "png":
         options: dict[str, Any] = {"pnginfo": png_parameters(text)} if text else {}
     else:
         image, options = image.convert("RGB"), {"quality": 90 if quality is None else quality}
+        comment = b"UNICODE\0" + text.encode("utf-16-be")
+        # A JPEG's EXIF has a bound.
+        if text and len(comment) < _LONGEST_COMMENT:
+            exif = Image.Exif()
+            exif[0x8769] = {0x9286: comment}
+            options["exif"] = exif
     image.save(file, kind.upper(), **options)
     return file.getvalue()
-
-
-def text_of(image: Image.Image) -> str:
-    """Returns the text with settings of a picture that was opened here; "" where it has none."""
-    return getattr(image, "text", {}).get("parameters", "")
 
 
 def in_base64(data: bytes) -> str:

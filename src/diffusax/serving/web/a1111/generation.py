@@ -3,7 +3,6 @@
 import time
 from typing import Any, TypeVar
 
-import msgspec
 from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,7 +34,7 @@ from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png
-from diffusax.serving.web.replies import Json
+from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
 
@@ -184,9 +183,7 @@ def _reply(fields: Shared, values: dict[str, Any], jobs: list[Job]) -> Response:
                     images.append(in_base64(png(image, texts[-1])))
     info = _info(fields, jobs[0].drawing, texts, done)
     parameters = {name: value for name, value in values.items() if name not in _PICTURES}
-    return Json(
-        {"images": images, "parameters": parameters, "info": msgspec.json.encode(info).decode()}
-    )
+    return Json({"images": images, "parameters": parameters, "info": encode_json(info).decode()})
 
 
 def _info(
