@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from tyro.conf import UseAppendAction
 
 from diffusax.cli.parsing import OWN
-from diffusax.infotext import text as infotext
 from diffusax.printable import escaped
 from diffusax.typed.options import Options, Seed
 from diffusax.typed.ranges import Scale, Steps
@@ -175,6 +174,7 @@ def describe(
             call's arguments where they are not the command's options; None for those of the call.
         more: further settings by name; those that are None are left out.
     """
+    from diffusax.infotext import text as infotext
     from diffusax.samplers import sampler_name
 
     parameters = inspect.signature(type(pipe).__call__).parameters

@@ -6,7 +6,6 @@ from typing import Any
 
 from diffusax.cli.drawing import Drawer
 from diffusax.extras import require_extra
-from diffusax.infotext import text as infotext
 
 _NATIVE_ONLY = (
     "sampler",
@@ -87,6 +86,8 @@ def _load(options: Any, torch: Any, pictures: dict[str, Any]) -> Any:
 
 
 def _describe(pipe: Any, options: Any, images: list[Any], seed: int) -> list[str]:
+    from diffusax.infotext import text as infotext
+
     defaults = inspect.signature(type(pipe).__call__).parameters
     known = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
     fields = {

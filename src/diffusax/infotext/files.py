@@ -1,4 +1,4 @@
-"""Finds the texts in an image's file: of PNGs, EXIF, XMP and comments, and those hidden in pixels."""
+"""Finds the texts in an image's file: of PNGs, EXIF, XMP and comments, and in pixels."""
 
 import contextlib
 import html
@@ -156,7 +156,7 @@ def _likely(text: str) -> float:
 
 
 def _hidden(image: Image.Image) -> dict[str, str]:
-    """Returns the texts in the lowest bits of the pixels, column by column, as NovelAI hides them."""
+    """Returns the texts in the pixels' lowest bits, column by column, as NovelAI hides them."""
     if image.mode not in ("RGBA", "RGB"):
         return {}
     try:

@@ -273,14 +273,11 @@ def _webui(texts: Texts, size: Size) -> str | None:
 
 def _plain_json(texts: Texts, size: Size) -> Settings | None:
     """Reads a JSON object, or texts (Easy Diffusion), with the names that most programs use."""
-    objects = [
-        _json(texts.get(name)) for name in ("parameters", "UserComment", "comment", "Comment")
-    ]
-    for given in (*objects, dict(texts)):
+    for name in ("parameters", "UserComment", "comment", "Comment"):
+        given = _json(texts.get(name))
         if given and Settings.tells(given):
-            known = given if given in objects else Settings.known(given)
-            return Settings.of(dict(known))
-    return None
+            return Settings.of(given)
+    return Settings.of(Settings.known(texts)) if Settings.tells(texts) else None
 
 
 _READERS: tuple[Callable[[Texts, Size], Any], ...] = (

@@ -1,4 +1,4 @@
-"""Settings of drawings as text in images, as stable-diffusion-webui writes them, both directions."""
+"""Settings of drawings as text in images, as stable-diffusion-webui has it, both directions."""
 
 import dataclasses
 from collections.abc import Mapping
