@@ -113,7 +113,8 @@ def test_pictures_come_as_base64_and_keep_what_the_mask_keeps(server):
 
 
 def test_settings_are_read_back_from_a_png(server):
-    fields = {"prompt": "a, b: c", "negative_prompt": "d", "num_inference_steps": 2, "seed": 5}
+    prompt = 'りんご, b: c\nNegative prompt: "e"'
+    fields = {"prompt": prompt, "negative_prompt": "d", "num_inference_steps": 2, "seed": 5}
     fields |= {"guidance_scale": 3.5, "sampler": "dpm++2m_karras", "width": 64, "height": 64}
     id = server.post("/jobs", fields).json["id"]
     server.finish(id)
@@ -121,6 +122,12 @@ def test_settings_are_read_back_from_a_png(server):
     assert png.headers["content-type"] == "image/png"
     read = server.post("/png-info", {"image": sent_bytes(png.body)}).json
     assert fields.items() <= read["settings"].items()
+    assert read["left_out"] == []
+    theirs = server.post("/sdapi/v1/png-info", {"image": sent_bytes(png.body)}).json
+    assert theirs["info"] == theirs["items"]["parameters"] == read["text"]
+    shown = ("Prompt", "Negative prompt", "Steps", "Sampler", "Schedule type", "CFG scale", "Seed")
+    found = [theirs["parameters"][name] for name in (*shown, "Size-1", "Clip skip", "Hires prompt")]
+    assert found == [prompt, "d", "2", "DPM++ 2M", "Karras", "3.5", "5", "64", "1", ""]
     body, kind = form("image", png.body)
     assert server.ask("POST", "/png-info", body=body, Content_Type=kind).json == read
     plain = server.post("/png-info", {"image": sent(picture())})

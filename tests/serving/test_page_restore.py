@@ -87,7 +87,7 @@ def test_a_pasted_picture_is_the_one_to_begin_with(visitor, server):
     assert pixels(server.asked[0]["image"])[3, 3].tolist() == [0, 0, 255]
 
 
-def test_what_a_text_lacks_becomes_the_default_and_what_it_says_beyond_is_named(visitor):
+def test_what_a_text_lacks_becomes_the_default_and_what_it_says_beyond_is_named(visitor, server):
     page = visitor.page
     for group in ("more", "model", "size"):
         visitor.open(group)
@@ -115,6 +115,7 @@ def test_what_a_text_lacks_becomes_the_default_and_what_it_says_beyond_is_named(
     assert not page.is_checked("#prompt_weighting")
     visitor.draw("a (green:1.2) frog")
     visitor.pictures(1)
+    assert server.asked[-1]["prompt_weighting"] is False
 
 
 def test_settings_come_back_from_the_comment_of_a_jpeg(visitor):

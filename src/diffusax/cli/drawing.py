@@ -183,7 +183,7 @@ def describe(
         "prompt": command.prompt,
         "negative_prompt": command.negative_prompt or "",
         "num_inference_steps": command.steps or used["num_inference_steps"],
-        "sampler": sampler_name(pipe.scheduler),
+        "sampler": command.sampler or sampler_name(pipe.scheduler),
         "guidance_scale": pipe.guidance_scale,
         "seed": seed,
         "noise": command.noise,

@@ -99,12 +99,11 @@ def fitting_samplers(config: Scheduler) -> tuple[list[str], dict[str, list[str]]
 def sampler_name(scheduler: Scheduler) -> str:
     """Returns the name of SAMPLER_NAMES that gives this scheduler with its options, or its class's.
 
-    `scheduler_from_name` of the name and the scheduler returns the same one.
+    `scheduler_from_name` of the name and the scheduler returns the same one. Of several such names
+    it is the one that says most: Karras' levels are named, though the config has them anyway.
     """
-    for name in fitting_samplers(scheduler)[0]:
-        if _named(name, scheduler) == scheduler:
-            return name
-    return scheduler.class_name
+    same = [n for n in fitting_samplers(scheduler)[0] if _named(n, scheduler) == scheduler]
+    return max(same, key=lambda name: len(_NAMES[name][1]), default=scheduler.class_name)
 
 
 def _named(name: str, config: Mapping[str, Any] | Scheduler | None) -> Scheduler:
