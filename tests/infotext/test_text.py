@@ -50,7 +50,8 @@ DEFAULTS = {
     **{"Mask mode": "Inpaint masked", "Masked content": "original", "VAE Encoder": "Full"},
     **{"Inpaint area": "Whole picture", "Masked area padding": 32, "VAE Decoder": "Full"},
     **{"Schedule max sigma": 0, "Schedule min sigma": 0, "Schedule rho": 0},
-    "FP8 weight": "Disable",
+    **{"FP8 weight": "Disable", "Hires schedule type": "Use same scheduler"},
+    "Refiner switch by sampling steps": False,
 }
 
 

@@ -15,6 +15,8 @@ from diffusax.infotext.named import Settings, to_text
 
 Texts = Mapping[str, str]
 Size = tuple[int, int]
+_SURE = re.compile(r"(?:^|\s)(?:Steps:\s*\d|Version: diffusax )")
+"""What tells a text of settings from any other comment."""
 _LONGEST = 4_000_000
 """The most characters of JSON; graphs may be long."""
 
@@ -265,7 +267,7 @@ def _webui(texts: Texts, size: Size) -> str | None:
     """Returns webui's own text."""
     for name in ("parameters", "UserComment", "comment", "Comment", "Description", "XPComment"):
         text = texts.get(name, "")
-        sure = name == "parameters" or re.search(r"(?:^|\s)Steps:\s*\d", text)
+        sure = name == "parameters" or _SURE.search(text)
         if text.strip() and sure and _json(text) is None:
             return text
     return None

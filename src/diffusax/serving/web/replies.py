@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ def _plain(value: Any) -> Any:
         return str.__str__(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    return str(value)
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def _cleaned(value: Any, depth: int) -> Any:
@@ -64,7 +65,8 @@ def _cleaned(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, int):
         return int(value)
-    return _text(_plain(value)) if not hasattr(value, "tolist") else value.tolist()
+    found = _plain(value)
+    return _text(found) if isinstance(found, str) else _cleaned(found, depth + 1)
 
 
 def _text(value: Any) -> str:
