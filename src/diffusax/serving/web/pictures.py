@@ -9,8 +9,10 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from diffusax.images.pictures import png_parameters
+from diffusax.images.reading import load_image
 from diffusax.infotext.files import open_image
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.budget import take_pixels
 
 _LONGEST_COMMENT = 65_000
 """The most bytes of a comment in EXIF."""
@@ -65,10 +67,9 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > most_pixels:
                     raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+                take_pixels(image.width * image.height, param)
                 upright = ImageOps.exif_transpose(image)
                 upright.load()
-                # exif_transpose returns another image, without the texts of a PNG.
-                upright.text = getattr(image, "text", {})  # type: ignore[attr-defined]
                 return upright
     except Image.DecompressionBombError:
         raise _too_large(param, most_pixels, "many times as many") from None
@@ -83,7 +84,7 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
 
 
 def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
-    """Opens an image for the texts in its file, without decoding it.
+    """Opens an image for the texts in its file, some of which need its pixels.
 
     Raises:
         Refused: the bytes are no image, or it has too many pixels.
@@ -100,8 +101,21 @@ def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
     else:
         if image.width * image.height > most_pixels:
             raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+        take_pixels(image.width * image.height, param)
         return image
     raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
+def as_rgb(image: Image.Image, param: str) -> Image.Image:
+    """Returns an image as every way in reads it, see `load_image`.
+
+    Raises:
+        Refused: it has a mode that is no image's.
+    """
+    try:
+        return load_image(image)
+    except ValueError as error:
+        raise Refused(str(error), param=param) from None
 
 
 def _too_large(param: str, most: int, got: str) -> Refused:
