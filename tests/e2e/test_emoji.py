@@ -147,7 +147,10 @@ def again(fields):
         ("a red apple " * 40, ["--long-prompt", "--sampler", "euler_a", "--num-images", 2]),
         ("りんご\nNegative prompt: red ", ["--negative-prompt", "a, b", "--clip-skip", 1]),
         ("a red apple", ["--noise", "torch", "--guidance", 3.3, "--sampler", "DDIMScheduler"]),
-        ("a red apple", ["--width", 48, "--height", 56, "--image", "IMAGE"]),
+        pytest.param(
+            *("a red apple", ["--width", 48, "--height", 56, "--image", "IMAGE"]),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_image_is_generated_again_from_its_own_text(tmp_path, prompt, args):
