@@ -13,6 +13,7 @@ PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that 
 """The second is longer than the 32 tokens of T5 in these calls."""
 MKL = torch.backends.mkl.is_available()
 """Whether PyTorch rounds frequencies as on x86."""
+RAW = torch.rand(2, 3, 24, 40, generator=torch.Generator().manual_seed(1))
 SCHNELL = {"guidance_embeds": False, "schedule": {"shift": 1.0}}
 
 
@@ -258,6 +259,12 @@ def test_kontext(pairs_of, more):
                 "negative_prompt": "a hat",
                 "true_cfg_scale": 2.0,
             },
+        ),
+        # A batch of tensors is taken as it is, whatever its range and size.
+        pytest.param(
+            [{}],
+            {"control_image": 0.8 * RAW, "prompt": PROMPTS},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             [{}, {"seed": 6}],

@@ -36,7 +36,7 @@ def run(config, name, x, noises, steps):
     """The end of diffusers' run in the dtype of x, and of one that begins a little elsewhere."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scheduler = upstream_class(name)(**config)
+        scheduler = upstream_class(name).from_config(config)
         scheduler.set_timesteps(steps)
         if hasattr(scheduler, "noise_sampler"):
             scheduler.noise_sampler = Increments(iter(noises))

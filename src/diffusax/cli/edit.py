@@ -64,7 +64,7 @@ class Edit(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Generates the versions and returns the files written, the sheet first."""
-        from diffusax.images.pictures import load_image
+        from diffusax.images.reading import load_image
 
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)
@@ -95,10 +95,10 @@ class Edit(drawing.ToFile):
                     noise=self.noise,
                     **sizes,
                 )
-                settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
                 images += drawn
-                text = drawing.describe(pipe, self, drawn[0], seed, **settings)
-                texts += [text] * len(drawn)
+                given = {"image_guidance_scale": image_guidance}
+                files = {"Image": self.image.name}
+                texts += drawing.describe(pipe, self, drawn, seed, given, files)
         return drawing.save(output, images, texts, seed, sheet=self._sheet(images))
 
     def _scales(self) -> list[tuple[float | None, float | None]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.pictures import load_image, target_size, to_control
+from diffusax.images.pictures import target_size, to_control
+from diffusax.images.reading import load_image
 from diffusax.models.controlnet import guess_scales
 from diffusax.models.network import Network
 from diffusax.pipelines.arguments import Call, as_list, match_length
@@ -108,7 +109,8 @@ def control_weights(nets: Sequence[Network], call: Call, run: PreparedRun) -> np
         if call.guess_mode and not pools[m]:
             weights[:, m] *= guess_scales(residuals)
         if call.guess_mode or pools[0]:
-            weights[:, m, 1:] = 0
+            # All prompts that AND joins see the picture.
+            weights[:, m, 1 if run.reweigh is None else k - 1 :] = 0
     return weights
 
 

@@ -20,8 +20,9 @@ from diffusax.pipelines.auto import (
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import class_for, load_scheduler, with_class_options
 from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.sizes import pixel_range
 from diffusax.pipelines.tasks import instruct
-from diffusax.samplers import Scheduler, fitting_samplers, scheduler_from_name
+from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
 
 Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
 
@@ -58,6 +59,8 @@ class ModelEntry:
     height: int
     multiple: int
     """Width and height are multiples of so many pixels."""
+    pixels: tuple[int, int] | None
+    """The fewest and the most pixels at which it generates well; None for any number."""
     steps: int
     guidance_scale: float
     image_guidance_scale: float | None
@@ -82,6 +85,8 @@ class FileEntry:
     model's; None where it is not known."""
     changed: int = 0
     """When it was last changed, see `last_change`."""
+    alias: str | None = None
+    """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +182,11 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         width=width,
         height=height,
         multiple=parts.latents.multiple,
+        pixels=pixel_range(parts),
         steps=0,
         guidance_scale=1.0,
         image_guidance_scale=None,
-        sampler=_name_of(scheduler),
+        sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
         path=Path(source),
     )
@@ -265,12 +271,3 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
 @functools.lru_cache(256)
 def _samplers_for(scheduler: Scheduler) -> tuple[str, ...]:
     return tuple(fitting_samplers(scheduler)[0])
-
-
-@functools.lru_cache(256)
-def _name_of(scheduler: Scheduler) -> str:
-    """Returns the name of a scheduler: that of a sampler which is the same with these options."""
-    for name in _samplers_for(scheduler):
-        if scheduler_from_name(name, scheduler) == scheduler:
-            return name
-    return scheduler.class_name

@@ -17,6 +17,7 @@ from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.batch_run import Kind, count_shares
 from diffusax.pipelines.measures import Arrivals
 from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
+from diffusax.runtime.bounded import watched_compilations
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
@@ -26,6 +27,7 @@ from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
 from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
+from diffusax.serving.strength import count_steps
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Schedule:
             "adapters": Adapters(),
             "previews": Previews(),
             "rank": settings.adapter_rank,
+            "lanes": settings.lanes,
         }
         self._queue = FairQueue()
         self._parts: dict[str, list[Part]] = {}
@@ -223,7 +226,8 @@ class Schedule:
         """Prepares a part, in a thread of its own."""
         try:
             if not part.job.is_over:
-                prepare_part(part, self._catalogue, **self._given)
+                with watched_compilations(lambda: part.job.set_state("compiling")):
+                    prepare_part(part, self._catalogue, **self._given)
                 self._tell(self._prepared.add, part)
         except Exception as error:
             part.job.end("failed", refusal(error))
@@ -236,7 +240,9 @@ class Schedule:
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
                 self._ask_for_programs(part)
-                if self._is_compiled(part):
+                compiled = self._is_compiled(part)
+                part.job.set_state("queued" if compiled else "compiling")
+                if compiled:
                     if not self._has_room(part):
                         # Nobody overtakes it, so that the others end and leave it their memory.
                         break
@@ -344,8 +350,5 @@ def _work(job: Job) -> float:
     drawing = job.drawing
     guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
     lanes = 1 + guided + (drawing.image_guidance_scale is not None)
-    steps = (drawing.num_inference_steps or 1) * (
-        1.0 if drawing.strength is None else drawing.strength
-    )
     pixels = (drawing.width or 512) * (drawing.height or 512)
-    return max(steps, 1.0) * lanes * pixels / 2**20
+    return count_steps(drawing) * lanes * pixels / 2**20

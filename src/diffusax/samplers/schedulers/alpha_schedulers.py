@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers.methods import alpha_methods
 from diffusax.samplers.rows import NOISE, Row
 from diffusax.samplers.runs import Request, Run
@@ -76,9 +77,9 @@ class DDIMScheduler(DiscreteScheduler):
     rescale_betas_zero_snr: bool = False
 
     @property
-    def final_alpha_cumprod(self) -> np.float32:
-        """alpha-bar after the last step."""
-        return np.float32(self.final_alpha)
+    def final_alpha_cumprod(self) -> Any:
+        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
+        return for_reader(np.array(self.final_alpha, np.float32))
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)
@@ -155,9 +156,9 @@ class PNDMScheduler(DiscreteScheduler):
     set_alpha_to_one: bool = False
 
     @property
-    def final_alpha_cumprod(self) -> np.float32:
-        """alpha-bar after the last step."""
-        return np.float32(self.final_alpha)
+    def final_alpha_cumprod(self) -> Any:
+        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
+        return for_reader(np.array(self.final_alpha, np.float32))
 
     def _run(self, request: Request) -> Run:
         n, begin = request.steps, request.begin
@@ -208,9 +209,9 @@ class LCMScheduler(DiscreteScheduler):
         return self._has_own_timesteps
 
     @property
-    def final_alpha_cumprod(self) -> np.float32:
-        """alpha-bar after the last step."""
-        return np.float32(self.final_alpha)
+    def final_alpha_cumprod(self) -> Any:
+        """alpha-bar after the last step, a scalar, float32; see `timesteps`."""
+        return for_reader(np.array(self.final_alpha, np.float32))
 
     def _run(self, request: Request) -> Run:
         limits = limits_of(self)

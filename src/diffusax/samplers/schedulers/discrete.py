@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods.alpha_methods import Limits
@@ -36,19 +37,19 @@ class DiscreteScheduler(Scheduler, sampler=False):
         check_one_spacing(self)
 
     @property
-    def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float32, read-only."""
-        return noise_levels.alphas_cumprod(self._betas)
+    def alphas_cumprod(self) -> Any:
+        """alpha-bar for each training timestep, float32, read-only; see `timesteps`."""
+        return for_reader(noise_levels.alphas_cumprod(self._betas))
 
     @property
-    def betas(self) -> np.ndarray:
+    def betas(self) -> Any:
         """The variance of the noise that each training timestep adds, float32, read-only."""
-        return noise_levels.betas_of(self._betas)
+        return for_reader(noise_levels.betas_of(self._betas))
 
     @property
-    def alphas(self) -> np.ndarray:
+    def alphas(self) -> Any:
         """1 - beta for each training timestep, float32."""
-        return np.float32(1) - self.betas
+        return for_reader(np.float32(1) - self.betas)
 
     @property
     def _betas(self) -> noise_levels.Betas:

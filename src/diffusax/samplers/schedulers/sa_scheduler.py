@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods import sa_method, snr_methods
 from diffusax.samplers.methods.alpha_methods import alpha_level
@@ -61,14 +62,14 @@ class SASolverScheduler(SNRScheduler):
         return self.algorithm_type == "data_prediction"
 
     @property
-    def sigmas(self) -> np.ndarray:
+    def sigmas(self) -> Any:
         """The noise levels of the run's rows, and the one that it ends at: n+1, float32."""
         run = self._hand_run
         if run is None:
-            return super().sigmas
+            return for_reader(super().sigmas)
         _, levels = self._timed_levels(Request(len(run)))
         ratios = [(1.0 if self.use_flow_sigmas else level.alpha, level.sigma) for level in levels]
-        return np.array([sigma / alpha for alpha, sigma in ratios], np.float32)
+        return for_reader(np.array([sigma / alpha for alpha, sigma in ratios], np.float32))
 
     @property
     def config(self) -> Options:

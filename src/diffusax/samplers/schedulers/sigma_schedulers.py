@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.runtime.brownian import Motion
 from diffusax.samplers import noise_levels
 from diffusax.samplers.methods import sigma_methods
@@ -230,16 +231,17 @@ class KDPM2DiscreteScheduler(SigmaScheduler):
     use_beta_sigmas: bool = False
 
     @property
-    def sigmas_interpol(self) -> np.ndarray:
+    def sigmas_interpol(self) -> Any:
         """The midpoint that the run's second rows are at, float32; see `sigmas` for its places."""
         sigmas = self._own_sigmas().astype(np.float32)
         with np.errstate(all="ignore"):
-            return self._spread(sigma_methods.log_midpoints(sigmas, np.roll(sigmas, 1)))
+            found = sigma_methods.log_midpoints(sigmas, np.roll(sigmas, 1))
+        return for_reader(self._spread(found))
 
     @property
-    def log_sigmas(self) -> np.ndarray:
+    def log_sigmas(self) -> Any:
         """The logarithms of the sigmas of the training, float32."""
-        return noise_levels.log_sigmas(self.diffusion.sigmas)
+        return for_reader(noise_levels.log_sigmas(self.diffusion.sigmas))
 
     def _run(self, request: Request) -> Run:
         timesteps, sigmas = self._levels(request)
@@ -275,20 +277,20 @@ class KDPM2AncestralDiscreteScheduler(KDPM2DiscreteScheduler):
     step = SigmaScheduler.step  # type: ignore[assignment]
 
     @property
-    def sigmas_interpol(self) -> np.ndarray:
+    def sigmas_interpol(self) -> Any:
         """The midpoint that the run's second rows are at, float32; see `sigmas` for its places."""
-        return self._spread(np.append(self._split().middle, np.float32(0)))
+        return for_reader(self._spread(np.append(self._split().middle, np.float32(0))))
 
     @property
-    def sigmas_up(self) -> np.ndarray:
+    def sigmas_up(self) -> Any:
         """The noise that each row adds, float32; see `sigmas` for its places."""
         # What follows the end of the run is 0 / 0 in diffusers.
-        return self._spread(np.append(self._split().up, np.float32(np.nan)))
+        return for_reader(self._spread(np.append(self._split().up, np.float32(np.nan))))
 
     @property
-    def sigmas_down(self) -> np.ndarray:
+    def sigmas_down(self) -> Any:
         """The level that each row steps down to, float32; see `sigmas` for its places."""
-        return self._spread(np.append(self._split().down, np.float32(0)))
+        return for_reader(self._spread(np.append(self._split().down, np.float32(0))))
 
     def _split(self) -> sigma_methods.AncestralSplit:
         with np.errstate(all="ignore"):

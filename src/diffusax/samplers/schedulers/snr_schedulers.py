@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers import flow_levels, noise_levels
 from diffusax.samplers.methods import snr_methods
 from diffusax.samplers.methods.alpha_methods import Limits
@@ -97,20 +98,21 @@ class SNRScheduler(DiscreteScheduler, sampler=False):
         return np.int64 if begun else np.float32
 
     @property
-    def alpha_t(self) -> np.ndarray:
+    def alpha_t(self) -> Any:
         """The signal of each training timestep, float32."""
-        return np.sqrt(self.alphas_cumprod)
+        return for_reader(np.sqrt(self.alphas_cumprod))
 
     @property
-    def sigma_t(self) -> np.ndarray:
+    def sigma_t(self) -> Any:
         """The noise of each training timestep, float32."""
-        return np.sqrt(np.float32(1) - self.alphas_cumprod)
+        return for_reader(np.sqrt(np.float32(1) - self.alphas_cumprod))
 
     @property
-    def lambda_t(self) -> np.ndarray:
+    def lambda_t(self) -> Any:
         """log(alpha_t / sigma_t) of each training timestep, float32."""
         with np.errstate(divide="ignore"):
-            return np.log(self.alpha_t) - np.log(self.sigma_t)
+            found = np.log(self.alpha_t) - np.log(self.sigma_t)
+        return for_reader(found)
 
     def _sigmas_of(self, levels: np.ndarray) -> np.ndarray:
         return levels[:, 1] if self.use_flow_sigmas else levels[:, 1] / levels[:, 0]

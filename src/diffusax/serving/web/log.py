@@ -1,13 +1,13 @@
 """A log of one JSON object a line, which names prompts only where the settings ask for it."""
 
+import json
 import logging
 import sys
 import time
 from typing import Any
 
-import msgspec
-
 from diffusax.serving.jobs import Event, Job
+from diffusax.text.prompt_warnings import prompt_warnings
 
 _POLLED = ("/health", "/ready", "/metrics")
 """What watchers ask for again and again."""
@@ -24,7 +24,9 @@ class JsonLines(logging.Formatter):
         entry |= {"event": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry).decode()
+        # A line stays one line, and reads on a terminal as it is written.
+        text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str)
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def log_to_stderr() -> None:
@@ -63,6 +65,10 @@ def log_job(job: Job, prompts: bool) -> None:
         "steps": drawing.num_inference_steps,
         "images": drawing.num_images,
     }
+    warnings = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    if warnings:
+        # They quote the prompts.
+        fields["warnings"] = list(warnings) if prompts else len(warnings)
     if prompts:
         fields |= {"prompt": drawing.prompt, "negative_prompt": drawing.negative_prompt}
     LOG.info("job", extra={"fields": fields})
