@@ -59,6 +59,8 @@ class Arranged(NamedTuple):
     """A kernel in the place of a layer's own, as the devices of a mesh's tensor axis read it."""
 
     parts: tuple[jax.Array, ...]
+    # It may stand in a network's parameters, see `parameter_tree`.
+    replaces_parameter = True
 
 
 class ArrangedLinear(Linear):

@@ -179,7 +179,7 @@ class DiagonalGaussianDistribution:
     def kl(self, other: Self | None = None) -> Any:
         """Returns the Kullback-Leibler divergence from `other`, by default the unit normal: b."""
         if self.deterministic:
-            return self._given(jnp.zeros(1))
+            return self._given(jnp.zeros(1, jnp.float32))
         own, ownvar = self._moments()
         mean, logvar = (0.0, 0.0) if other is None else other._moments()
         var = jnp.exp(jnp.asarray(logvar))
@@ -189,7 +189,7 @@ class DiagonalGaussianDistribution:
     def nll(self, sample: Any, dims: Sequence[int] = (1, 2, 3)) -> Any:
         """Returns the negative log-likelihood of a sample, summed over `dims`."""
         if self.deterministic:
-            return self._given(jnp.zeros(1))
+            return self._given(jnp.zeros(1, jnp.float32))
         mean, logvar = self._moments()
         squares = jnp.square(as_array(sample) - mean) / jnp.exp(logvar)
         return self._given(0.5 * (jnp.log(2 * jnp.pi) + logvar + squares).sum(tuple(dims)))

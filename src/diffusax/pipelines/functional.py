@@ -34,6 +34,7 @@ from diffusax.pipelines.prompts import (
 from diffusax.pipelines.sample import BoundDenoiser, differentiably, sample
 from diffusax.pipelines.tasks import Task
 from diffusax.runtime.bounded import BoundedJit, is_traced, make_room
+from diffusax.runtime.switches import call_settled, in_auto_axes, is_double, standard_promotion
 
 
 class Inputs(NamedTuple):
@@ -90,7 +91,9 @@ def prepare_inputs(c: Components, task: Task, call: Call) -> Inputs:
     shown, decoding = run.decoder_condition, run.decoding
     low_rank = None if run.adapters is None else dict(run.adapters)
     rest = tokens.lengths, low_rank, run.ip_adapters, tokens.layers
-    return Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
+    found = Inputs(tokens.ids, plan, shown, embeds, decoding, *rest)
+    # A caller who forbids implicit transfers may jit generate_fn.
+    return jax.tree.map(jnp.asarray, found)
 
 
 def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
@@ -103,7 +106,10 @@ def generate_fn(c: Components) -> Callable[[Params, Inputs], jax.Array]:
 
 def _run(*args: Any) -> jax.Array:
     """Runs `_generate`, compiled unless the caller is being traced."""
-    return _generate(*args) if is_traced(args) else _compiled(*args)
+    if not is_traced(args):
+        return call_settled(is_double(args[-2]), _compiled, *args)
+    with standard_promotion():
+        return in_auto_axes(_generate, *args)
 
 
 def _generate(

@@ -49,6 +49,7 @@ from diffusax.runtime.mesh import (
     mesh_of,
     mesh_on,
 )
+from diffusax.runtime.switches import settled
 
 
 @hinting(missing.PIPELINE)
@@ -368,6 +369,11 @@ class DiffusionPipeline(
         return self
 
     @property
+    def is_double(self) -> bool:
+        """Whether some parameters are of 64 bits."""
+        return any(model.is_double for model in self.parts.models.values())
+
+    @property
     def generate_fn(self) -> Callable[[Params, Inputs], jax.Array]:
         """The whole call as a pure function, to jit, vmap or differentiate.
 
@@ -376,6 +382,7 @@ class DiffusionPipeline(
         """
         return generate_fn(self.parts)
 
+    @settled
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> Inputs:
         """Returns the inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
@@ -393,6 +400,7 @@ class DiffusionPipeline(
         lines = [f"  {name}: {value!r}" for name, value in self.components.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
+    @settled
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
         c, call = resolve_adapters(self.parts, check_call(given))

@@ -20,6 +20,7 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
+from diffusax.runtime.switches import settled
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
@@ -175,6 +176,7 @@ def encodes_prompts(method: Any) -> Any:
     """
     signature = inspect.signature(method)
 
+    @settled
     @functools.wraps(method)
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)

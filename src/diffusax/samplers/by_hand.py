@@ -16,6 +16,7 @@ import numpy as np
 
 from diffusax.runtime.bounded import BoundedJit, is_traced
 from diffusax.runtime.step_noise import StepNoise, default_generator, is_stateful
+from diffusax.runtime.switches import settled
 from diffusax.samplers.rows import NOISE, RAW, SLOTS, Row, Schedule, Table, X
 from diffusax.samplers.runs import Sampler, cached_schedule
 from diffusax.samplers.step import step
@@ -99,6 +100,7 @@ def new_run(scheduler: Stepping, options: dict[str, Any]) -> HandRun:
     return HandRun(options, whole, StepNoise(whole.motion))
 
 
+@settled
 def take_step(
     scheduler: Stepping,
     run: HandRun,

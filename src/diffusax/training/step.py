@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from diffusax.models.network import Params
+from diffusax.runtime.noise import as_key, seed_key
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.norms import global_norm, global_norm_by_rows
 
@@ -38,7 +39,7 @@ def initial_state(params: Params, optimizer: optax.GradientTransformation, seed:
         params=params,
         opt_state=optimizer.init(params),
         ema=None,
-        key=jax.random.key_data(jax.random.key(seed)),
+        key=jax.random.key_data(seed_key(seed)),
         skipped=jnp.int32(0),
     )
 
@@ -99,8 +100,8 @@ def make_train_step(
         state: TrainState, frozen: Params, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         size = jax.tree.leaves(batch)[0].shape[0]
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size))
+        key = jax.random.fold_in(as_key(state.key), state.step)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(size, dtype=jnp.uint32))
         value, grads = gradients(state.params, frozen, batch, keys)
         grad_norm = norm_of_grads(grads)
         updates, opt_state = update(grads, state.opt_state, state.params, grad_norm=grad_norm)
