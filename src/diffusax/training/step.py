@@ -10,6 +10,7 @@ import optax
 
 from diffusax.models.network import Params
 from diffusax.runtime.noise import as_key, seed_key
+from diffusax.runtime.switches import settled, standard_promotion
 from diffusax.training.ema.update import EMAConfig, EMAState, maybe_update_ema
 from diffusax.training.norms import global_norm, global_norm_by_rows
 
@@ -31,6 +32,7 @@ class TrainState(NamedTuple):
     """The number of steps with a loss, gradients or update that were not finite."""
 
 
+@settled
 def initial_state(params: Params, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
     """Makes the state before the first step; parameters become float32."""
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -96,6 +98,7 @@ def make_train_step(
         norm_of_grads = functools.partial(global_norm_by_rows, stored=True)
         norm_of_updates = functools.partial(global_norm_by_rows, stored=False)
 
+    @standard_promotion()
     def train_step(
         state: TrainState, frozen: Params, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.runtime.switches import settled
 from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods.alpha_methods import Limits
@@ -59,6 +60,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
         """How the networks were trained that it samples."""
         return self.diffusion
 
+    @settled
     def get_velocity(self, sample: Any, noise: Any, timesteps: Any) -> Any:
         """Returns sqrt(a_t) noise - sqrt(1 - a_t) sample, the target of v prediction, b ....
 
