@@ -216,7 +216,7 @@ def pipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def controlled(pipe):
-    config = {**CONTROL, **WIDTH, "mid_block_type": "UNetMidBlock2D"}
+    config = {**UNET["sd1"], **CONTROL, **WIDTH, "mid_block_type": "UNetMidBlock2D"}
     controlnet = diffusax.ControlNetModel.from_config(
         {**config, "conditioning_embedding_out_channels": (4,)}
     )
