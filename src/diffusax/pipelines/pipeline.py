@@ -40,6 +40,7 @@ from diffusax.pipelines.output import output
 from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
+from diffusax.runtime.bounded import check_untraced
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.mesh import (
     check_processes,
@@ -387,6 +388,11 @@ class DiffusionPipeline(
         """Returns the inputs of `generate_fn` for the arguments of a call."""
         bound = inspect.signature(type(self).__call__).bind(self, *args, **kwargs)
         bound.apply_defaults()
+        if bound.arguments.get("generator") is not None:
+            raise ValueError(
+                "generator stands for PyTorch's numbers, which generate_fn, for which inputs are "
+                "prepared, does not draw; give seed, or latents with these numbers"
+            )
         with in_mesh(self.parts.local_mesh):
             c, call = resolve_adapters(self.parts, check_call(bound.arguments))
             if c is not self.parts:
@@ -403,6 +409,11 @@ class DiffusionPipeline(
     @settled
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
+        check_untraced(
+            {name: value for name, value in given.items() if name != "self"},
+            "a call makes images; pipe.generate_fn(params, inputs) is its pure function, and "
+            "pipe.prepare_inputs gives the inputs",
+        )
         c, call = resolve_adapters(self.parts, check_call(given))
         with in_mesh(c.local_mesh):
             run = self.task(c, call)

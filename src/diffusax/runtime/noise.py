@@ -97,9 +97,18 @@ def seed_key(seed: Any) -> jax.Array:
 
 
 def as_key(key: jax.Array) -> jax.Array:
-    """Returns a random key, or several, of which an older one is an array of integers, ... k."""
+    """Returns a random key, or several, of which an older one is an array of integers, ... k.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
+    if key.dtype != jnp.uint32 or key.ndim == 0 or key.shape[-1] not in (2, 4):
+        raise ValueError(
+            "a random key must be one of jax.random.key, or an older one, integers uint32 of shape "
+            f"(..., 2) or (..., 4) (got {key.dtype} of shape {key.shape})"
+        )
     return jax.random.wrap_key_data(key, impl=_IMPLEMENTATION if key.shape[-1] == 2 else "rbg")
 
 

@@ -115,5 +115,10 @@ def _keys(key: jax.Array, images: int) -> jax.Array:
     """Returns one key for each image: key i of several, or fold_in(key, i)."""
     key = as_key(key)
     if key.ndim:
+        if key.shape != (images,):
+            raise ValueError(
+                f"generator must be one random key, or one for each of the {images} images (got "
+                f"keys of shape {key.shape})"
+            )
         return key
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(images))

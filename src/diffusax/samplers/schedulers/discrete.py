@@ -8,7 +8,7 @@ import numpy as np
 
 from diffusax.runtime.switches import settled
 from diffusax.samplers import noise_levels
-from diffusax.samplers.by_hand import as_jax
+from diffusax.samplers.by_hand import as_jax, check_alike
 from diffusax.samplers.methods.alpha_methods import Limits
 from diffusax.samplers.processes import Diffusion, Process
 from diffusax.samplers.runs import Request
@@ -70,6 +70,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
             timesteps: b, or one for all, of the training.
         """
         x0, eps, t = map(as_jax, (sample, noise, timesteps))
+        check_alike("sample", x0, eps)
         target = self.diffusion.target(x0, eps, t.astype(jnp.int32), "v_prediction")
         return alike(target.astype(x0.dtype), sample, noise)
 

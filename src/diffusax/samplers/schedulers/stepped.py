@@ -265,6 +265,7 @@ class Stepped:
             timesteps: b, or one for all.
         """
         x0, eps = by_hand.as_jax(original_samples), by_hand.as_jax(noise)
+        by_hand.check_alike("original_samples", x0, eps)
         signal, level = (spread_level(part, x0) for part in self._levels_at(timesteps))
         return alike((signal * x0 + level * eps).astype(x0.dtype), original_samples, noise)
 
