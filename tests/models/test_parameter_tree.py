@@ -108,7 +108,7 @@ LAYERS = ("text_model", "encoder", "layers")
         (
             LAYERS,
             {"1": np.ones(1, np.float32)},
-            "lacks .* 189 more, has, beside .* encoder.layers.1$",
+            r"lacks .* 189 more, has, beside .*encoder.layers.1$",
         ),
         (NORM, np.ones(3), r"differs in text_model.final_layer_norm.scale \(\(3,\), not \(32,\)\)"),
         (NORM, np.ones(32, np.int32), r"scale \(\(32,\) int32, not \(32,\)\)"),
