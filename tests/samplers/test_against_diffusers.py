@@ -1,6 +1,8 @@
 """Every sampler against diffusers' scheduler, each intermediate x, on a non-linear model."""
 
+import numpy as np
 import pytest
+import torch
 from upstream import SD, build, compare, config_of
 
 from diffusax import samplers
@@ -208,6 +210,30 @@ def test_ddim_with_eta_equals_diffusers(eta):
     scheduler = build("DDIMScheduler", 9, **SD, clip_sample=False)
     ours = samplers.DDIMScheduler.from_config(config_of(scheduler))
     compare(ours.schedule(9, eta=eta), scheduler, eta=eta)
+
+
+NO_SIGNAL = {
+    **SD,
+    "rescale_betas_zero_snr": True,
+    "timestep_spacing": "trailing",
+    "prediction_type": "v_prediction",
+    "clip_sample": False,
+}
+
+
+def test_ddim_with_eta_1_from_no_signal_is_finite_where_diffusers_is_not():
+    """It takes the root of 1 - a - sigma^2, which is zero there, and below it after rounding."""
+    ours = samplers.DDIMScheduler.from_config(config_of(build("DDIMScheduler", 2, **NO_SIGNAL)))
+    compare(ours.schedule(2, eta=1.0), build("DDIMScheduler", 2, **NO_SIGNAL), eta=1.0)
+    theirs = build("DDIMScheduler", 3, **NO_SIGNAL)
+    x = torch.ones(1, 4, 2, 2)
+    first = theirs.step(x, theirs.timesteps[0], x, eta=1.0, generator=torch.Generator())
+    assert not torch.isfinite(first.prev_sample).any()
+    ours.set_timesteps(3)
+    found = ours.step(x.numpy(), ours.timesteps[0], x.numpy(), eta=1.0, variance_noise=x.numpy())
+    level = ours.schedule(3).levels[1]
+    # What is predicted at the signal of the next level, and noise for all the rest: x0 is -v.
+    np.testing.assert_allclose(found.prev_sample, level[1] - level[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
