@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from effort import few
 from fluxes import TRANSFORMER as FLUX
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from kleins import TRANSFORMER as FLUX2
@@ -53,11 +54,6 @@ SWITCHES = {
         "jax_transfer_guard": "disallow",
     },
 }
-QUICK = ("64 bits", "strict promotion", "no rank promotion", "rbg", "transfer guard")
-
-
-def kinds(quick=QUICK):
-    return [k if k in quick else pytest.param(k, marks=pytest.mark.slow) for k in SWITCHES]
 
 
 @contextlib.contextmanager
@@ -135,6 +131,9 @@ FORWARD = {
     "ZImageTransformer2DModel": (Z_IMAGE, (zeros(2, 8, 8, 16), TIME, zeros(2, 5, 24), LENGTHS), {}),
 }
 
+# One that convolves and attends, one of transformers' blocks, one of text.
+SOME = few(FORWARD, "AutoencoderKL", "FluxTransformer2DModel", "CLIPTextModel")
+
 
 def network(name):
     config, args, kwargs = FORWARD[name]
@@ -172,21 +171,21 @@ def doubles(jaxpr):
                 yield from doubles(inner)
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("kind", ["strict promotion", "no rank promotion"])
 def test_a_network_is_traced_to_the_same_program(name, kind):
     with switched(kind):
         assert str(forward(name)) == plain_forward(name)
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", SOME)
 def test_a_network_computes_nothing_in_64_bits(name):
     with switched("64 bits"):
         found = forward(name)
     assert not list(doubles(found.jaxpr))
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", SOME)
 def test_a_network_takes_arrays_that_are_split_over_explicit_axes(name):
     """The rows of a batch, which the network's results are split by, too."""
     mesh = AbstractMesh((2, 1), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
@@ -297,8 +296,8 @@ def expected(pipe, controlled):
     return functools.cache(lambda name: np.asarray(CASES[name](pipe, controlled)))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("name", few(CASES, "own_latents", "scheduled"))
+@pytest.mark.parametrize("kind", few(SWITCHES, "rbg", "all of a careful program"))
 def test_a_call_gives_what_it_gives_without(pipe, controlled, expected, kind, name):
     plain = expected(name)
     with switched(kind):
@@ -329,11 +328,12 @@ def traced_training(pipe):
     return make_train_step(loss, optimizer), (state, frozen, batch)
 
 
+TRACING = ("strict promotion", "no rank promotion", "rbg", "64 bits")
 TRACED = {"generation": traced_generation, "training": traced_training}
 
 
-@pytest.mark.parametrize("name", TRACED)
-@pytest.mark.parametrize("kind", ["strict promotion", "no rank promotion", "rbg", "64 bits"])
+@pytest.mark.parametrize("name", few(TRACED, "training"))
+@pytest.mark.parametrize("kind", few(TRACING, "strict promotion"))
 def test_a_function_is_traced_to_the_same_program(pipe, kind, name):
     function, given = TRACED[name](pipe)
     with switched(kind):

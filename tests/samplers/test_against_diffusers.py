@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from upstream import SD, build, compare, config_of
+from upstream import SD, build, compare, config_of, upstream_class
 
 from diffusax import samplers
 
@@ -225,15 +225,18 @@ def test_ddim_with_eta_1_from_no_signal_is_finite_where_diffusers_is_not():
     """It takes the root of 1 - a - sigma^2, which is zero there, and below it after rounding."""
     ours = samplers.DDIMScheduler.from_config(config_of(build("DDIMScheduler", 2, **NO_SIGNAL)))
     compare(ours.schedule(2, eta=1.0), build("DDIMScheduler", 2, **NO_SIGNAL), eta=1.0)
-    theirs = build("DDIMScheduler", 3, **NO_SIGNAL)
-    x = torch.ones(1, 4, 2, 2)
-    first = theirs.step(x, theirs.timesteps[0], x, eta=1.0, generator=torch.Generator())
-    assert not torch.isfinite(first.prev_sample).any()
-    ours.set_timesteps(3)
+    x, theirs, nans = torch.ones(1, 4, 2, 2), upstream_class("DDIMScheduler")(**NO_SIGNAL), []
+    for steps in range(2, 40):
+        theirs.set_timesteps(steps)
+        given = theirs.timesteps[0], x
+        after = theirs.step(x, *given, eta=1.0, generator=torch.Generator()).prev_sample
+        nans += [] if torch.isfinite(after).all() else [steps]
+    assert len(nans) > 5
+    ours.set_timesteps(nans[0])
     found = ours.step(x.numpy(), ours.timesteps[0], x.numpy(), eta=1.0, variance_noise=x.numpy())
-    level = ours.schedule(3).levels[1]
-    # What is predicted at the signal of the next level, and noise for all the rest: x0 is -v.
-    np.testing.assert_allclose(found.prev_sample, level[1] - level[0], rtol=1e-5)
+    signal, noise = ours.schedule(nans[0]).levels[1]
+    # What is predicted, here -v, at the signal of the next level, and noise for all the rest.
+    np.testing.assert_allclose(found.prev_sample, noise - signal, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class Network:
         with standard_promotion():
             run = functools.partial(self._apply, method)
             beside = adapters, image_prompts, context_keys
-            return in_auto_axes(run, params, args, kwargs, *beside)
+            return in_auto_axes(run, params, args, kwargs, *beside, rows=(args, kwargs))
 
     def _apply(
         self,

@@ -64,11 +64,13 @@ def path_name(path: tuple[Any, ...]) -> str:
 def _is_fitted(shapes: Any, params: Any) -> bool:
     """Returns whether the tree is right as it is; a call asks it each time, so it is quick."""
     try:
-        leaves, structure = jax.tree.flatten(params)
+        leaves: list[Any] = jax.tree.leaves(params)
+        structure: Any = jax.tree.structure(params)
     except (TypeError, ValueError):
         return False  # Keys of several types have no order.
-    wanted, own = jax.tree.flatten(shapes)
-    return structure == own and all(map(_fits, wanted, leaves))
+    if structure != jax.tree.structure(shapes):
+        return False
+    return all(map(_fits, jax.tree.leaves(shapes), leaves))
 
 
 def _fits(wanted: Any, leaf: Any) -> bool:

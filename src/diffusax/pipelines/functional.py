@@ -115,7 +115,7 @@ def _run(*args: Any) -> jax.Array:
     if not is_traced(args):
         return call_settled(is_double(args[-2]), _compiled, *args)
     with standard_promotion():
-        return in_auto_axes(_generate, *args)
+        return in_auto_axes(_generate, *args, rows=args[-1])
 
 
 def _check(

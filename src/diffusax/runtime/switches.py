@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from diffusax.runtime.compat import is_tracing
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ENUMS = {
+_ENUMS: dict[str, tuple[Any, Any]] = {
     "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
     "jax_numpy_rank_promotion": (jax.numpy_rank_promotion, "allow"),
     "jax_threefry_partitionable": (jax.threefry_partitionable, True),
@@ -59,7 +59,7 @@ def own_switches(*, x64: bool = False) -> Iterator[None]:
         if not is_tracing():
             if is_explicit():
                 stack.enter_context(jax.set_mesh(_no_mesh()))
-            if jax.config.jax_enable_x64 and not _DOUBLE.get():
+            if jax.config.read("jax_enable_x64") and not _DOUBLE.get():
                 stack.enter_context(jax.enable_x64(False))
         yield
 
@@ -82,7 +82,7 @@ def settled(function: F) -> F:
 
 def call_settled(x64: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function as `settled` does. x64: whether arrays of 64 bits stay as they are."""
-    if jax.config.jax_enable_x64 and not x64:
+    if jax.config.read("jax_enable_x64") and not x64:
         args, kwargs = jax.tree.map(_in_32_bits, (args, kwargs))
     outside = None if is_tracing() or not is_explicit() else jax.sharding.get_mesh()
     if outside is None:
@@ -105,15 +105,15 @@ def is_explicit() -> bool:
     return any(kind == AxisType.Explicit for kind in kinds)
 
 
-def in_auto_axes(function: Callable[..., Any], *args: Any) -> Any:
+def in_auto_axes(function: Callable[..., Any], *args: Any, rows: Any) -> Any:
     """Calls a function; under a mesh with explicit axes XLA chooses the shardings within it.
 
-    The first axis of results is split as the inputs are: as that of the first array in the
-    arguments after the first one whose first axis is split, if any.
+    The first axis of results is split as that of the first array among `rows`, a part of the
+    arguments, whose first axis is split.
     """
     if not is_explicit():
         return function(*args)
-    splits = (_first_split(leaf) for leaf in jax.tree.leaves(args[1:]))
+    splits = (_first_split(leaf) for leaf in jax.tree.leaves(rows))
     split = next((found for found in splits if found is not None), None)
     leaves, tree = jax.tree.flatten(args)
     arrays = [leaf if isinstance(leaf, jax.Array | np.ndarray) else None for leaf in leaves]
@@ -126,13 +126,13 @@ def in_auto_axes(function: Callable[..., Any], *args: Any) -> Any:
         return jax.sharding.auto_axes(call, out_sharding=specs)
 
     shapes = jax.eval_shape(in_auto(PartitionSpec()), arrays)
-    specs = jax.tree.map(lambda x: PartitionSpec(*[split][: len(x.shape)]), shapes)
+    specs = jax.tree.map(lambda x: PartitionSpec(*[split] * bool(x.shape)), shapes)
     return in_auto(specs)(arrays)
 
 
 def _first_split(x: Any) -> Any:
     """Returns the mesh's axes over which an array's first axis is split; None if it is not."""
-    spec = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else ()
+    spec: Any = jax.typeof(x).sharding.spec if isinstance(x, jax.Array) else ()
     return spec[0] if len(spec) else None
 
 
