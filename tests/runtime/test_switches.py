@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fluxes import TRANSFORMER as FLUX
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from kleins import TRANSFORMER as FLUX2
 from kleins import VAE as VAE_FLUX2
+from many_devices import run_on_devices
 from pairs import mask, picture
 from tiny import (
     ASYMMETRIC,
@@ -352,3 +354,9 @@ def test_the_numbers_of_a_seed_are_threefrys(pipe):
     own = jax.random.normal(jax.random.fold_in(key, 0), (2, 2, 3))
     np.testing.assert_array_equal(noise[1], own)
     np.testing.assert_array_equal(state.key, [0, 7])
+
+
+@pytest.mark.slow
+def test_calls_of_a_pipeline_are_the_same_inside_a_users_mesh(pipe, tmp_path):
+    pipe.save_pretrained(tmp_path)
+    assert run_on_devices(Path(__file__).with_name("users_mesh_run.py"), tmp_path) == ["equal"]
