@@ -173,8 +173,9 @@ def test_png_files_say_how_they_were_drawn(pipe, whole, tmp_path):
     assert Image.open(io.BytesIO(data)).text["parameters"].splitlines() == [
         "an owl",
         "Negative prompt: blue",
-        "Steps: 2, Sampler: PNDMScheduler, CFG scale: 7.5, Seed: 7, Size: 64x64, Model: model, "
-        f"RNG: jax, Clip skip: 2, Version: diffusax {diffusax.__version__}",
+        "Steps: 2, Sampler: PLMS, Schedule type: Automatic, CFG scale: 7.5, Seed: 7, Size: 64x64, "
+        "Model: model, Clip skip: 2, Prompt weighting: False, Long prompt: False, RNG: jax, "
+        f"Version: diffusax {diffusax.__version__}",
     ]
     assert info["sampler"] == "PNDMScheduler"
 

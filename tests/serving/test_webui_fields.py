@@ -77,7 +77,7 @@ SECOND = {
     "hr_upscaler": "111------",
     "hr_checkpoint_name": "111---?--",
     "hr_sampler_name": "111---?--",
-    "hr_scheduler": "111------",
+    "hr_scheduler": "111---1--",
     "hr_prompt": "111---1--",
     "hr_cfg": "1--11111-",
     "hr_resize_x": "1--1--11-",

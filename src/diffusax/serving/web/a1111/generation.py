@@ -3,7 +3,6 @@
 import time
 from typing import Any, TypeVar
 
-import msgspec
 from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,7 +33,7 @@ from diffusax.serving.web.a1111.work import Work, describe_progress
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png
-from diffusax.serving.web.replies import Json
+from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
 from diffusax.text.prompt_warnings import prompt_warnings
@@ -222,9 +221,7 @@ def _reply(
     kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
     left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}
     parameters = {name: value for name, value in values.items() if name not in left_out}
-    return Json(
-        {"images": images, "parameters": parameters, "info": msgspec.json.encode(info).decode()}
-    )
+    return Json({"images": images, "parameters": parameters, "info": encode_json(info).decode()})
 
 
 def _info(
