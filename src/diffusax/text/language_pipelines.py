@@ -30,6 +30,8 @@ _FILE = "tokenizer.json"
 _UNKNOWN = 2
 """T5's id of the unknown token."""
 _EXTRA_IDS = 100
+_SMALLEST_TRIE = 1024
+"""The bytes of the first block of a table of characters, which each such table has."""
 _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -70,6 +72,9 @@ def unigrams(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, list[A
     try:
         tokenizer = Tokenizer(Unigram(vocabulary, _UNKNOWN, False))
         if charsmap:
+            # The library would panic at the first text.
+            if int.from_bytes(charsmap[:4], "little") < _SMALLEST_TRIE:
+                raise ValueError("its precompiled_charsmap is empty")
             tokenizer.normalizer = normalizers.Precompiled(charsmap)
     except Exception as error:  # tokenizers raises nothing more specific
         raise _broken(path, error) from None
