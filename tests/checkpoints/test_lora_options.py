@@ -156,7 +156,10 @@ def test_keys_that_are_not_applied_are_named(key, message):
 @pytest.mark.parametrize("beside", [False, True])
 def test_options_that_do_not_fit_are_named(tmp_path, options, message, beside):
     path = tmp_path / ("adapter_model.safetensors" if beside else "x.safetensors")
-    pair = {f"{LAYER}.lora_A.weight": torch.ones(4, 64), f"{LAYER}.lora_B.weight": torch.ones(64, 4)}
+    pair = {
+        f"{LAYER}.lora_A.weight": torch.ones(4, 64),
+        f"{LAYER}.lora_B.weight": torch.ones(64, 4),
+    }
     given = {"lora_alpha": 4, "r": 4, "init_lora_weights": "gaussian", **options}
     if beside:
         save_file(pair, path)

@@ -129,7 +129,10 @@ def test_of_a_whole_file_and_shards_the_library_says_which_is_taken(tmp_path, ki
     """diffusers takes the shards, transformers the file."""
     if kind == "CLIPTextModel":
         text = {**TEXT, "vocab_size": 99, "max_position_embeddings": 16}
-        library, model = transformers, transformers.CLIPTextModel(transformers.CLIPTextConfig(**text))
+        library, model = (
+            transformers,
+            transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
+        )
     else:
         library, model = diffusers, diffusers.UNet2DConditionModel(**UNET["sd1"])
     randomize(model).save_pretrained(tmp_path, max_shard_size="20KB")

@@ -305,6 +305,8 @@ def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
         ValueError: they have another shape, or are not numbers.
     """
     if isinstance(embeds, list | tuple):
+        if not embeds:
+            raise ValueError(f"{name} must have at least one array (tokens, width) (got none)")
         return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
     return list(check_embeds(name, embeds, 3, width))
 

@@ -72,7 +72,7 @@ class LanguageTokenizer:
         tokenizer.add_tokens([*added, *(token for token in own if token.content not in known)])
         cls._complete(tokenizer, special, config)
         length = config.get("model_max_length", _UNBOUNDED + 1)
-        if not isinstance(length, int | float) or length < 1:
+        if not isinstance(length, int | float) or not length >= 1:
             raise ValueError(f"{source}: model_max_length must be from 1 up (got {length!r})")
         limit = None if length > _UNBOUNDED else int(length)
         return cls(tokenizer, special, limit, _read_template(folder, config), config)
@@ -327,6 +327,10 @@ class T5Tokenizer(LanguageTokenizer):
     def _complete(
         cls, tokenizer: Tokenizer, special: Mapping[str, str], config: Mapping[str, Any]
     ) -> None:
+        if "eos_token" not in special:
+            raise ValueError(
+                "eos_token must be given in tokenizer_config.json: T5's texts end with it"
+            )
         put_around(tokenizer, None, special["eos_token"])
 
 

@@ -1,6 +1,7 @@
 """The changes of parameters that a LoRA's tensors stand for."""
 
 import json
+import logging
 import math
 import re
 import reprlib
@@ -24,6 +25,8 @@ from diffusax.models.weight_changes import (
     check_change,
 )
 from diffusax.runtime.mesh import tree_name
+
+log = logging.getLogger(__name__)
 
 Changes = dict[str, dict[str, Any]]
 """The changes by component and by the parameter's path in the tree: `conv_in.kernel`."""
@@ -117,6 +120,7 @@ def with_alphas(layers: Layers, file: LoraFile) -> Layers:
     for given in own.values():
         _check_options(given, file)
     found: Layers = {}
+    differing = 0
     for (component, path), parts in layers.items():
         try:
             more, rank = _peft_numbers(own[component], path, parts)
@@ -129,7 +133,15 @@ def with_alphas(layers: Layers, file: LoraFile) -> Layers:
                 f"{file.name}: {component}'s {path} has a rank of {len(parts['down'])}, where "
                 f"PEFT's options say {rank}; one of them is of another LoRA"
             )
+        stated = {float(x) for k, x in parts.items() if k in more and np.size(x) == 1}
+        differing += any(not np.isclose(x, list(more.values())).any() for x in stated)
         found[component, path] = {**parts, **{k: np.float32(x) for k, x in more.items()}}
+    if differing:
+        log.warning(
+            "%s: %d layers have another alpha than PEFT's options, which are taken",
+            file.name,
+            differing,
+        )
     return found
 
 
