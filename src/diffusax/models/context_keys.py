@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from diffusax.models.adapters import Layers
-from diffusax.models.inputs import check_tokens
 from diffusax.models.image_prompts import cross_attentions
+from diffusax.models.inputs import check_tokens
 from diffusax.models.matmul import apart, matmul
 from diffusax.models.network import Network, Params
 from diffusax.models.paths import layer_at
