@@ -121,8 +121,8 @@ CHARSMAP = zlib.decompress(
         "97nLvXj445WPNu3iAVBzj4A="
     )
 )
-"""What SentencePiece compiled of rules that drop DEL, U+9F, U+1, U+AD and U+FEFF, make spaces of U+9,
-U+A, U+85, U+A0 and U+200B, "fi" of its ligature and "A" of the full-width letter."""
+"""What SentencePiece compiled of rules that drop DEL, U+9F, U+1, U+AD and U+FEFF, make spaces of
+U+9, U+A, U+85, U+A0 and U+200B, "fi" of its ligature and "A" of the full-width letter."""
 STRIPPED = [
     {"type": "Strip", "strip_left": False, "strip_right": True},
     {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},

@@ -178,6 +178,7 @@ def test_options_that_do_not_fit_are_named(tmp_path, options, message, beside):
     ("tensors", "message"),
     [
         ({"lora_A.weight": (0, 64), "lora_B.weight": (64, 0)}, "has a rank of 0"),
+        ({"lora_B.bias": (64,)}, "to_q has bias but not down"),
         ({"lora_A.weight": (4, 64), "lora_B.weight": (64, 4), "lora_B.bias": (3,)}, "bias is .3,"),
         (
             {"lora_A.weight": (4, 64), "lora_B.weight": (64, 4), "lora_B.bias": (64,)}

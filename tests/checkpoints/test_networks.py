@@ -120,7 +120,7 @@ def test_every_spelling_of_shards_of_a_variant_is_read(folder, index, shard):
             theirs = diffusers.UNet2DConditionModel.from_pretrained(out, variant="fp16")
         assert torch.equal(theirs.conv_in.weight, unet.conv_in.weight)
     (out / index.format(stem)).unlink()
-    with pytest.raises(ValueError, match="no index of such files|only the variant 'fp16'"):
+    with pytest.raises(ValueError, match=r"no index of such files|only the variant 'fp16'"):
         load_network(out)
 
 

@@ -271,8 +271,7 @@ def test_learned_variances_are_refused_where_they_would_be_drawn_from():
 def test_too_few_betas_are_one_sentence(name):
     scheduler = SCHEDULERS[name](trained_betas=[0.1, 0.2])
     with pytest.raises(ValueError, match=r"each of num_train_timesteps=1000 \(got 2\)"):
-        scheduler.set_timesteps(3)
-        scheduler.step(np.ones((1, 4)), scheduler.timesteps[0], np.ones((1, 4)))
+        scheduler.schedule(3)
 
 
 def test_powers_and_timesteps_without_numbers_are_one_sentence():

@@ -51,7 +51,7 @@ def unigrams(folder: Path, config: Mapping[str, Any]) -> tuple[Tokenizer, list[A
     Raises:
         ValueError: a file is missing or broken, or holds another kind of model; names it.
     """
-    path, marks = folder / _FILE, []
+    path, marks = folder / _FILE, list[tuple[str, bool]]()
     if path.is_file():
         vocabulary, charsmap = _stored_unigrams(path)
     elif (path := folder / SPIECE).is_file():

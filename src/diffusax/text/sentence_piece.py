@@ -1,4 +1,4 @@
-"""Reads a SentencePiece model (spiece.model), which old checkpoints have in place of tokenizer.json.
+"""Reads SentencePiece's models (spiece.model), which old checkpoints have as their tokenizers.
 
 The file is a protocol buffer (sentencepiece_model.proto). What is read of it: the pieces with their
 scores and types, and the table by which texts are normalised.
@@ -53,7 +53,7 @@ def _read(data: bytes) -> SentencePieces:
     for field, value in _fields(data):
         if field == _PIECES:
             entry = dict(_fields(value))
-            piece = bytes(entry[_PIECE] if _PIECE in entry else b"").decode("utf-8")
+            piece = str(entry.get(_PIECE, b""), "utf-8")
             (score,) = struct.unpack("<f", entry.get(_SCORE, bytes(4)))
             vocabulary.append((piece, score))
             if (found := entry.get(_TYPE, _NORMAL)) in (_CONTROL, _USER_DEFINED):

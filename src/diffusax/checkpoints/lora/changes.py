@@ -135,7 +135,7 @@ def with_alphas(layers: Layers, file: LoraFile) -> Layers:
             )
         stated = {float(x) for k, x in parts.items() if k in more and np.size(x) == 1}
         differing += any(not np.isclose(x, list(more.values())).any() for x in stated)
-        found[component, path] = {**parts, **{k: np.float32(x) for k, x in more.items()}}
+        found[component, path] = {**parts, **{k: np.array(x, np.float32) for k, x in more.items()}}
     if differing:
         log.warning(
             "%s: %d layers have another alpha than PEFT's options, which are taken",
@@ -161,7 +161,7 @@ def _main_change(parts: Parts, weight: str) -> Any:
     if "weight" in parts:
         on_input = bool(np.asarray(parts.get("on_input", 0)).any())
         return Ia3(parts["weight"], on_input)
-    if "down" in parts or "up" in parts:
+    if {"down", "up", "bias"} & set(parts):
         down, up = parts["down"], parts["up"]
         if not len(down):
             raise ValueError("a rank of 0")
