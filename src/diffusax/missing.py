@@ -48,7 +48,7 @@ PIPELINE = _hints(
         ),
         _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
-            "check_inputs prepare_latents prepare_extra_step_kwargs decode_latents get_timesteps "
+            "check_inputs prepare_latents decode_latents get_timesteps "
             "prepare_image prepare_control_image prepare_mask_latents prepare_image_latents "
             "run_safety_checker"
         ),

@@ -1,12 +1,21 @@
 """Properties and methods of diffusers' pipelines besides calls, loading and saving."""
 
+import inspect
 import logging
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import jax
+import numpy as np
+from PIL import Image
+from tqdm.auto import tqdm
 
+from diffusax.callers import for_reader, wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
+from diffusax.models.network import floating_dtype
 from diffusax.pipelines.components import Components
+from diffusax.runtime.noise import draw_like
+from diffusax.tensors import alike, as_array, as_tensor, is_tensor
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +28,34 @@ class DiffusersMethods:
     _guidance_scale: float | None
     _num_timesteps: int
     _interrupt: bool
+    _tensors: Literal["pt", "jax"] | None
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters."""
-        return self.parts.dtype
+        """The dtype of the denoiser's parameters; PyTorch's for programs that work with it."""
+        return for_reader(self.parts.dtype)
 
     @property
     def device(self) -> Any:
-        """The device of the denoiser's parameters."""
+        """The device of the denoiser's parameters; PyTorch's for programs that work with it."""
         leaf = jax.tree.leaves(self.parts.denoiser_params)[0]
-        return next(iter(leaf.devices()))
+        return for_reader(next(iter(leaf.devices())))
+
+    @property
+    def tensors(self) -> Literal["pt", "jax"] | None:
+        """What embeddings, latents, prepared pixels and callbacks' values are returned as.
+
+        "pt", tensors of PyTorch, which may be changed in place, also in callbacks; "jax", arrays;
+        or None for what the program works with: tensors where the module that calls has imported
+        PyTorch and not JAX, else arrays.
+        """
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, kind: Literal["pt", "jax"] | None) -> None:
+        if kind not in ("pt", "jax", None):
+            raise ValueError(f"tensors must be 'pt', 'jax' or None (got {kind!r})")
+        self._tensors = kind
 
     @property
     def vae_scale_factor(self) -> int:
@@ -41,7 +67,9 @@ class DiffusersMethods:
         """The processor of the autoencoder's images: `preprocess` and `postprocess`."""
         latents = self.parts.latents
         return VaeImageProcessor(
-            vae_scale_factor=latents.factor, vae_latent_channels=latents.channels
+            vae_scale_factor=latents.factor,
+            vae_latent_channels=latents.channels,
+            tensors=self.tensors,
         )
 
     @property
@@ -69,6 +97,27 @@ class DiffusersMethods:
     def set_progress_bar_config(self, **options: Any) -> None:
         """Sets options of the tqdm bar, such as `disable=True`."""
         self.progress_bar_options = options
+
+    def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
+        """Returns a tqdm bar with the options of `set_progress_bar_config`, for loops by hand.
+
+        Raises:
+            ValueError: neither iterable nor total is given.
+        """
+        if iterable is None and total is None:
+            raise ValueError("iterable or total must be given")
+        return tqdm(iterable, total=total, **self.progress_bar_options)
+
+    @staticmethod
+    def numpy_to_pil(images: Any) -> list[Image.Image]:
+        """Converts arrays in [0, 1], h w c or b h w c, to PIL images."""
+        return VaeImageProcessor.numpy_to_pil(images)
+
+    def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
+        """Returns those of generator and eta that the scheduler's `step` takes."""
+        known = inspect.signature(self.parts.scheduler.step).parameters
+        given = {"eta": eta, "generator": generator}
+        return {name: value for name, value in given.items() if name in known}
 
     def enable_vae_tiling(self) -> None:
         """Makes later calls encode and decode images above the autoencoder's sample_size in tiles.
@@ -121,14 +170,55 @@ def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
         do_normalize=False,
         do_binarize=True,
         do_convert_grayscale=True,
+        tensors=self.tensors,
     )
 
 
 def _control_image_processor(self: DiffusersMethods) -> VaeImageProcessor:
     """The processor of control images, whose pixels stay in [0, 1]."""
     return VaeImageProcessor(
-        vae_scale_factor=self.vae_scale_factor, do_convert_rgb=True, do_normalize=False
+        vae_scale_factor=self.vae_scale_factor,
+        do_convert_rgb=True,
+        do_normalize=False,
+        tensors=self.tensors,
     )
+
+
+def prepare_latents(
+    self: DiffusersMethods,
+    batch_size: int,
+    num_channels_latents: int,
+    height: int,
+    width: int,
+    dtype: Any = None,
+    device: Any = None,
+    generator: Any = None,
+    latents: Any = None,
+) -> Any:
+    """Returns the latents that a loop by hand begins with, noise of the scheduler's deviation.
+
+    Args:
+        batch_size: the number of images.
+        num_channels_latents: their channels.
+        height: in pixels.
+        width: in pixels.
+        dtype: that of the result, float32 by default.
+        device: changes nothing.
+        generator: see `draw_like`.
+        latents: standard normal numbers b c h w, instead of drawing them.
+
+    Raises:
+        ValueError: generator is not valid.
+    """
+    sides = (int(side) // self.vae_scale_factor for side in (height, width))
+    x: Any = np.zeros((batch_size, num_channels_latents, *sides), np.float32)
+    if wants_tensors(self.tensors, latents):
+        x = as_tensor(x)
+    noise = draw_like(x, generator) if latents is None else latents
+    found = alike(as_array(noise) * np.float32(self.parts.scheduler.init_noise_sigma), x)
+    if dtype is None:
+        return found
+    return found.to(dtype) if is_tensor(found) else found.astype(floating_dtype(dtype))
 
 
 mask_processor = property(_mask_processor)

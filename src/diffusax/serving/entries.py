@@ -85,6 +85,8 @@ class FileEntry:
     model's; None where it is not known."""
     changed: int = 0
     """When it was last changed, see `last_change`."""
+    alias: str | None = None
+    """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
 
 
 @dataclasses.dataclass(frozen=True)

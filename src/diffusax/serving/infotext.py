@@ -28,18 +28,21 @@ _NUMBERS = {
     "CFG rescale": "guidance_rescale",
     "Seed": "seed",
     "Denoising strength": "strength",
+    "Strength rule": "strength_rule",
+    "Eta DDIM": "eta",
     "Mask blur": "mask_blur",
     "Masked area padding": "padding_mask_crop",
 }
 """Fields of drawings by webui's names for them."""
 
 
-def write_infotext(drawing: Drawing, seed: int) -> str:
+def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None = None) -> str:
     """Returns the text `parameters` for the file of one image.
 
     Args:
         drawing: the drawing with all values that its model gives, as `Catalogue.check` returns it.
         seed: the image's own seed.
+        more: further settings by webui's names, such as those of a second pass.
     """
     sampler, schedule = to_webui(drawing.sampler or "")
     task = drawing.task
@@ -54,6 +57,8 @@ def write_infotext(drawing: Drawing, seed: int) -> str:
         "Size": f"{drawing.width}x{drawing.height}",
         "Model": drawing.model or None,
         "Denoising strength": None if task in (TEXT, EDIT) else _number(drawing.strength),
+        "Strength rule": None if task in (TEXT, EDIT) else _rule(drawing),
+        "Eta DDIM": _number(drawing.eta or None),
         "Clip skip": webui_clip_skip(drawing.clip_skip),
         "Mask blur": _number(drawing.mask_blur) if task == INPAINT else None,
         "Inpaint area": None if drawing.padding_mask_crop is None else "Only masked",
@@ -62,6 +67,7 @@ def write_infotext(drawing: Drawing, seed: int) -> str:
         "Long prompt": None if drawing.long_prompt else False,
         "RNG": "jax",
     }
+    settings |= more or {}
     settings |= {f"ControlNet {i}": _control(c) for i, c in enumerate(drawing.controls)}
     tags = "".join(f" <lora:{name}:{weight:g}>" for name, weight in drawing.adapters.items())
     return parameters_text(f"{drawing.prompt}{tags}".strip(), drawing.negative_prompt, settings)
@@ -144,6 +150,11 @@ def _typed(name: str, value: Any) -> Any:
         return None if value is None else convert(value, FIELDS[name], strict=False)
     except Mismatch:
         return None
+
+
+def _rule(drawing: Drawing) -> str | None:
+    """Returns the name of a rule that is not diffusers'."""
+    return None if drawing.strength_rule == "diffusers" else drawing.strength_rule
 
 
 def _number(value: float | None) -> str | None:

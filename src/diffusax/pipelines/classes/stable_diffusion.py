@@ -22,6 +22,7 @@ class StableDiffusionPipeline(StableDiffusion):
     """Generates images from prompts."""
 
     task = staticmethod(text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented

@@ -33,6 +33,7 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
+from diffusax.text.prompt_warnings import prompt_warnings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,8 @@ class JobAnswer:
     """The addresses of the images that are done."""
     settings: dict[str, Any]
     """The drawing without its pictures, with all values that the model gave."""
+    warnings: list[str]
+    """What of the prompts is not read as A1111 reads it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,10 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
             for i, image in enumerate(job.images)
         ],
     }
-    return {**found, "settings": settings_of(job.drawing)} if settings else found
+    if not settings:
+        return found
+    warnings = prompt_warnings(job.drawing.prompt, job.drawing.negative_prompt)
+    return {**found, "settings": settings_of(job.drawing), "warnings": list(warnings)}
 
 
 @operation(

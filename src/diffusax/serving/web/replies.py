@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.webui_words import in_webui_words
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
@@ -28,6 +29,7 @@ def error_body(path: str, error: Refused) -> dict[str, Any]:
     """Returns the content of an error: A1111's form under /sdapi, and OpenAI's elsewhere."""
     message = str(error)
     if path.startswith(("/sdapi/", "/controlnet/")):
+        message = in_webui_words(message)
         return {"error": type(error).__name__, "detail": message, "body": "", "errors": message}
     kind = _TYPES.get(error.status)
     kind = kind or ("invalid_request_error" if error.status < 500 else "server_error")

@@ -14,7 +14,7 @@ from diffusax.serving.errors import Refused
 from diffusax.serving.infotext import read_infotext
 from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.sizes import memory_in_use
-from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
+from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.options import shown
 from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.bodies import read_json
@@ -121,7 +121,12 @@ def _models(service: Service) -> Any:
 
 def _loras(service: Service) -> Any:
     return [
-        {"name": entry.name, "alias": entry.name, "path": entry.path.name, "metadata": {}}
+        {
+            "name": entry.name,
+            "alias": entry.alias or entry.name,
+            "path": entry.path.name,
+            "metadata": {},
+        }
         for entry in service.catalogue.loras
     ]
 
