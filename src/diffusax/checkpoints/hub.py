@@ -35,6 +35,8 @@ _NUMBERED = {"controlnet", "adapter"}
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 _READ = (".json", ".txt", ".jinja")
 """The endings of a component's small files."""
+_SPIECE = "spiece.model"
+"""T5's tokenizer of checkpoints that are older than tokenizer.json."""
 _CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json")
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -242,6 +244,8 @@ def _download(repo: str, wanted: _Wanted, options: dict[str, Any]) -> Path:
     for folder, files in listing.items():
         prefix = f"{folder}/" if folder else ""
         patterns += [prefix + f for f in files if f.endswith(_READ)]
+        if _SPIECE in files and "tokenizer.json" not in files:
+            patterns.append(prefix + _SPIECE)
         chosen = choose_weights(files, wanted.variant) if wanted.weights else None
         if chosen is not None and chosen.endswith(".json"):
             index = fetch(prefix + chosen)

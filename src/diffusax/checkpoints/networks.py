@@ -1,6 +1,7 @@
 """Loads a Model from a component's folder (config.json and safetensors), and saves it."""
 
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from diffusax.checkpoints.files import STEMS, weight_files
 from diffusax.checkpoints.hub import resolve
+from diffusax.checkpoints.model_index import listed_class
 from diffusax.checkpoints.single_file import named_entries, part_of
 from diffusax.checkpoints.tensors import Entry, read_entries, split_into_shards, write_tensors
 from diffusax.checkpoints.tree import load_entries, params_to_tensors
@@ -17,6 +19,11 @@ from diffusax.models import MODELS
 from diffusax.models.network import Model, Network, parse_dtype
 from diffusax.runtime.mesh import param_sharding, tree_name
 from diffusax.typed.config import config_from_dict, config_to_dict
+
+log = logging.getLogger(__name__)
+
+_ENCODERS = {"T5ForConditionalGeneration": "T5EncoderModel", "T5Model": "T5EncoderModel"}
+"""Whole models of transformers by the encoder that is read of them."""
 
 
 def load_network(
@@ -84,12 +91,25 @@ def _shard(mesh: Mesh, network: Network, path: Any, shape: tuple[int, ...]) -> N
 def read_network(folder: Path) -> Network:
     """Returns the network that a component's config.json describes; reads no weights.
 
+    Its class is the one in the checkpoint's model_index.json, if that names another, as in
+    diffusers.
+
     Raises:
         ValueError: diffusax cannot read the config; says why.
     """
     data = load_json(folder / "config.json")
     source = str(folder / "config.json")
-    return network_of(class_name_of(data, source), data, source=source)
+    listed = listed_class(folder)
+    if listed not in MODELS:
+        return network_of(class_name_of(data, source), data, source=source)
+    if listed not in (names := named_classes(data)) and names:
+        log.warning(
+            "%s is of %s, and model_index.json lists %s, which is taken, as in diffusers",
+            source,
+            names[0],
+            listed,
+        )
+    return network_of(listed, data, source=source)
 
 
 def network_of(class_name: str, config: dict[str, Any], *, source: str) -> Network:
@@ -180,9 +200,7 @@ def class_name_of(data: Mapping[str, Any], source: str) -> str:
     Raises:
         ValueError: it names none, or one that diffusax does not have.
     """
-    architectures = data.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    name = data.get("_class_name") or first
+    name = next(iter(named_classes(data)), None)
     if not isinstance(name, str):
         raise ValueError(f"{source} has neither _class_name nor architectures")
     if name not in MODELS:
@@ -190,6 +208,16 @@ def class_name_of(data: Mapping[str, Any], source: str) -> str:
             f"{source} asks for {name}, which diffusax does not have (it has {', '.join(MODELS)})"
         )
     return name
+
+
+def named_classes(data: Mapping[str, Any]) -> list[Any]:
+    """Returns what a parsed config.json gives for its network's class, the first to be taken first.
+
+    transformers writes the classes of which a model's parts are, too: T5's for its encoder.
+    """
+    architectures = data.get("architectures")
+    found = [data.get("_class_name"), *(architectures if isinstance(architectures, list) else ())]
+    return [_ENCODERS.get(name, name) if isinstance(name, str) else name for name in found if name]
 
 
 def _of_transformers(class_name: str) -> bool:

@@ -202,7 +202,16 @@ def nearest(array: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def to_pil(images: np.ndarray) -> list[Image.Image]:
-    """Converts arrays to PIL images. images: b h w 3, or b h w 1 in greys, in [0, 1]."""
+    """Converts arrays to PIL images. images: b h w 3, or b h w 1 in greys, in [0, 1].
+
+    Raises:
+        ValueError: they have another number of channels.
+    """
+    if images.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"output_type must be 'np' for images of {images.shape[-1]} channels, of which there "
+            "are no PIL images"
+        )
     images = images[..., 0] if images.shape[-1] == 1 else images
     return [Image.fromarray(image) for image in (images * 255).round().astype(np.uint8)]
 

@@ -12,7 +12,7 @@ from flax import nnx
 from msgspec import Meta
 
 from diffusax.models.embeddings import TimestepEmbedding, timestep_embedding
-from diffusax.models.inputs import check_map, check_rows, check_tokens
+from diffusax.models.inputs import check_map, check_rows, check_tokens, check_width
 from diffusax.models.layers import Conv2d, Embedding, Linear
 from diffusax.models.unet_blocks import DownBlock, MidBlock, rematerialized
 from diffusax.typed.config import (
@@ -291,6 +291,12 @@ class UNetEncoder(nnx.Module):
                 raise ValueError("class_labels must be given: this network has a class embedding")
             if self.config.class_embed_type == "timestep":
                 class_labels = self._sinusoids(class_labels)
+            elif self.config.class_embed_type in ("projection", "simple_projection"):
+                check_width(
+                    "class_labels",
+                    class_labels,
+                    self.config.projection_class_embeddings_input_dim or 0,
+                )
             embedded = self.class_embedding(class_labels)
             concat = self.concat_class
             temb = jnp.concatenate([temb, embedded], axis=-1) if concat else temb + embedded
@@ -340,7 +346,10 @@ class UNetEncoder(nnx.Module):
 
     def _text_time(self, text_embeds: jax.Array, time_ids: jax.Array) -> jax.Array:
         times = self._sinusoids(time_ids.reshape(-1), self.config.addition_time_embed_dim)
-        return jnp.concatenate([text_embeds, times.reshape(text_embeds.shape[0], -1)], axis=-1)
+        times = times.reshape(text_embeds.shape[0], -1)
+        width = self.config.projection_class_embeddings_input_dim or 0
+        check_width("added_cond's text_embeds", text_embeds, width - times.shape[-1])
+        return jnp.concatenate([text_embeds, times], axis=-1)
 
 
 def _identity(x: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Reads the components of a pipeline from a checkpoint's folder, and writes them."""
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.families.family import CONTROLNET, NUMBERED_ROLES, T2I_ADAPTER
 from diffusax.pipelines.placement import component_mesh
 from diffusax.samplers import Scheduler, scheduler_from_config
+
+log = logging.getLogger(__name__)
 
 IGNORED = ("safety_checker", "feature_extractor", "image_encoder", "watermarker")
 """The components of diffusers' checkpoints that diffusax runs in none or only some classes."""
@@ -127,16 +130,23 @@ def load_scheduler(folder: Path, name: str, class_name: str, **changes: Any) -> 
     Args:
         folder: the checkpoint.
         name: the scheduler's name among the components.
-        class_name: its class, from model_index.json.
+        class_name: its class, from model_index.json, which wins over the file's, as in diffusers.
         changes: options instead of the file's.
 
     Raises:
         ValueError: it cannot be read; says which file and why.
     """
     path = component_folder(folder, name) / "scheduler_config.json"
-    config = {"_class_name": class_name, **load_json(path)}
+    config = load_json(path)
+    if config.get("_class_name", class_name) != class_name:
+        log.warning(
+            "%s is of %s, and model_index.json lists %s, which is taken, as in diffusers",
+            path,
+            config["_class_name"],
+            class_name,
+        )
     try:
-        return scheduler_from_config(config, **changes)
+        return scheduler_from_config({**config, "_class_name": class_name}, **changes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

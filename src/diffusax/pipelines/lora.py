@@ -49,7 +49,7 @@ class LoraMethods:
                 the path of a layer in `params`, joined by dots. A linear layer x W becomes
                 x W + weight x A B, where A is c rank and B rank d. For a convolution A is
                 kh kw c rank, a kernel of the same size, stride and padding. B includes
-                alpha / rank.
+                alpha / rank. A third array is a bias of B, d, which includes it, too.
 
         Raises:
             ValueError: the name is taken, or a component, path or shape does not fit the networks.

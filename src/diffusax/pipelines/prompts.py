@@ -107,7 +107,9 @@ def prompt_for_each_image(call: Call) -> Call:
         return call
     names = ("prompt", "prompt_2", "prompt_3")
     given = {n: getattr(call, n) for n in (*names, *(f"negative_{name}" for name in names))}
-    repeated = {n: as_list(text) * count for n, text in given.items() if text is not None}
+    repeated: dict[str, Any] = {
+        n: as_list(text) * count for n, text in given.items() if text is not None
+    }
     return dataclasses.replace(call, **repeated)
 
 
@@ -335,6 +337,8 @@ def _list_of_embeds(name: str, embeds: Any, width: int | None) -> list[Any]:
         ValueError: they have another shape, or are not numbers.
     """
     if isinstance(embeds, list | tuple):
+        if not embeds:
+            raise ValueError(f"{name} must have at least one array (tokens, width) (got none)")
         return [check_embeds(name, x, 2, width, axes="a list of (tokens, width)") for x in embeds]
     return list(check_embeds(name, embeds, 3, width))
 

@@ -226,7 +226,8 @@ def place_of(timesteps: np.ndarray, timestep: Any) -> int | None:
     wanted = read_timestep(timestep)
     distances = np.abs(timesteps - np.float32(wanted))
     nearest = timesteps[distances.argmin()]
-    if distances.min() > _tolerance(timesteps):
+    # Timesteps that are not finite, as extreme options make them, are near none.
+    if not distances.min() <= _tolerance(timesteps):
         return None
     places = np.flatnonzero(timesteps == nearest)
     return int(places[0] if len(places) == 1 or not places[0] else places[1])
