@@ -227,7 +227,7 @@ TABLE = vectors(2)
 def test_dictionaries_and_arrays(bare, given, token, words):
     bare.load_textual_inversion(given, token)
     for word, rows in words.items():
-        ids = bare.tokenizer.tokenize(f"{word.upper()} {word}")
+        ids = bare.tokenizer.ids_of(f"{word.upper()} {word}")
         assert len(ids) == 2 * len(rows)
         np.testing.assert_allclose(table(bare)[ids[: len(rows)]], rows, atol=2e-3)
 

@@ -1,12 +1,22 @@
 """Properties and methods of diffusers' pipelines besides calls, loading and saving."""
 
+import inspect
 import logging
 from typing import Any
 
-import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm.auto import tqdm
 
 from diffusax.images.vae_image_processor import VaeImageProcessor
+from diffusax.models.embeddings import guidance_scale_embedding
+from diffusax.models.network import floating_dtype
+from diffusax.pipelines.arguments import check_call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.prompts import count_prompts
+from diffusax.pipelines.sizes import image_size
+from diffusax.runtime.noise import draw_like
+from diffusax.tensors import alike, as_numpy
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +32,13 @@ class DiffusersMethods:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters."""
+        """The dtype of the denoiser's parameters; without it, of the first network's."""
         return self.parts.dtype
 
     @property
     def device(self) -> Any:
         """The device of the denoiser's parameters."""
-        leaf = jax.tree.leaves(self.parts.denoiser_params)[0]
-        return next(iter(leaf.devices()))
+        return next(iter(self.parts.first_leaf.devices()))
 
     @property
     def vae_scale_factor(self) -> int:
@@ -65,6 +74,144 @@ class DiffusersMethods:
     def interrupt(self) -> bool:
         """Whether a callback has set `_interrupt`, which ends the run."""
         return self._interrupt
+
+    @property
+    def clip_skip(self) -> int | None:
+        """The number of the text encoder's last layers that the last call left out."""
+        return self._last("clip_skip")
+
+    @property
+    def guidance_rescale(self) -> float:
+        """The last call's guidance_rescale."""
+        return float(self._last("guidance_rescale") or 0.0)
+
+    @property
+    def image_guidance_scale(self) -> float | None:
+        """The last call's image_guidance_scale."""
+        return self._last("image_guidance_scale")
+
+    @property
+    def denoising_start(self) -> float | None:
+        """The last call's denoising_start."""
+        return self._last("denoising_start")
+
+    @property
+    def denoising_end(self) -> float | None:
+        """The last call's denoising_end."""
+        return self._last("denoising_end")
+
+    @property
+    def cross_attention_kwargs(self) -> dict[str, Any] | None:
+        """The strength of LoRAs that the last call gave, as {"scale": 0.5}; None without one."""
+        scale = self._last("lora_scale")
+        return None if scale in (None, 1.0) else {"scale": scale}
+
+    joint_attention_kwargs = attention_kwargs = cross_attention_kwargs
+
+    def _last(self, name: str) -> Any:
+        """Returns a number of the last call; None before the first."""
+        return vars(self).get("_last_call", {}).get(name)
+
+    @property
+    def current_timestep(self) -> float | None:
+        """The timestep of the step that a run is at, for callbacks; None between runs."""
+        return vars(self).get("_current_timestep")
+
+    @property
+    def _execution_device(self) -> Any:
+        return self.device
+
+    @property
+    def hf_device_map(self) -> None:
+        """None: a mesh says where parameters are, see `mesh`."""
+        return None
+
+    @property
+    def name_or_path(self) -> str | None:
+        """The folder or repository that was loaded; None for a pipeline made of components."""
+        return vars(self).get("_name_or_path")
+
+    def register_modules(self, **components: Any) -> None:
+        """Assigns components by name, as diffusers' constructors do."""
+        for name, value in components.items():
+            setattr(self, name, value)
+
+    def progress_bar(self, iterable: Any = None, total: int | None = None) -> Any:
+        """Returns a tqdm bar with the options of `set_progress_bar_config`, for loops by hand.
+
+        Raises:
+            ValueError: there is neither something to go through nor a total.
+        """
+        if iterable is None and total is None:
+            raise ValueError("progress_bar needs an iterable or total=")
+        return tqdm(iterable, total=total, **self.progress_bar_options)
+
+    @staticmethod
+    def numpy_to_pil(images: Any) -> Any:
+        """Converts arrays in [0, 1], h w c or b h w c with c 3 or 1, to PIL images."""
+        return VaeImageProcessor.numpy_to_pil(images)
+
+    def decode_latents(self, latents: Any) -> Any:
+        """Decodes latents b c h w of the diffusion model: b H W 3 in [0, 1], NumPy's."""
+        vae: Any = self.parts.autoencoder_model
+        images = vae.decode(1 / vae.config.scaling_factor * latents, return_dict=False)[0]
+        return self.image_processor.postprocess(images, "np")
+
+    def run_safety_checker(self, image: Any, device: Any = None, dtype: Any = None) -> Any:
+        """Returns the images and None, because no safety checker runs."""
+        return image, None
+
+    def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
+        """Returns those of eta and generator that the scheduler's `step` takes."""
+        known = inspect.signature(self.parts.scheduler.step).parameters
+        given = {"eta": eta, "generator": generator}
+        return {name: value for name, value in given.items() if name in known}
+
+    def get_timesteps(
+        self, num_inference_steps: int, strength: float, device: Any = None
+    ) -> tuple[Any, int]:
+        """Returns the timesteps of a run that starts from an image, and the number of its steps.
+
+        After `scheduler.set_timesteps`, for loops by hand (Meng et al. 2022, SDEdit).
+        """
+        scheduler = self.parts.scheduler
+        first = max(num_inference_steps - int(num_inference_steps * strength), 0)
+        scheduler.set_begin_index(first * scheduler.order)
+        return scheduler.timesteps[first * scheduler.order :], num_inference_steps - first
+
+    def get_guidance_scale_embedding(
+        self, w: Any, embedding_dim: int = 512, dtype: Any = np.float32
+    ) -> Any:
+        """Returns the embedding of guidance scales minus one, n, for consistency models: n d."""
+        scales = jnp.asarray(as_numpy(w), jnp.float32) + 1
+        found = guidance_scale_embedding(scales, embedding_dim)
+        return alike(found.astype(floating_dtype(dtype) or np.float32), w)
+
+    def check_inputs(self, *args: Any, **given: Any) -> None:
+        """Checks arguments of a call without making it.
+
+        Args:
+            *args: in the order of diffusers' method for text to image.
+            **given: by name.
+
+        Raises:
+            ValueError: one is not valid; says which, and what is.
+        """
+        several = len(self.parts.family.text_encoders) > 1
+        order = [name for name in _INPUTS if several or not name.endswith("_2")]
+        values = {**dict(zip(order, args)), **given}
+        steps = values.pop("callback_steps", None)
+        if steps is not None and (not isinstance(steps, int) or steps < 1):
+            raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
+        call = check_call({k: v for k, v in values.items() if v is not None})
+        if self.parts.family.text_encoders:
+            count_prompts(call)
+            if call.height or call.width:
+                image_size(self.parts, call)
+
+    def upcast_vae(self) -> None:
+        """Casts the autoencoder to float32."""
+        self.parts.autoencoder_model.to(dtype=np.float32)
 
     def set_progress_bar_config(self, **options: Any) -> None:
         """Sets options of the tqdm bar, such as `disable=True`."""
@@ -113,6 +260,47 @@ class DiffusersMethods:
         _log_qkv("unfuse_qkv_projections")
 
 
+_INPUTS = (
+    *("prompt", "prompt_2", "height", "width", "callback_steps"),
+    *("negative_prompt", "negative_prompt_2", "prompt_embeds", "negative_prompt_embeds"),
+)
+"""The first arguments of diffusers' check_inputs of text to image."""
+
+
+def prepare_latents(
+    self: Any,
+    batch_size: int,
+    num_channels_latents: int,
+    height: int,
+    width: int,
+    dtype: Any = None,
+    device: Any = None,
+    generator: Any = None,
+    latents: Any = None,
+) -> Any:
+    """Draws the latents that a run of text to image begins with, b c h w, or scales given ones.
+
+    The method of pipelines of text to image; generators as of `diffusax.utils.randn_tensor`.
+    """
+    factor = self.vae_scale_factor
+    shape = (batch_size, num_channels_latents, int(height) // factor, int(width) // factor)
+    if latents is None:
+        one = isinstance(generator, list | tuple) and len(generator) == 1
+        like = np.broadcast_to(np.float32(0), shape)
+        drawn = draw_like(like, generator[0] if one else generator)
+        latents = jnp.asarray(drawn, floating_dtype(dtype) or np.float32)
+    return latents * float(self.parts.scheduler.init_noise_sigma)
+
+
+def encode_prompt_together(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns the embeddings of the negative prompts, then those of the prompts, in one array.
+
+    The `_encode_prompt` of Stable Diffusion; arguments as of `encode_prompt`.
+    """
+    prompts, negatives = self.encode_prompt(*args, **kwargs)
+    return prompts if negatives is None else jnp.concatenate([negatives, prompts])
+
+
 def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
     """The processor of masks: `preprocess` and `blur`."""
     return VaeImageProcessor(
@@ -155,6 +343,8 @@ for _name in (
     "disable_attention_slicing",
     "enable_xformers_memory_efficient_attention",
     "disable_xformers_memory_efficient_attention",
+    "set_attention_slice",
+    "set_use_memory_efficient_attention_xformers",
     "enable_vae_slicing",
     "disable_vae_slicing",
 ):

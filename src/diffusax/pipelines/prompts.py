@@ -286,10 +286,10 @@ def _given(c: Components, call: Call, prefix: str) -> Prompt:
     """Returns the call's embeddings in the denoiser's dtype. prefix: "" or "negative_"."""
     first, *others = (f"{prefix}{name}" for name in c.family.embeds)
     if c.family.pad_embeds is not None:
-        arrays = _list_of_embeds(first, getattr(call, first), c.denoiser.context_dim)
+        arrays = _list_of_embeds(first, getattr(call, first), c.context_dim)
         padded = c.family.pad_embeds(arrays)
         return padded._replace(context=padded.context.astype(c.dtype))
-    embeds = [check_embeds(first, getattr(call, first), 3, c.denoiser.context_dim)]
+    embeds = [check_embeds(first, getattr(call, first), 3, c.context_dim)]
     for name in others:
         if getattr(call, name) is None:
             raise ValueError(f"{name} must be given with {first}; see encode_prompt")

@@ -20,6 +20,7 @@ from diffusax.text.chat import render_chat
 from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
 from diffusax.text.tokenizer import checked_texts
 from diffusax.text.tokenizer_files import check_sides, special_tokens
+from diffusax.text.vocabulary import Vocabulary
 
 _UNBOUNDED = 10**20
 """What transformers writes as model_max_length where there is none is above this."""
@@ -29,7 +30,7 @@ _UNSUPPORTED = ("continue_final_message", "return_assistant_tokens_mask", "sanit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LanguageTokenizer:
+class LanguageTokenizer(Vocabulary):
     """Converts texts to ids with the pipeline of a tokenizer.json.
 
     special: the special tokens by name, such as pad_token. model_max_length: the most tokens of a
@@ -271,6 +272,12 @@ class LanguageTokenizer:
                 raise ValueError(f"max_length must be at least {more} (got {limit})")
             encoding.truncate(limit - more)
         return list(self.tokenizer.post_process(encoding, None, add_special_tokens).ids)
+
+    def _special(self) -> Mapping[str, str]:
+        return self.special
+
+    def _set_special(self, name: str, token: str) -> None:
+        object.__setattr__(self, "special", {**self.special, name: token})
 
     def _special_id(self, name: str) -> int | None:
         token = self.special.get(name)

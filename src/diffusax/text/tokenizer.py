@@ -38,6 +38,7 @@ from diffusax.text.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from diffusax.text.vocabulary import Vocabulary
 from diffusax.text.words import (
     Placed,
     add_words,
@@ -58,7 +59,7 @@ _NOT_SPACE = re.compile(r"\S{1,1000}")
 
 
 @dataclasses.dataclass(frozen=True)
-class CLIPTokenizer:
+class CLIPTokenizer(Vocabulary):
     """Converts texts to ids: bos, the text's tokens, eos, then pads up to `model_max_length`.
 
     SD 1.x pads with the eos token, SD 2.x with "!"; a "!" typed in an SD 2.x prompt becomes the pad
@@ -119,7 +120,7 @@ class CLIPTokenizer:
         if room < 0:
             raise ValueError(f"max_length must be at least {limit - room} (got {max_length})")
         cut = truncates(truncation, max_length, filled)
-        bodies = [self.fit(t, room)[0] if cut else self.tokenize(t) for t in texts]
+        bodies = [self.fit(t, room)[0] if cut else self.ids_of(t) for t in texts]
         rows = [[*ends[0], *body, *ends[1]] for body in bodies]
         length = {"max_length": limit, "longest": max(map(len, rows))}.get(filled)
         ids, masks = padded(rows, length, self.pad_token_id)
@@ -149,7 +150,7 @@ class CLIPTokenizer:
             )
         return np.stack([self.window(ids) for ids, _ in fitted])
 
-    def tokenize(self, text: str) -> list[int]:
+    def ids_of(self, text: str) -> list[int]:
         """Returns the ids of a text of any length, without the bos and eos that a window adds.
 
         A word of several embeddings gives all its ids.
@@ -241,7 +242,7 @@ class CLIPTokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._save_vocabulary(folder)
-        names = {key: getattr(self, key) for key in DEFAULTS}
+        names = self._special()
         added = self.tokenizer.get_added_tokens_decoder()
         config = {
             **names,
@@ -291,6 +292,12 @@ class CLIPTokenizer:
     @functools.cached_property
     def pad_token_id(self) -> int:
         return _token_id(self.tokenizer, self.pad_token)
+
+    def _special(self) -> dict[str, str]:
+        return {key: getattr(self, key) for key in DEFAULTS}
+
+    def _set_special(self, name: str, token: str) -> None:
+        object.__setattr__(self, name, token)
 
     def _encode(self, text: str) -> list[Placed]:
         """Returns the tokens of a text, and where in it each begins."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from diffusax.models.transformers.flux2 import text_ids
+from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
@@ -24,6 +25,7 @@ class StableDiffusion(DiffusionPipeline):
     family = STABLE_DIFFUSION
     extra_components = IMAGE_PROMPTS
     returns_flags = True
+    _encode_prompt = diffusers_methods.encode_prompt_together
 
     @encodes_prompts
     def encode_prompt(

@@ -22,6 +22,7 @@ class StableDiffusionPipeline(StableDiffusion):
     """Generates images from prompts."""
 
     task = staticmethod(text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
     scheduler_options = {"steps_offset": 1, "clip_sample": False}  # noqa: RUF012
 
     @documented
@@ -82,6 +83,7 @@ class StableDiffusionInstructPix2PixPipeline(StableDiffusion):
     """Edits images as an instruction says (Brooks et al. 2023)."""
 
     task = staticmethod(instruct)
+    prepare_latents = diffusers_methods.prepare_latents
 
     @documented
     def __call__(
@@ -100,6 +102,7 @@ class LatentConsistencyModelPipeline(StableDiffusion):
     """Generates images from prompts in a few steps (Luo et al. 2023)."""
 
     task = staticmethod(text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
 
     @documented
     def __call__(

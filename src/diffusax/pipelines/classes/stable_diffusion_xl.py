@@ -17,6 +17,7 @@ class StableDiffusionXLPipeline(StableDiffusionXL):
     """Generates images from prompts (Podell et al. 2023)."""
 
     task = staticmethod(text_to_image)
+    prepare_latents = diffusers_methods.prepare_latents
 
     @documented
     def __call__(
