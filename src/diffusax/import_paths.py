@@ -29,7 +29,7 @@ _PATHS = {
         stable_diffusion_xl.pipeline_stable_diffusion_xl_inpaint
         stable_diffusion_xl.pipeline_stable_diffusion_xl_instruct_pix2pix
         stable_diffusion_xl.pipeline_output
-        controlnet controlnet.multicontrolnet controlnet.pipeline_controlnet
+        controlnet controlnet.pipeline_controlnet
         controlnet.pipeline_controlnet_img2img controlnet.pipeline_controlnet_inpaint
         controlnet.pipeline_controlnet_sd_xl controlnet.pipeline_controlnet_sd_xl_img2img
         controlnet.pipeline_controlnet_inpaint_sd_xl
@@ -45,7 +45,8 @@ _PATHS = {
     "models": """modeling_utils attention_processor autoencoders autoencoders.autoencoder_kl
         autoencoders.autoencoder_tiny autoencoders.autoencoder_asym_kl autoencoders.vae
         modeling_outputs autoencoder_kl unet_2d_condition unets unets.unet_2d
-        unets.unet_2d_condition controlnets controlnets.controlnet controlnets.controlnet_flux
+        unets.unet_2d_condition controlnets controlnets.controlnet
+        controlnets.multicontrolnet controlnets.controlnet_flux
         transformers.transformer_flux transformers.transformer_flux2
         transformers.transformer_z_image adapter auto_model""",
     "loaders": "lora_pipeline lora_base textual_inversion single_file ip_adapter peft unet",

@@ -29,6 +29,7 @@ _IMMUTABLE = (
     "the options of a scheduler do not change: pipe.scheduler = type(pipe.scheduler).from_config("
     "pipe.scheduler.config, shift=3.0) makes another one, which compiles nothing"
 )
+_LEVELS = "scheduler.sigmas has the noise levels, and those of the training before set_timesteps"
 _MODULE = (
     "a model is a network with the tree of its parameters, model.params; see docs/functional.md"
 )
@@ -42,6 +43,7 @@ _OFFLOAD = (
 )
 _CACHE = "every call is one program that caches what does not change between steps; leave it out"
 _QUANTISED = "parameters are never quantised"
+_DISTRIBUTED = "a mesh splits batches and parameters: from_pretrained(mesh='data=4,tensor=2')"
 _GENERATE = "language models are text encoders here; transformers writes texts"
 
 
@@ -88,16 +90,35 @@ NETWORK = _hints(
             "register_for_auto_class register_to_config to_json_file"
         ),
         _OFFLOAD: _words("enable_group_offload enable_layerwise_casting"),
-        _CACHE: _words("enable_cache disable_cache cache_context"),
+        _CACHE: _words("enable_cache disable_cache cache_context is_cache_enabled"),
         _MODULE: _words(
             "modules named_modules children named_children get_submodule add_module "
             "register_forward_hook register_forward_pre_hook register_full_backward_hook "
             "register_buffer register_parameter register_module apply_ set_submodule double "
+            "register_backward_hook register_full_backward_pre_hook get_buffer extra_repr "
+            "register_state_dict_post_hook register_state_dict_pre_hook share_memory type "
+            "register_load_state_dict_post_hook register_load_state_dict_pre_hook xpu mtia ipu "
+            "get_extra_state set_extra_state get_encoder get_decoder set_encoder set_decoder "
+            "get_output_embeddings set_input_embeddings set_output_embeddings base_model "
+            "create_coordinate_grid patchify_and_embed patchify_and_embed_omni unpatchify "
             "to_empty get_time_embed get_class_embed get_aug_embed process_encoder_hidden_states "
             "tiled_encode tiled_decode blend_h blend_v scale_latents unscale_latents"
         ),
         _QUANTISED: _words("dequantize"),
-        _GENERATE: _words("generate"),
+        _GENERATE: _words(
+            "generate generate_batch can_generate prepare_inputs_for_generation "
+            "compute_transition_scores heal_tokens adjust_generation_fn load_custom_generate "
+            "continuous_batching_context_manager init_continuous_batching "
+            "destroy_cached_continuous_batching_manager generation_config_class"
+        ),
+        _DISTRIBUTED: _words(
+            "enable_parallelism fsdp_plan fsdp_size tp_plan tp_size pp_plan ep_plan "
+            "init_parallel_plans maybe_distribute_model prepare_distribute_model "
+            "gather_sharded_state_dict_for_save save_distributed_checkpoint "
+            "should_save_on_this_rank barrier_after_gathered_checkpoint_save "
+            "is_distributed_loading_by_transformers supports_pp_plan supports_tp_plan "
+            "supports_context_parallel"
+        ),
     }
 )
 """Hints for networks, by name."""
@@ -106,9 +127,24 @@ SCHEDULER = _hints(
         _STEPS: _words(
             "convert_model_output previous_timestep step_plms step_prk alpha_t lambda_t sigma_t "
             "model_outputs precondition_inputs precondition_noise precondition_outputs "
-            "state_in_first_order time_shift stretch_shift_to_terminal sigmas_interpol"
+            "state_in_first_order time_shift stretch_shift_to_terminal sigmas_interpol counter "
+            "cur_model_output cur_sample custom_timesteps derivatives dt ets get_lms_coefficient "
+            "get_order_list get_scalings_for_boundary_condition_discrete is_scale_input_called "
+            "last_sample log_sigmas lower_order_nums mid_point_sigma noise_sampler one order_list "
+            "plms_timesteps pndm_order prev_derivative prk_timesteps sample sigmas_down sigmas_up "
+            "solver_p timestep_list deis_first_order_update dpm_solver_first_order_update "
+            "multistep_deis_second_order_update multistep_deis_third_order_update "
+            "multistep_dpm_solver_second_order_update multistep_dpm_solver_third_order_update "
+            "multistep_uni_c_bh_update multistep_uni_p_bh_update "
+            "singlestep_dpm_solver_second_order_update singlestep_dpm_solver_third_order_update "
+            "singlestep_dpm_solver_update"
         ),
         _IMMUTABLE: _words("set_shift set_scale_factors register_to_config"),
+        _LEVELS: _words("sigma_min sigma_max"),
+        _CONFIG: _words(
+            "extract_init_dict get_config_dict has_compatibles ignore_for_config "
+            "register_for_auto_class"
+        ),
     }
 )
 """Hints for schedulers, by name."""

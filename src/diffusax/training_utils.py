@@ -252,7 +252,7 @@ def _moved(shadow: list[Any], params: list[Any], rests: list[float]) -> list[Any
 def _leaves(parameters: Any) -> Iterable[Any]:
     """Returns parameters one by one: those of a model, of an iterator, or of a tree."""
     if isinstance(parameters, Model):
-        return parameters.parameters()
+        return parameters.parameters()  # type: ignore[attr-defined]
     if isinstance(parameters, Mapping):
         return jax.tree.leaves(parameters)
     return parameters

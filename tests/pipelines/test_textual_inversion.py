@@ -412,7 +412,7 @@ def test_a_saved_pipeline_has_its_words_in_diffusers(pipe, tmp_path):
 
 def test_weights_and_long_prompts(bare):
     bare.load_textual_inversion([{"<cat>": vectors(3)}, {"style_(x)": vectors(2, seed=1)}])
-    tokenize = bare.tokenizer.tokenize
+    tokenize = bare.tokenizer.ids_of
     cat, style = tokenize("<cat>"), tokenize("style_(x)")
     assert (len(cat), len(style)) == (3, 2)
     assert tokenize("<cat> <cat>_1 <cat>_2") == cat

@@ -188,9 +188,7 @@ def test_every_assigned_character_of_the_basic_plane(ours, theirs):
     text = [c for c in characters if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
     for i in range(0, len(text), 50):
         chunk = " x".join(text[i : i + 50])
-        assert ours.ids_of(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(
-            chunk
-        )
+        assert ours.ids_of(chunk) == theirs(chunk, add_special_tokens=False).input_ids, repr(chunk)
 
 
 def test_random_unicode(ours, theirs):

@@ -82,7 +82,7 @@ class Parameter:
     @property
     def device(self) -> Any:
         """The device, the first one of several; the host's memory has none."""
-        devices = getattr(self.value, "devices", set)()
+        devices: set[Any] = getattr(self.value, "devices", set)()
         return min(devices, key=lambda device: device.id, default=None)
 
     @property

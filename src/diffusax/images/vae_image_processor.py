@@ -1,6 +1,7 @@
 """Prepares an autoencoder's images, and converts its results, as diffusers' processor does."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,6 +170,35 @@ class VaeImageProcessor:
         """Converts PIL images of one size to float32 in [0, 1], b h w c."""
         listed = [images] if isinstance(images, Image.Image) else list(images)
         return np.stack([np.asarray(image, np.float32) / 255 for image in listed])
+
+    @staticmethod
+    def numpy_to_pt(images: Any) -> Any:
+        """Converts arrays b h w c to tensors b c h w; without PyTorch, to arrays of that order."""
+        array = np.asarray(images)
+        turned = (array if array.ndim == 4 else array[..., None]).transpose(0, 3, 1, 2)
+        torch = sys.modules.get("torch")
+        return turned if torch is None else torch.from_numpy(turned)
+
+    @staticmethod
+    def pt_to_numpy(images: Any) -> np.ndarray:
+        """Converts tensors or arrays b c h w to arrays b h w c, float32."""
+        return as_numpy(images).astype(np.float32).transpose(0, 2, 3, 1)
+
+    @staticmethod
+    def binarize(image: Any) -> Any:
+        """Returns a mask in [0, 1] whose values are 0 or 1, from 0.5 up."""
+        white = image >= 0.5
+        return white.to(image.dtype) if is_tensor(image) else white.astype(image.dtype)
+
+    @staticmethod
+    def convert_to_rgb(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to RGB."""
+        return image.convert("RGB")
+
+    @staticmethod
+    def convert_to_grayscale(image: Image.Image) -> Image.Image:
+        """Converts a PIL image to shades of grey."""
+        return image.convert("L")
 
     @staticmethod
     def normalize(images: Any) -> Any:

@@ -119,9 +119,9 @@ class ComponentAttribute:
 
 def _several(value: Any) -> list[Any]:
     """Returns the networks in a list, in what joins several (diffusers' too), or a single one."""
-    joined = getattr(value, "nets", None) or getattr(value, "adapters", None)
-    joins = type(value).__name__ in _JOINING and joined is not None
-    return list(joined) if joins else as_list(value)
+    if type(value).__name__ not in _JOINING:
+        return as_list(value)
+    return list(getattr(value, "nets", None) or value.adapters)
 
 
 def _check_t2i_adapters(nets: list[Any]) -> None:

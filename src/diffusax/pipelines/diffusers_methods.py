@@ -183,8 +183,7 @@ class DiffusersMethods:
         self, w: Any, embedding_dim: int = 512, dtype: Any = np.float32
     ) -> Any:
         """Returns the embedding of guidance scales minus one, n, for consistency models: n d."""
-        scales = jnp.asarray(as_numpy(w), jnp.float32) + 1
-        found = guidance_scale_embedding(scales, embedding_dim)
+        found = guidance_scale_embedding(jnp.asarray(as_numpy(w), jnp.float32), embedding_dim)
         return alike(found.astype(floating_dtype(dtype) or np.float32), w)
 
     def check_inputs(self, *args: Any, **given: Any) -> None:

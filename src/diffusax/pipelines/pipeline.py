@@ -382,8 +382,9 @@ class DiffusionPipeline(
         """
         check_safe(safe_serialization)
         options: dict[str, Any] = {"variant": variant, "call_defaults": self.call_defaults}
-        folder, more = Path(save_directory), {"max_shard_size": max_shard_size}
-        save_components(folder, type(self), self.parts, **options, **more)
+        options["max_shard_size"] = max_shard_size
+        folder = Path(save_directory)
+        save_components(folder, type(self), self.parts, **options)
         pushed = publishing_keywords(f"{type(self).__name__}.save_pretrained", hub)
         if push_to_hub:
             self.push_to_hub(pushed.pop("repo_id", folder.name), variant=variant, **pushed)

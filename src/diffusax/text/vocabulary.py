@@ -79,6 +79,17 @@ class Vocabulary:
         token = self._special().get("unk_token")
         return None if token is None else self.tokenizer.token_to_id(token)
 
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Returns the number of tokens that a call puts around a text."""
+        call = cast(Any, self)
+        return len(call("").input_ids) - len(call("", add_special_tokens=False).input_ids)
+
+    @property
+    def max_len_single_sentence(self) -> int | None:
+        """The most tokens of a text besides those around it; None for any number."""
+        most: int | None = cast(Any, self).model_max_length
+        return None if most is None else most - self.num_special_tokens_to_add()
+
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
         """Returns the tokens of a text as texts; a call returns their ids."""
         ids = self.encode(text, add_special_tokens=add_special_tokens)

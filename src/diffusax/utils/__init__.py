@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -152,6 +153,11 @@ def deprecate(
 
 def check_min_version(min_version: str) -> None:
     """Does nothing: the version that a program asks for is diffusers', whose methods these are."""
+
+
+def is_google_colab() -> bool:
+    """Returns whether the program runs in Google Colab."""
+    return "google.colab" in sys.modules
 
 
 def replace_example_docstring(example_docstring: str) -> Any:

@@ -1,5 +1,6 @@
 """Random numbers as diffusers' `randn_tensor` draws them."""
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,16 @@ def randn_tensor(
         generator = generator[0]
     numbers = draw_like(np.broadcast_to(np.float32(0), shape), generator)
     return jnp.asarray(numbers, floating_dtype(dtype) or np.float32)
+
+
+def is_compiled_module(module: Any) -> bool:
+    """Returns False: models are no modules that `torch.compile` has wrapped."""
+    return False
+
+
+def empty_device_cache(device_type: Any = None) -> None:
+    """Frees what nothing refers to any more, as XLA gives its memory to the next program."""
+    gc.collect()
 
 
 def _tensor(shape: tuple[int, ...], generator: Any, device: Any, dtype: Any) -> Any:

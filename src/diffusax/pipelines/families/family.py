@@ -266,10 +266,11 @@ class Family:
 
 def usual_autoencoder(latent_channels: int = 4) -> AutoencoderKLConfig:
     """Returns the config of an autoencoder of Stable Diffusion or FLUX.1: eight pixels a latent."""
-    levels = 4
+    down: Any = ("DownEncoderBlock2D",) * 4
+    up: Any = ("UpDecoderBlock2D",) * 4
     return AutoencoderKLConfig(
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
+        down_block_types=down,
+        up_block_types=up,
         block_out_channels=(128, 256, 512, 512),
         latent_channels=latent_channels,
     )

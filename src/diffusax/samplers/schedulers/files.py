@@ -1,7 +1,6 @@
 """The files of samplers: scheduler_config.json, read from and written to folders and the Hub."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -108,5 +107,5 @@ class SchedulerFiles(Publishing):
         """Writes the options into a file of this name."""
         Path(json_file_path).write_text(self.to_json_string(), encoding="utf-8")
 
-    def _contents(self) -> Mapping[str, Any]:
-        return cast(Any, self).to_config()
+    def _contents(self) -> dict[str, Any]:
+        return cast(dict[str, Any], cast(Any, self).to_config())
