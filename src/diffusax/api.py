@@ -6,7 +6,7 @@ from diffusax._version import __version__
 from diffusax.checkpoints import load_network, named, save_network
 from diffusax.checkpoints.multi_adapter import MultiAdapter
 from diffusax.checkpoints.named import *  # noqa: F403
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.pipelines import *  # noqa: F403
 from diffusax.pipelines import __all__ as _pipelines

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 from unittest import mock
 
 import fits_table
@@ -18,6 +19,7 @@ import diffusax
 from diffusax.models.attention import attention
 from diffusax.pipelines import ahead, fits
 from diffusax.runtime import saved
+from diffusax.runtime.bounded import BoundedJit
 from diffusax.runtime.cache import enable_compilation_cache
 from diffusax.runtime.compilations import count_compilations
 from diffusax.runtime.exporting import export_requests, flat_arguments
@@ -460,3 +462,34 @@ def test_the_compilation_cache(no_cache_yet, tmp_path):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.jit(lambda x: x * os.getpid())(np.float32(2)).block_until_ready()
     assert any(expected.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_one_warning(no_cache_yet, tmp_path, caplog):
+    no_cache_yet.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    folder = enable_compilation_cache(tmp_path / "programs")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    double = BoundedJit(lambda x: x * 2)
+
+    def kept(length):
+        np.testing.assert_array_equal(double(np.ones(length, np.float32)), np.full(length, 2.0))
+        return folder.is_dir() and len(list(folder.glob("jit__lambda*-cache")))
+
+    assert kept(1) == 1
+    shutil.rmtree(folder)
+    folder.touch()
+    assert not kept(2) + kept(3)
+    found = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [str(folder) in record.getMessage() for record in found] == [True]
+    # Once the folder is there again, programs are kept again.
+    folder.unlink()
+    assert kept(4) == 1
+
+
+def test_what_a_full_disk_left_of_a_program_is_removed(no_cache_yet, tmp_path):
+    whole, half, young = (tmp_path / f"jit_{name}-cache" for name in ("whole", "half", "young"))
+    for file in (whole, half, young):
+        file.touch()
+    whole.with_name("jit_whole-atime").touch()
+    os.utime(half, (0, 0))
+    enable_compilation_cache(tmp_path)
+    assert (whole.exists(), half.exists(), young.exists()) == (True, False, True)

@@ -45,6 +45,7 @@ def model(name: str, **changed: Any) -> dict[str, Any]:
         "width": 64,
         "height": 64,
         "multiple": 8,
+        "pixels": [1025, 16383],
         "steps": 8,
         "guidance_scale": 2.0,
         "image_guidance_scale": None,
@@ -59,6 +60,8 @@ class FakeServer:
     """Draws jobs, two at once, a step every `pace` seconds; nothing moves while `pace` is None.
     The first of several pictures is there after half of the steps.
 
+    While `compiling` is set, jobs wait for programs.
+
     `asked` lists the bodies of POST /jobs. `full` is how many of the next are refused with 429,
     `wrong` the sentence with which the next job fails, `key` the API key that is asked for.
     """
@@ -69,6 +72,7 @@ class FakeServer:
         self.asked: list[dict[str, Any]] = []
         self.requests: list[str] = []
         self.full = 0
+        self.compiling = False
         self.wrong: str | None = None
         self.key: str | None = None
         self.port = 0
@@ -148,10 +152,11 @@ class FakeServer:
         return self._reply(_seen(job) | {"settings": job["settings"]}, 202)
 
     async def _draw(self, job: dict[str, Any]) -> None:
-        while self.pace is None or self._running() >= 2:
+        while self.pace is None or self.compiling or self._running() >= 2:
             await asyncio.sleep(0.01)
-            if job["state"] != "queued":
+            if job["state"] not in ("queued", "compiling"):
                 return
+            job["state"] = "compiling" if self.compiling else "queued"
         job |= {"state": "running", "started": time.time()}
         if self.wrong:
             job |= {"state": "failed", "error": {"message": self.wrong, "param": None}}

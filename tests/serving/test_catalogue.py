@@ -88,6 +88,7 @@ def test_a_folder_of_a1111_is_listed(catalogue):
     xl, emoji, edit = models["xl"], models["emoji"], models["edit"]
     assert (xl.width, xl.height, xl.multiple, xl.family) == (1024, 1024, 8, "Stable Diffusion XL")
     assert (emoji.guidance_scale, emoji.steps, emoji.sampler) == (2.0, 50, "ddim")
+    assert (emoji.pixels, xl.pixels) == ((32**2 + 1, 128**2 - 1), (512**2 + 1, 2048**2 - 1))
     assert (edit.image_guidance_scale, edit.tasks) == (1.5, ("edit",))
     assert "euler_a" in xl.samplers
     assert "flow_euler" not in xl.samplers

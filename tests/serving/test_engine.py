@@ -1,6 +1,8 @@
 """The engine with the embedded model: drawings, and what may go wrong with them."""
 
 import dataclasses
+import shutil
+import tempfile
 import time
 
 import numpy as np
@@ -8,12 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from diffusax.pipelines.batch_run import BatchRun
-from diffusax.runtime.program import PROGRAMS
+from diffusax.runtime.program import PROGRAMS, Program
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.engine import Engine, EngineSettings
 from diffusax.serving.errors import Busy, Closing, NotFound, Refused
+from diffusax.serving.executables import Executables
 
 APPLE = Drawing(
     prompt="a red apple", seed=1, num_inference_steps=6, guidance_scale=2.0, sampler="euler"
@@ -97,6 +100,7 @@ def test_images_are_those_of_the_pipeline_and_each_can_be_drawn_again(start, cat
     difference = np.asarray(again.images[0], int) - np.asarray(job.images[2], int)
     assert np.abs(difference).max() <= 1
     assert events[0] == ("state", "queued")
+    assert ("state", "compiling") in events
     assert events[-1] == ("end", "done")
     assert [kind for kind, _ in events].count("image") == 3
     assert ("progress", "running") in events
@@ -244,6 +248,40 @@ def test_another_engine_reads_the_programs_and_compiles_none(start):
     assert job.wait(SECONDS) == "done"
     assert engine.metrics.compiled["file"] >= 3
     assert not engine.metrics.compiled["here"] + engine.metrics.compiled["process"]
+
+
+@pytest.mark.parametrize("trouble", ["before", "later", "everywhere"])
+def test_executables_that_cannot_be_kept_are_one_warning(tmp_path, caplog, monkeypatch, trouble):
+    folder = tmp_path / "programs"
+    if trouble == "before":
+        folder.touch()
+    if trouble == "everywhere":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    executables = Executables(folder)
+    double = Program(double_it, shape_of="x")
+
+    def ready(length):
+        request = double.request(np.ones(length, np.float32))
+        executables.make_ready(request)
+        # The next call reads what the first has kept, if there is a place to keep it.
+        double.executables.clear()
+        where = executables.make_ready(request)
+        np.testing.assert_array_equal(double(*request.dynamic), np.full(length, 2.0))
+        return where
+
+    assert ready(1) == "file"
+    if trouble != "before":
+        shutil.rmtree(folder)
+        folder.touch()
+    assert ready(2) == ready(3) == ("here" if trouble == "everywhere" else "file")
+    executables.close()
+    PROGRAMS.pop(double.name)
+    about = [one.getMessage() for one in caplog.records if str(folder) in one.getMessage()]
+    assert len(about) == 1
+
+
+def double_it(x):
+    return x * 2
 
 
 @pytest.mark.slow

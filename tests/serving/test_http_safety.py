@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 
 import pytest
 from serving.running import running
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from diffusax.serving.engine import EngineSettings
 from diffusax.serving.web import bodies
 from diffusax.serving.web.keys import client_name, key_of
+from diffusax.serving.web.log import JsonLines
 
 KEY, OTHER = "first-key-1234", "user:second-key-5678"
 
@@ -133,6 +135,20 @@ def test_a_body_that_stops_is_given_up(public):
         head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         assert b" 408 " in connection.recv(1000)
+
+
+def test_a_body_that_trickles_in_is_given_up(public):
+    with connect(public) as connection:
+        head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        connection.settimeout(0.1)
+        answer = b""
+        for _ in range(50):
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(1000)
+                break
+            connection.sendall(b" ")
+    assert b" 408 " in answer
 
 
 @pytest.mark.parametrize(
@@ -268,8 +284,83 @@ def test_a_server_that_drains_finishes_and_takes_nothing_more(public):
     server.service.draining = True
     answer = server.post("/jobs", {"prompt": "b"})
     assert (answer.status, answer.json["error"]["code"]) == (503, "closing")
-    assert server.get("/ready").status == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    ready = server.get("/ready")
+    assert (ready.status, "retry-after" in ready.headers) == (503, True)
     assert server.get("/health").status == 200
     assert server.finish(id)["state"] == "done"
     assert server.get(f"/jobs/{id}/images/0").status == 200
     server.service.draining = False
+
+
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A server of few connections, whose clients must hurry."""
+    with running(head_timeout=0.5, most_connections=8) as found:
+        yield found
+
+
+def test_silent_connections_keep_nobody_out(small):
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(small)) for _ in range(20)]
+        assert small.get("/health").status == 200
+        # The oldest have made room.
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+def test_heads_that_do_not_come_are_given_up(small, sent):
+    with connect(small) as connection:
+        connection.sendall(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + sent if sent else b""
+        )
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1000):
+                data += part
+                # Byte by byte does not help.
+                connection.sendall(b"x")
+        assert data.count(b"HTTP/1.1 200") == bool(sent)
+
+
+def test_connections_that_all_ask_for_something_stay_and_others_come_again(small):
+    head = b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with contextlib.ExitStack() as stack:
+        asking = [stack.enter_context(connect(small)) for _ in range(4)]
+        for connection in asking:
+            connection.sendall(head + b"Content-Length: 2\r\n\r\n{")
+        # What they have sent is read before the next one comes.
+        deadline = time.monotonic() + 5
+        while (answer := small.get("/health")).status == 200 and time.monotonic() < deadline:
+            pass
+        assert (answer.status, answer.headers["retry-after"]) == (503, "10")
+        for connection in asking:
+            connection.sendall(b"}")
+            assert b" 202 " in connection.recv(1000)
+    assert small.get("/health").status == 200
+
+
+def test_a_body_of_two_lengths_ends_its_connection(public):
+    with connect(public) as connection:
+        head = "POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        both = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        connection.sendall((head + both).encode())
+        data = b""
+        while part := connection.recv(1000):
+            data += part
+    assert b"connection: close" in data.lower()
+
+
+def test_a_line_of_the_log_has_no_separators_or_marks_of_direction():
+    record = logging.LogRecord("x", logging.INFO, "", 0, "job", (), None)
+    record.fields = {"prompt": 'りんご\u2028\u202e\x1b[31m\x85\ud800\U000e0001 "x"\n'}
+    line = JsonLines().format(record)
+    assert line.isprintable()
+    assert "りんご" in line
+    assert json.loads(line)["prompt"] == record.fields["prompt"]

@@ -19,6 +19,22 @@ def test_a_drawing_is_kept_with_its_seed_and_axe_finds_nothing(visitor, server):
     assert violations(visitor.page) == []
 
 
+def test_the_page_says_what_takes_long_and_which_sizes_are_poor(visitor, server):
+    server.compiling = True
+    visitor.draw("a red apple", num_inference_steps=3)
+    visitor.page.get_by_text("Compiling").first.wait_for()
+    server.compiling = False
+    visitor.pictures(1)
+    visitor.open("size")
+    hint = visitor.page.locator("#size-hint")
+    sizes = {(64, 64): False, (128, 120): False, (128, 128): True, (32, 32): True}
+    for (width, height), poor in sizes.items():
+        visitor.page.fill("#width", str(width))
+        visitor.page.fill("#height", str(height))
+        assert bool(hint.inner_text()) == poor
+    assert violations(visitor.page) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])

@@ -10,7 +10,7 @@ import pytest
 from pictures import picture, png, row, write_parquet
 from PIL import Image
 
-from diffusax.images.pictures import open_upright, upright_size
+from diffusax.images.reading import open_upright, upright_size
 from diffusax.training import CaptionedDataConfig, DataConfig
 from diffusax.training.data.batches import Batches
 from diffusax.training.data.bucket_order import BucketOrder
@@ -255,6 +255,29 @@ def test_sizes_are_read_from_headers_once_and_upright(tmp_path, monkeypatch):
     assert source[0][SIZE] == (16, 8)
     monkeypatch.setattr("diffusax.training.data.picture_sizes.upright_size", None)
     assert open_images(config, ("image", "text"), **columns).buckets.of_row.tolist() == [1, 1, 1]
+
+
+def test_a_damaged_or_missing_cache_of_sizes_costs_a_warning(tmp_path, monkeypatch, caplog):
+    picture(0, (20, 40)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("a")
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DIFFUSAX_CACHE", str(cache))
+    config = CaptionedDataConfig(str(tmp_path), buckets=("16x8", "8x16"))
+    columns = {"image_column": "image", "side": 16, "factor": 4}
+
+    def warnings_about_sizes():
+        caplog.clear()
+        assert open_images(config, ("image", "text"), **columns).buckets.of_row.tolist() == [1]
+        return [text for text in caplog.messages if "sizes" in text]
+
+    cache.touch()
+    assert ["not kept" in text for text in warnings_about_sizes()] == [True]
+    cache.unlink()
+    assert not warnings_about_sizes()
+    (kept,) = (cache / "sizes").iterdir()
+    kept.write_bytes(kept.read_bytes()[:20])
+    assert ["made anew" in text for text in warnings_about_sizes()] == [True]
+    assert not warnings_about_sizes()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "folder"])

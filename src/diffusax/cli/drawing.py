@@ -9,6 +9,7 @@ import inspect
 import itertools
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -142,6 +143,8 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     Raises:
         ValueError: the pipeline does not know an option, or refuses its value.
     """
+    from diffusax.pipelines.sizes import size_warning
+
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in inspect.signature(type(pipe).__call__).parameters:
@@ -152,6 +155,8 @@ def call(pipe: Any, **options: Any) -> list[Any]:
             f"{type(pipe).__name__} reads a negative prompt only with true_cfg_scale, which "
             "commands do not have; leave --negative-prompt out, or draw in Python"
         )
+    if sentence := size_warning(pipe.parts, given.get("height"), given.get("width")):
+        warnings.warn(sentence, stacklevel=2)
     own = {name: value for name, value in pipe.call_defaults.items() if name in names}
     return pipe(**{**own, **given}).images
 

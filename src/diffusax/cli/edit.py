@@ -64,7 +64,7 @@ class Edit(drawing.ToFile):
 
     def run(self) -> list[Path]:
         """Generates the versions and returns the files written, the sheet first."""
-        from diffusax.images.pictures import load_image
+        from diffusax.images.reading import load_image
 
         output = drawing.output_file(self.output)
         seed = drawing.seed_or_random(self.seed)

@@ -241,7 +241,8 @@ def _controlnet(path: str, dtype: Any) -> Any:
 
 def _pictures(options: Generate) -> dict[str, Any]:
     """Reads the image arguments before anything large is loaded."""
-    from diffusax.images.pictures import load_image, open_upright, resize
+    from diffusax.images.pictures import resize
+    from diffusax.images.reading import load_image
 
     controls = [load_image(path) for path in options.control]
     given: dict[str, Any] = {}
@@ -254,16 +255,16 @@ def _pictures(options: Generate) -> dict[str, Any]:
         size = options.height or image.height, options.width or image.width
         given["image"] = image if options.mask else resize(image, *size, mode="crop")
     if options.mask:
-        from diffusax.images.masks import blur
+        from diffusax.images.masks import blur, mask_of
 
-        mask = open_upright(options.mask)
+        mask = mask_of(options.mask)
         given["mask_image"] = blur(mask, options.mask_blur) if options.mask_blur else mask
     return given
 
 
 def _fitted(options: Generate, pipe: Any, pictures: dict[str, Any]) -> dict[str, Any]:
     """Returns the image arguments in the size, and under the names, that the pipeline takes."""
-    from diffusax.images.pictures import load_image
+    from diffusax.images.reading import load_image
 
     if _is_looked_at(options, pipe):
         return {**pictures, "image": load_image(str(options.image))}

@@ -100,7 +100,8 @@ def _description(job: dict[str, Any]) -> str:
 
 def _fields(options: Any, seed: int) -> dict[str, Any]:
     """Returns the fields of a drawing; those that are not given are left out."""
-    from diffusax.images.pictures import load_image, open_upright
+    from diffusax.images.masks import mask_of
+    from diffusax.images.reading import load_image
 
     scales = options.control_scale or (1.0,)
     scales = scales if len(scales) > 1 else scales * len(options.control)
@@ -117,7 +118,7 @@ def _fields(options: Any, seed: int) -> dict[str, Any]:
         "num_images": options.num_images,
         "image": options.image and load_image(options.image),
         "strength": options.strength,
-        "mask_image": options.mask and open_upright(options.mask),
+        "mask_image": options.mask and mask_of(options.mask),
         "mask_blur": options.mask_blur or None,
         "padding_mask_crop": options.mask_crop,
         "controls": [

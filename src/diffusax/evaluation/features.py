@@ -14,7 +14,7 @@ from PIL import Image
 from diffusax.checkpoints import load_network, resolve
 from diffusax.checkpoints.tree import load_params
 from diffusax.images.image_processor import CLIPImageProcessor
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.models.inception import SIDE, InceptionConfig, InceptionV3
 from diffusax.models.network import Model, Network
 from diffusax.pipelines.placement import put

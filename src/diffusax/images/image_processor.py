@@ -11,7 +11,7 @@ from msgspec import Meta
 from PIL import Image
 
 from diffusax.files import load_json, write_json
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.tensors import BatchEncoding, as_kind
 from diffusax.typed.convert import Mismatch, convert
 

@@ -10,15 +10,14 @@ from diffusax.images.pictures import (
     ResizeMode,
     crop,
     listed,
-    load_image,
     nearest,
-    open_upright,
     read_array,
     refuse_for_arrays,
     resize,
     stack,
     target_size,
 )
+from diffusax.images.reading import load_image, open_upright
 
 # The weights of red, green and blue in a grey (ITU-R 601), as Pillow has them.
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -56,6 +55,24 @@ def to_mask(
         resized = [resize(picture, *size, resize_mode).convert("L") for picture in pictures]
         greys = np.stack([np.asarray(grey) for grey in resized])[..., None].astype(np.float32) / 255
     return (greys >= 0.5).astype(np.float32)
+
+
+def mask_of(value: Any) -> Image.Image:
+    """Reads a mask in greys (mode L) as image editors and A1111 mean it: white is generated anew.
+
+    Of an image with transparency, what is more than half opaque is white, whatever its colour: who
+    paints on a transparent layer means the paint. Source: stable-diffusion-webui's
+    modules/processing.py, create_binary_mask.
+
+    Raises:
+        ValueError: there is no image; names the file and the reason.
+    """
+    image = open_upright(value)
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema() != (255, 255):
+            return alpha.point([0] * 129 + [255] * 127)
+    return image.convert("L")
 
 
 def blur(mask: Any, blur_factor: float = 4) -> Image.Image:

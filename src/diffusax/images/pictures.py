@@ -1,17 +1,16 @@
-"""Reads, checks, resizes and converts images: arrays and PIL images."""
+"""Checks, resizes and converts images: arrays and PIL images."""
 
 import base64
-import contextlib
 import io
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from diffusax.images.reading import load_image
 from diffusax.tensors import as_numpy
 
 ResizeMode = Literal["default", "fill", "crop"]
@@ -21,59 +20,8 @@ Box = tuple[int, int, int, int]
 _LUMINANCE = np.array([[0.299], [0.587], [0.114]], np.float32)
 """The shares of red, green and blue in a shade of grey (ITU-R BT.601), as in Pillow's mode L."""
 
-_ORIENTATION = 0x0112
-"""EXIF's tag of how a camera was held."""
-_TURNED = range(5, 9)
-"""Its values where height and width are exchanged."""
-
 MAX_SIDE = 16384
 """The largest height or width in pixels that anything is resized to."""
-
-
-def load_image(value: Any) -> Image.Image:
-    """Loads an image from a path, a file's bytes or a PIL image of any mode, as upright RGB.
-
-    The orientation that a camera noted in EXIF is applied, as diffusers' `load_image` does;
-    transparent parts become white; 16-bit greys keep their shades.
-
-    Raises:
-        ValueError: there is no such file, or no image in it; names the file and the reason.
-    """
-    image = open_upright(value)
-    try:
-        if image.has_transparency_data:
-            white = Image.new("RGBA", image.size, "white")
-            white.alpha_composite(image.convert("RGBA"))
-            image = white
-        return image.convert("RGB")
-    except ValueError as error:
-        raise ValueError(f"cannot read {_called(value)}: {error}") from None
-
-
-def open_upright(value: Any) -> Image.Image:
-    """Opens an image like `load_image`, but keeps its own mode; 16 bits become 8 bits, in mode L.
-
-    Raises:
-        ValueError: there is no such file, or no image in it; names the file and the reason.
-    """
-    with _named(value):
-        if isinstance(value, Image.Image):
-            return _eight_bits(ImageOps.exif_transpose(value))
-        with Image.open(_source(value)) as image:
-            return _eight_bits(ImageOps.exif_transpose(image))
-
-
-def upright_size(value: Any) -> tuple[int, int]:
-    """Reads the height and width of an image like `open_upright`, from its header alone.
-
-    Raises:
-        ValueError: there is no such file, or no image in it; names the file and the reason.
-    """
-    with _named(value), Image.open(_source(value)) as image:
-        # Pillow would decode a whole PNG to look for an orientation after its pixels.
-        known = image.format != "PNG" or "exif" in image.info
-        turned = known and image.getexif().get(_ORIENTATION, 1) in _TURNED
-        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def to_pixels(
@@ -148,24 +96,24 @@ def resize(image: Image.Image, height: int, width: int, mode: str = "default") -
     """Resizes one image with Lanczos' filter, like diffusers' `VaeImageProcessor.resize`.
 
     Raises:
-        ValueError: the mode is unknown, or the image is too long and narrow for it.
+        ValueError: the mode is unknown.
     """
     if mode == "default":
         return image.resize((width, height), Image.Resampling.LANCZOS)
     if mode not in ("fill", "crop"):
         raise ValueError(f'resize_mode must be "default", "fill" or "crop" (got {mode!r})')
     wider, narrower = (image.width / image.height, width / height)[:: 1 if mode == "fill" else -1]
-    by_width = wider > narrower
     inner = (
-        (width, image.height * width // image.width)
-        if by_width
-        else (image.width * height // image.height, height)
+        (width, max(image.height * width // image.width, 1))
+        if wider > narrower
+        else (max(image.width * height // image.height, 1), height)
     )
-    if not 0 < min(inner) <= max(inner) <= MAX_SIDE:
-        raise ValueError(
-            f"a picture of {image.width}x{image.height} cannot be resized to {width}x{height} with "
-            f'resize_mode="{mode}"; use "default", or cut it first'
-        )
+    if max(inner) > MAX_SIDE:
+        # The whole image would be very large in this size, so it is cut out before.
+        scale = max(width / image.width, height / image.height)
+        left, top = ((own - side / scale) / 2 for own, side in zip(image.size, (width, height)))
+        box = (left, top, image.width - left, image.height - top)
+        return image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS, box)
     inside = image.resize(inner, Image.Resampling.LANCZOS)
     left, top = width // 2 - inner[0] // 2, height // 2 - inner[1] // 2
     result = Image.new("RGB", (width, height))
@@ -325,53 +273,6 @@ def _channels_last(value: Any, name: str, channels: Sequence[int]) -> np.ndarray
         )
     array = np.moveaxis(array, axis, -1)
     return array if array.ndim == 4 else array[None]
-
-
-def _source(value: Any) -> Any:
-    """Returns what Pillow opens. Raises ValueError or OSError, before reading, for other values."""
-    if isinstance(value, bytes):
-        return io.BytesIO(value)
-    if not isinstance(value, str | Path):
-        raise ValueError(f"it must be a path or a PIL image (got {type(value).__name__})")
-    if str(value).startswith(("http://", "https://")):
-        raise ValueError("it is an address; download the picture first")
-    if not stat.S_ISREG(Path(value).stat().st_mode):
-        raise ValueError("it is not a regular file")
-    return value
-
-
-@contextlib.contextmanager
-def _named(value: Any) -> Iterator[None]:
-    """Turns what goes wrong with an image into a ValueError with its name."""
-    try:
-        yield
-    except Image.UnidentifiedImageError:
-        reason = "it is not a picture that Pillow knows"
-    # For a broken file Pillow's readers raise errors of nearly every class.
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    else:
-        return
-    raise ValueError(f"cannot read {_called(value)}: {reason}")
-
-
-def _called(value: Any) -> str:
-    """Returns the name of an image for a message, with control characters escaped."""
-    name = value if isinstance(value, str | Path) else getattr(value, "filename", "")
-    return f"the picture {str(name)!r}" if name else "the picture"
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Converts an image to 8 bits; Pillow would clip 16-bit greys at 255 and fractions at 1."""
-    if not image.mode.startswith("I") and image.mode != "F":
-        return image
-    values = np.asarray(image).astype(np.float64)
-    if image.mode == "F" and values.max() <= 1:
-        values = values * 255
-    # Mode I is also what Pillow makes of 8 bits.
-    elif image.mode != "F" and (image.mode != "I" or values.max() > 255):
-        values = values / 257
-    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
 
 
 def _smear(canvas: Image.Image, inside: Image.Image, left: int, top: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diffusax.images.pictures import load_image, target_size, to_control
+from diffusax.images.pictures import target_size, to_control
+from diffusax.images.reading import load_image
 from diffusax.models.controlnet import guess_scales
 from diffusax.models.network import Network
 from diffusax.pipelines.arguments import Call, as_list, match_length

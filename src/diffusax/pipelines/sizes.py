@@ -39,6 +39,30 @@ def image_size(c: Components, call: Call) -> tuple[int, int]:
     return size
 
 
+def pixel_range(c: Components) -> tuple[int, int] | None:
+    """Returns the pixels between which a model generates well: a quarter to four times its own.
+
+    None for networks without a size of their own, which were trained at many.
+    """
+    network = c.models[c.denoiser.components[0]]
+    if getattr(network.config, "sample_size", None) is None:
+        return None
+    height, width = c.default_size
+    return height * width // 4 + 1, height * width * 4 - 1
+
+
+def size_warning(c: Components, height: int | None, width: int | None) -> str | None:
+    """Returns a sentence about a size at which the model generates poor images, or None."""
+    bounds, own = pixel_range(c), c.default_size
+    height, width = height or own[0], width or own[1]
+    if bounds is None or bounds[0] <= height * width <= bounds[1]:
+        return None
+    return (
+        f"the model was trained on images of {own[1]}x{own[0]}, and those of {width}x{height} may "
+        "be poor; choose a width and a height nearer to its own"
+    )
+
+
 def _check_memory(c: Components, b: int, height: int, width: int) -> None:
     """Raises ValueError for images that exceed the memory of a CPU, before any program runs."""
     if jax.default_backend() != "cpu" or (total := host_memory()) is None:

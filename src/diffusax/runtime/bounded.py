@@ -4,6 +4,8 @@ On CPUs every program takes memory maps, of which Linux gives a process 65,530; 
 when they are used up. Elsewhere a program's code takes the device's memory.
 """
 
+import contextlib
+import contextvars
 import functools
 import gc
 import itertools
@@ -11,12 +13,13 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from diffusax.runtime.cache import check_compilation_cache
 from diffusax.runtime.compat import is_tracing
 from diffusax.runtime.memory import device_memory
 from diffusax.runtime.options import compiler_options
@@ -34,6 +37,20 @@ _ENOUGH = 3 / 4
 _CLOCK = itertools.count()
 _LOCK = threading.Lock()
 _FUNCTIONS: "weakref.WeakSet[BoundedJit]" = weakref.WeakSet()
+
+_WATCHER: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextVar(
+    "watcher", default=None
+)
+
+
+@contextlib.contextmanager
+def watched_compilations(watcher: Callable[[], None]) -> Iterator[None]:
+    """Calls a function before each program that this thread compiles inside the context."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
 
 class _Shape:
@@ -95,7 +112,10 @@ class BoundedJit:
         if shape is not None:
             shape.used = next(_CLOCK)
             return shape.jitted(*args), False
+        if (watcher := _WATCHER.get()) is not None:
+            watcher()
         make_room()
+        check_compilation_cache()
         shape = _Shape(self._jit())
         if _counts_bytes():
             # The call uses the program that this compiles.

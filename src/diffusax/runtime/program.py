@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from diffusax.runtime.bounded import BoundedJit, forget_shapes, is_traced
+from diffusax.runtime.cache import check_compilation_cache
 from diffusax.runtime.flops import count_flops
 from diffusax.runtime.layouts import ORDERS, order_of, platform_of
 from diffusax.runtime.mesh import in_mesh
@@ -141,6 +142,7 @@ def lower(request: Request, **options: Any) -> jax.stages.Lowered:
 
 def compile_request(request: Request, mesh: Mesh | None = None) -> jax.stages.Compiled:
     """Compiles a program for the request; calls with the same shapes use the executable."""
+    check_compilation_cache()
     with in_mesh(mesh):
         compiled = lower(request).compile(compiler_options(mesh) or None)
     request.program.executables[key(request)] = compiled

@@ -92,7 +92,11 @@ def load_executables(folder: str | Path) -> int:
 
 
 def compile_to_file(request: Request, path: Path, mesh: Mesh | None = None) -> None:
-    """Compiles a program for the request, for later calls, and writes the executable to a file."""
+    """Compiles a program for the request, for later calls, and writes the executable to a file.
+
+    Raises:
+        OSError: the file cannot be written; calls use the executable all the same.
+    """
     if jax.default_backend() != "cpu":
         compile_request(request, mesh)
     compiled = _serializable(request, mesh)

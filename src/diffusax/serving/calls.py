@@ -7,8 +7,9 @@ from typing import Any
 
 from PIL import Image
 
-from diffusax.images.masks import blur
-from diffusax.images.pictures import load_image, open_upright, resize
+from diffusax.images.masks import blur, mask_of
+from diffusax.images.pictures import resize
+from diffusax.images.reading import load_image
 from diffusax.pipelines.arguments import check_call
 from diffusax.samplers import scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
@@ -146,7 +147,7 @@ def _with_images(checkpoint: Checkpoint, drawing: Drawing) -> Drawing:
     if drawing.image is not None:
         images["image"] = _read("image", drawing.image, load_image)
     if drawing.mask_image is not None:
-        images["mask_image"] = _read("mask_image", drawing.mask_image, open_upright).convert("L")
+        images["mask_image"] = _read("mask_image", drawing.mask_image, mask_of)
     controls = tuple(
         dataclasses.replace(control, image=_read("controls", control.image, load_image))
         for control in drawing.controls

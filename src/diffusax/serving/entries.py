@@ -20,6 +20,7 @@ from diffusax.pipelines.auto import (
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.loading import class_for, load_scheduler, with_class_options
 from diffusax.pipelines.pipeline import DiffusionPipeline
+from diffusax.pipelines.sizes import pixel_range
 from diffusax.pipelines.tasks import instruct
 from diffusax.samplers import Scheduler, fitting_samplers, scheduler_from_name
 
@@ -58,6 +59,8 @@ class ModelEntry:
     height: int
     multiple: int
     """Width and height are multiples of so many pixels."""
+    pixels: tuple[int, int] | None
+    """The fewest and the most pixels at which it generates well; None for any number."""
     steps: int
     guidance_scale: float
     image_guidance_scale: float | None
@@ -177,6 +180,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         width=width,
         height=height,
         multiple=parts.latents.multiple,
+        pixels=pixel_range(parts),
         steps=0,
         guidance_scale=1.0,
         image_guidance_scale=None,

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from diffusax.runtime.cache import enable_compilation_cache
-from diffusax.runtime.program import PROGRAMS, Request, describe, digest, key
+from diffusax.runtime.program import PROGRAMS, Request, compile_request, describe, digest, key
 from diffusax.runtime.saved import compile_to_file, environment, load_from_file
 
 log = logging.getLogger(__name__)
@@ -40,15 +40,10 @@ class Executables:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
             cache = enable_compilation_cache()
-            if cache is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="diffusax-")
-                folder = Path(self._temporary.name)
-            else:
-                folder = cache / "executables"
+            folder = cache and cache / "executables"
+        self._root = folder or self._temporary_folder()
         about = repr((environment(), os.environ.get("XLA_FLAGS")))
-        self._root = folder
-        self._folder = folder / hashlib.sha256(about.encode()).hexdigest()[:16]
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._version = hashlib.sha256(about.encode()).hexdigest()[:16]
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -67,17 +62,17 @@ class Executables:
         request_key = key(request)
         if request_key in request.program.executables:
             return "memory"
-        path = self._folder / f"{request.program.name}-{digest(request_key)}"
-        if path.is_file() and self._load(request, path):
+        path = self._path(request)
+        if path and path.is_file() and self._load(request, path):
             return "file"
         began = time.perf_counter()
         where = "here"
-        if elsewhere and mesh is None and jax.default_backend() in ("cpu", "gpu"):
+        if path and elsewhere and mesh is None and jax.default_backend() in ("cpu", "gpu"):
             where = self._compile_elsewhere(request, path)
         if self._closed:
             raise RuntimeError("the executables are closed")
         if where == "here":
-            compile_to_file(request, path, mesh)
+            self._compile_here(request, path, mesh)
         seconds = time.perf_counter() - began
         log.info("%s: compiled in %.1f s (%s)", describe(request), seconds, where)
         self._make_room()
@@ -106,13 +101,54 @@ class Executables:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def _path(self, request: Request) -> Path | None:
+        """Returns the file of a program's executable; None if no folder can be written."""
+        while self._root is not None:
+            folder = self._root / self._version
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                self._leave_folder(error)
+            else:
+                return folder / f"{request.program.name}-{digest(key(request))}"
+        return None
+
+    def _leave_folder(self, error: OSError) -> None:
+        """Goes on with a temporary folder; without any, if that is the one which failed."""
+        log.warning("executables are not kept in %s: %s", self._root, error)
+        self._root = None if self._temporary else self._temporary_folder()
+
+    def _temporary_folder(self) -> Path | None:
+        try:
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix="diffusax-", ignore_cleanup_errors=True
+            )
+        except OSError as error:
+            log.warning("executables are not kept in a temporary folder: %s", error)
+            return None
+        return Path(self._temporary.name)
+
+    def _compile_here(self, request: Request, path: Path | None, mesh: Any) -> None:
+        if path is None:
+            compile_request(request, mesh)
+            # There the request would keep its arrays alive.
+            del request.program.compiled_here[key(request)]
+            return
+        try:
+            compile_to_file(request, path, mesh)
+        except OSError as error:
+            if key(request) not in request.program.executables:
+                raise
+            self._leave_folder(error)
+
     def _load(self, request: Request, path: Path) -> bool:
         try:
             load_from_file(request.program.name, path)
         except Exception as error:  # Whatever is wrong with the file, another one can be made.
             log.warning("%s is made anew: %s", path, error)
             return False
-        os.utime(path)
+        with contextlib.suppress(OSError):
+            os.utime(path)
         return key(request) in request.program.executables
 
     def _compile_elsewhere(self, request: Request, path: Path) -> str:
@@ -152,14 +188,17 @@ class Executables:
 
     def _make_room(self) -> None:
         """Deletes the files unused for longest, while all take more than their limit."""
-        files = [path for path in self._root.rglob("*-*") if path.is_file()]
-        about = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in files)
-        total = sum(size for _, size, _ in about)
-        for _, size, path in about:
-            if total <= _MOST_BYTES:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
+        # Other servers delete files here, too, and so may somebody who cleans up.
+        with contextlib.suppress(OSError):
+            found = self._root.rglob("*-*") if self._root else ()
+            files = [path for path in found if path.is_file()]
+            about = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in files)
+            total = sum(size for _, size, _ in about)
+            for _, size, path in about:
+                if total <= _MOST_BYTES:
+                    return
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 def serve_requests() -> None:

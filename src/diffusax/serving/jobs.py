@@ -12,7 +12,7 @@ from diffusax.serving.errors import Refused
 
 log = logging.getLogger(__name__)
 
-State = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
+State = Literal["queued", "loading", "compiling", "running", "done", "failed", "cancelled"]
 Kind = Literal["state", "progress", "preview", "image", "end"]
 
 
@@ -148,7 +148,7 @@ class Job:
         return lambda: self._stop(token)
 
     def set_state(self, state: State) -> None:
-        """Tells that the job is loading or running."""
+        """Tells that the model loads, programs are compiled, or the job waits or runs."""
         with self._lock:
             if self.is_over or self.state == state or self.state == "running":
                 return
@@ -160,7 +160,7 @@ class Job:
     def set_position(self, position: int) -> None:
         """Tells how many jobs are before it."""
         with self._lock:
-            if self.position != position and self.state == "queued":
+            if self.position != position and self.started is None and not self.is_over:
                 self.position = position
                 self._tell(Event("state", self))
 

@@ -17,6 +17,7 @@ from diffusax.pipelines.batch_loop import BatchLoop, images_of
 from diffusax.pipelines.batch_run import Kind, count_shares
 from diffusax.pipelines.measures import Arrivals
 from diffusax.pipelines.policies import POLICIES, Candidate, batch_size, finish_times
+from diffusax.runtime.bounded import watched_compilations
 from diffusax.serving.adapters import Adapters
 from diffusax.serving.admission import FairQueue
 from diffusax.serving.compiling import Compiler
@@ -223,7 +224,8 @@ class Schedule:
         """Prepares a part, in a thread of its own."""
         try:
             if not part.job.is_over:
-                prepare_part(part, self._catalogue, **self._given)
+                with watched_compilations(lambda: part.job.set_state("compiling")):
+                    prepare_part(part, self._catalogue, **self._given)
                 self._tell(self._prepared.add, part)
         except Exception as error:
             part.job.end("failed", refusal(error))
@@ -236,7 +238,9 @@ class Schedule:
         for part in self._queue.ordered() if self._prepared else ():
             if part in self._prepared and not part.done():
                 self._ask_for_programs(part)
-                if self._is_compiled(part):
+                compiled = self._is_compiled(part)
+                part.job.set_state("queued" if compiled else "compiling")
+                if compiled:
                     if not self._has_room(part):
                         # Nobody overtakes it, so that the others end and leave it their memory.
                         break

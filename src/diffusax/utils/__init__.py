@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.tensors import Output as BaseOutput

@@ -138,7 +138,16 @@ export class Settings extends EventTarget {
     return false;
   }
 
+  /** Says where the size is so far from the model's own that its images are poor. */
+  #hint() {
+    const { width, height, pixels } = this.model ?? {};
+    const area = Number(field("width").value) * Number(field("height").value);
+    const poor = pixels && area > 0 && (area < pixels[0] || area > pixels[1]);
+    $("#size-hint").textContent = poor ? `The model was trained at ${width} × ${height}; this size may look poor.` : "";
+  }
+
   #changed() {
+    this.#hint();
     for (const range of form.querySelectorAll("input[type=range].twin")) range.follow();
     this.dispatchEvent(new Event("change"));
   }

@@ -84,6 +84,7 @@ export function words(record, { state, position, steps_done: done, steps, eta })
   if (record.state === "unsent") return state === "waiting" ? "The server is full; trying again" : "Handing it in …";
   if (state === "queued") return position > 0 ? `${position} before it` : "Next";
   if (state === "loading") return "The model loads …";
+  if (state === "compiling") return "Compiling, once for this size and kind …";
   if (state === "cancelling") return "Cancelling …";
   if (state === "running") return `${done} of ${steps}${eta > 0.5 ? ` · ${duration(eta)} left` : ""}`;
   return state === "done" ? "Fetching it …" : "Waiting …";

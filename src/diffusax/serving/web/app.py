@@ -70,7 +70,8 @@ def _route(path: str, methods: dict[str, Operation]) -> Route:
         request.scope[ROUTE] = path
         method = "GET" if request.method == "HEAD" else request.method
         try:
-            return await methods[method].endpoint(request)
+            with request.app.state.service.pixels.request():
+                return await methods[method].endpoint(request)
         except Refused as error:
             return error_reply(request.url.path, error)
 

@@ -1,6 +1,7 @@
 """Reads the bodies of requests, within bounds, as JSON or as forms."""
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
@@ -14,23 +15,26 @@ from diffusax.serving.errors import Refused
 
 _MOST_FIELDS, _MOST_FILES = 100, 20
 _DEEPEST = 32
+_SLOWEST = 2**14
+"""The bytes a second that a body must bring on average, so that none trickles in for ever."""
 _LONG = 2**16
 """The bytes of JSON from which on it is read in a thread, as other requests would wait for it."""
 
 
 def bounded_receive(receive: Receive, most: int, timeout: float) -> Receive:
     """Wraps a connection's `receive` so that a body that is too long or too slow is refused."""
-    taken, whole = 0, False
+    taken, whole, begun = 0, False, time.monotonic()
 
     async def bounded() -> Message:
         nonlocal taken, whole
         if whole:
             # What comes now says that the client has gone, and may take long.
             return await receive()
+        left = begun + timeout + taken / _SLOWEST - time.monotonic()
         try:
-            message = await asyncio.wait_for(receive(), timeout)
+            message = await asyncio.wait_for(receive(), max(0.0, min(timeout, left)))
         except TimeoutError:
-            text = f"the body stopped for {timeout:g} seconds; send it without breaks"
+            text = f"the body did not come within {timeout:g} seconds; send it without breaks"
             raise Refused(text, status=408, code="timeout") from None
         taken += len(message.get("body", b""))
         whole = message["type"] != "http.request" or not message.get("more_body", False)

@@ -33,6 +33,8 @@ class ModelAnswer:
     width: int
     height: int
     multiple: int
+    pixels: tuple[int, int] | None
+    """The fewest and the most pixels of an image at which the model generates well."""
     steps: int
     guidance_scale: float
     image_guidance_scale: float | None

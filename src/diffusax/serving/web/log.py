@@ -1,11 +1,10 @@
 """A log of one JSON object a line, which names prompts only where the settings ask for it."""
 
+import json
 import logging
 import sys
 import time
 from typing import Any
-
-import msgspec
 
 from diffusax.serving.jobs import Event, Job
 
@@ -24,7 +23,9 @@ class JsonLines(logging.Formatter):
         entry |= {"event": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry).decode()
+        # A line stays one line, and reads on a terminal as it is written.
+        text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=str)
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def log_to_stderr() -> None:

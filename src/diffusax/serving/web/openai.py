@@ -10,6 +10,8 @@ from PIL import Image, ImageOps
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diffusax.images.masks import mask_of
+from diffusax.images.reading import in_srgb
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import Refused
 from diffusax.serving.infotext import write_infotext
@@ -160,9 +162,9 @@ def _pictures(service: Service, images: list[bytes], masks: list[bytes]) -> dict
         alpha = mask.convert("RGBA").getchannel("A")
         if masks or alpha.getextrema()[0] == 0:
             found["mask_image"] = ImageOps.invert(alpha)
-            found["image"] = image.convert("RGB")
+            found["image"] = in_srgb(image).convert("RGB")
     elif masks:
-        found["mask_image"] = mask.convert("L")
+        found["mask_image"] = mask_of(mask)
     if "mask_image" in found and found["mask_image"].size != image.size:
         raise Refused(
             f"mask must be as large as image, {image.width}x{image.height} "

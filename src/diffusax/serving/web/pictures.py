@@ -9,7 +9,9 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from diffusax.images.pictures import png_parameters
+from diffusax.images.reading import load_image
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.budget import take_pixels
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 
@@ -62,6 +64,7 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > most_pixels:
                     raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+                take_pixels(image.width * image.height, param)
                 upright = ImageOps.exif_transpose(image)
                 upright.load()
                 # exif_transpose returns another image, without the texts of a PNG.
@@ -77,6 +80,18 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
     raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
+def as_rgb(image: Image.Image, param: str) -> Image.Image:
+    """Returns an image as every way in reads it, see `load_image`.
+
+    Raises:
+        Refused: it has a mode that is no image's.
+    """
+    try:
+        return load_image(image)
+    except ValueError as error:
+        raise Refused(str(error), param=param) from None
 
 
 def _too_large(param: str, most: int, got: str) -> Refused:

@@ -10,6 +10,8 @@ from diffusax.serving.errors import Refused
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
+_AGAIN = {429: 1.0, 503: 10.0}
+"""The seconds after which to ask again, where the error does not tell."""
 
 
 class Json(Response):
@@ -37,6 +39,7 @@ def error_body(path: str, error: Refused) -> dict[str, Any]:
 def error_reply(path: str, error: Refused, headers: dict[str, str] | None = None) -> Json:
     """Returns the answer that tells a client of an error."""
     headers = dict(headers or {})
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    seconds = error.retry_after or _AGAIN.get(error.status)
+    if seconds is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     return Json(error_body(path, error), status_code=error.status, headers=headers)

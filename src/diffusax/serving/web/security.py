@@ -67,6 +67,9 @@ class Guard:
                 for name, value in HEADERS.items():
                     found.setdefault(name, value)
                 found.setdefault("Cache-Control", "no-store")
+                if "content-length" in headers and "transfer-encoding" in headers:
+                    # Where two servers disagree about a body's end, what follows it is not trusted.
+                    found["Connection"] = "close"
                 self._allow_origin(headers, found)
             await send(message)
 

@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 
 from diffusax.runtime.signals import StopRequest, receiving
 from diffusax.serving.engine import Engine
+from diffusax.serving.web.connections import connection_class, most_connections
 from diffusax.serving.web.log import LOG
 
 _LINGER = 2.0
 """The seconds for clients to fetch images that were finished while the server drained."""
-_CONNECTIONS = 1000
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,17 +56,20 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, engine: Engine, drain_timeout: float):
         """Makes the server. drain_timeout: the most seconds to wait for what has begun."""
+        settings = app.state.service.settings
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=connection_class(
+                    head_timeout=settings.head_timeout,
+                    most=most_connections(settings.most_connections),
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=_CONNECTIONS,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=5,
             )

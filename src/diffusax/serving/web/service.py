@@ -16,6 +16,7 @@ from diffusax.serving.drawing import Control, Drawing
 from diffusax.serving.engine import Engine
 from diffusax.serving.errors import Closing, NotFound, Refused
 from diffusax.serving.jobs import Job
+from diffusax.serving.web.budget import PixelBudget
 from diffusax.serving.web.fields import DrawingFields
 from diffusax.serving.web.keys import client_name
 from diffusax.serving.web.log import LOG, log_job
@@ -35,6 +36,12 @@ class Service:
     failure: str = ""
     """Why the first model could not be loaded."""
     draining: bool = False
+    pixels: PixelBudget = dataclasses.field(init=False)
+    """The pixels of the pictures of all requests."""
+
+    def __post_init__(self) -> None:
+        each, every = self.settings.most_request_pixels, self.settings.most_waiting_pixels
+        self.pixels = PixelBudget(each, every)
 
     def open(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
         """Loads the default model, and compiles for images of these heights and widths."""

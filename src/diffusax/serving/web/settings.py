@@ -26,6 +26,10 @@ class WebSettings:
     """The most bytes of a request's body."""
     most_pixels: int = 4096 * 4096
     """The most pixels of a picture that is sent."""
+    most_request_pixels: int = 3 * 4096 * 4096
+    """The most pixels of all pictures of one request together."""
+    most_waiting_pixels: int = 8 * 4096 * 4096
+    """The most pixels of the pictures of all requests that are being answered."""
     most_image_pixels: int = 2048 * 2048
     """The most pixels of an image that is generated."""
     most_images: int = 16
@@ -38,6 +42,11 @@ class WebSettings:
     """The most ControlNets of one request."""
     body_timeout: float = 60.0
     """The longest wait for the next bytes of a body."""
+    head_timeout: float = 15.0
+    """The longest wait for the whole head of a request: its first line and its headers."""
+    most_connections: int = 1000
+    """The most connections at once; half of them for one address. The most files that the process
+    may open bound them, too."""
     log_prompts: bool = False
     """Whether the log names prompts."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image, ImageOps
 
-from diffusax.images.pictures import load_image, open_upright
+from diffusax.images.reading import load_image, open_upright
 from diffusax.training.data.batches import DataConfig, Element
 from diffusax.training.data.buckets import SIZE, Size
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from diffusax.files import written_whole
-from diffusax.images.pictures import upright_size
+from diffusax.images.reading import upright_size
 from diffusax.training.data.broken import Broken, Tally
 from diffusax.training.data.examples import image_file
 from diffusax.training.data.sources import ArrowSource, FolderSource, Source, cache_folder
+
+log = logging.getLogger(__name__)
 
 
 def sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarray:
@@ -28,12 +31,18 @@ def sizes_in_headers(source: Source, column: str, threads: int) -> np.ndarray:
     """
     kept = _kept(source, column)
     if kept is not None and kept.is_file():
-        return np.load(kept)
+        try:
+            return np.load(kept)
+        except (OSError, ValueError, EOFError) as error:
+            log.warning("%s is made anew: %s", kept, error)
     sizes = _read(source, lambda row: upright_size(image_file(_first(row[column]))), threads)
     if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(kept) as partial, partial.open("wb") as file:
-            np.save(file, sizes)
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(kept) as partial, partial.open("wb") as file:
+                np.save(file, sizes)
+        except OSError as error:
+            log.warning("the sizes are not kept for the next run: %s", error)
     return sizes
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.checkpoints import load_network, resolve, save_network
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.models.control_from_unet import controlnet_params
 from diffusax.models.network import Model, Params
 from diffusax.pipelines.control import control_text_to_image

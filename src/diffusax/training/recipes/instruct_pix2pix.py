@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 from PIL import Image
 
-from diffusax.images.pictures import load_image
+from diffusax.images.reading import load_image
 from diffusax.images.sheets import make_image_grid
 from diffusax.models.network import Params
 from diffusax.pipelines import tasks

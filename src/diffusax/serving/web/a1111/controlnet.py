@@ -11,7 +11,7 @@ from diffusax.serving.drawing import Control
 from diffusax.serving.errors import Refused
 from diffusax.serving.web.a1111.fields import ControlUnit
 from diffusax.serving.web.fields import read_fields
-from diffusax.serving.web.pictures import decode_picture
+from diffusax.serving.web.pictures import as_rgb, decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most
 
 _NAMES = ("controlnet",)
@@ -103,7 +103,7 @@ def _read(
     model = re.sub(r" \[[0-9a-f]+\]$", "", fields.model)
     control = Control(
         model=model,
-        image=image.convert("RGB"),
+        image=as_rgb(image, f"{place}.image"),
         scale=fields.weight,
         start=fields.guidance_start,
         end=fields.guidance_end,

@@ -2,8 +2,10 @@
 
 from PIL import Image, ImageFilter, ImageOps
 
-from diffusax.images.pictures import load_image, resize
+from diffusax.images.masks import mask_of
+from diffusax.images.pictures import resize
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.pictures import as_rgb
 
 RESIZE_MODES = ("default", "crop", "fill", "default")
 """How each of A1111's resize modes fits a picture: just resize, crop, fill; and just resize for
@@ -14,19 +16,12 @@ _BLURS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2))
 
 def fit_image(image: Image.Image, width: int, height: int, mode: int) -> Image.Image:
     """Returns a picture as RGB in the size of the image to generate."""
-    return resize(load_image(image), height, width, RESIZE_MODES[mode])
+    return resize(as_rgb(image, "init_images"), height, width, RESIZE_MODES[mode])
 
 
 def read_mask(mask: Image.Image, *, invert: bool) -> Image.Image:
-    """Returns a mask in greys, white where the image is drawn anew.
-
-    Of a picture with transparency, what is opaque counts by its brightness.
-    """
-    if mask.has_transparency_data:
-        black = Image.new("RGBA", mask.size, "black")
-        black.alpha_composite(mask.convert("RGBA"))
-        mask = black
-    grey = mask.convert("L")
+    """Returns a mask in greys, white where the image is generated anew, see `mask_of`."""
+    grey = mask_of(mask)
     return ImageOps.invert(grey) if invert else grey
 
 
