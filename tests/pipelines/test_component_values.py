@@ -73,6 +73,22 @@ def test_latents_are_made_without_the_autoencoder(folder, theirs, pipe, expected
         never("a cat", output_type="latent")
 
 
+def test_a_missing_text_encoder_is_told_before_the_network_runs(tiny_checkpoints):
+    options = {"text_encoder": None, "tokenizer": None, "vae": None}
+    folder = tiny_checkpoints.pipeline("xl")[0]
+    alone = diffusax.StableDiffusionXLPipeline.from_pretrained(folder, **options)
+    with pytest.raises(ValueError, match=r"width of 24, and the unet attends to 56; load the pipe"):
+        alone("a cat", output_type="latent")
+
+
+def test_devices_are_no_part_of_a_pickle(pipe, expected):
+    mesh = pipe.spread_over("data=1").mesh
+    assert copy.deepcopy(pipe).mesh is mesh
+    again = pickle.loads(pickle.dumps(pipe))
+    assert again.mesh is None
+    np.testing.assert_array_equal(again(**CALL).images, expected)
+
+
 @pytest.mark.parametrize(
     "duplicate",
     [copy.copy, copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))],

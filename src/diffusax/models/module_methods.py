@@ -125,7 +125,7 @@ def _attentions(params: Any, path: tuple[str, ...] = ()) -> list[str]:
     """Returns the paths of the layers that have queries."""
     if not isinstance(params, Mapping):
         return []
-    own = [".".join(path)] if "to_q" in params or "q_proj" in params else []
+    own = [".".join(path)] if {"to_q", "to_qkv_mlp_proj"} & {*params} else []
     below = (_attentions(value, (*path, str(name))) for name, value in params.items())
     return [*own, *(found for one in below for found in one)]
 

@@ -1,5 +1,6 @@
 """The components of a pipeline, as tasks and training use them."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -79,13 +80,27 @@ class Components:
 
     def copied(self) -> "Components":
         """Returns components that share all arrays and adapters, and are assigned apart."""
-        copy = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
-        copy.models = {n: model.bound_to(copy.params, n) for n, model in self.models.items()}
-        copy.options, copy.fused = dict(self.options), dict(self.fused)
-        return copy
+        new = dataclasses.replace(self, params={}, tokenizers=dict(self.tokenizers))
+        new.models = {n: model.bound_to(new.params, n) for n, model in self.models.items()}
+        new.options, new.fused = dict(self.options), dict(self.fused)
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy or a file of the pipeline holds: all but what is computed from it."""
+        """Returns what a pickle holds: no devices, on which `spread_over` puts the pipeline again.
+
+        What is computed from the components is left out.
+        """
+        return {**self._fields(), "mesh": None, "encoder_mesh": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Components":
+        """Returns components with arrays of their own, on the same devices."""
+        memo |= {id(mesh): mesh for mesh in (self.mesh, self.encoder_mesh)}
+        new = object.__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self._fields(), memo))
+        return new
+
+    def _fields(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in self.__dataclass_fields__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

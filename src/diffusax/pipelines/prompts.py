@@ -138,6 +138,12 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
             "prompt_embeds and negative_prompt_embeds must have the same shape (got "
             f"{found[''].context.shape} and {found['negative_'].context.shape}){more}"
         )
+    if texts and c.context_dim not in (None, shapes[0][-1]):
+        raise ValueError(
+            f"the text encoders give embeddings of a width of {shapes[0][-1]}, and the "
+            f"{c.denoiser.components[0]} attends to {c.context_dim}; load the pipeline with all "
+            "its text encoders, or give prompt_embeds"
+        )
     return stack_prompts(found, branches=branches, repeats=call.num_images_per_prompt or 1)
 
 
