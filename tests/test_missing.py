@@ -80,6 +80,11 @@ def test_networks_and_schedulers_do_too(pipe):
         diffusax.AutoencoderTiny.from_single_file("taesd.safetensors")
 
 
+def test_layers_say_where_they_are(pipe):
+    with pytest.raises(AttributeError, match=r"no attribute 'down_blocks'; .*model\.network\.mod"):
+        _ = pipe.unet.down_blocks
+
+
 def test_a_name_that_nobody_has_is_refused_as_ever(pipe):
     for owner in (pipe, pipe.unet, pipe.scheduler):
         with pytest.raises(AttributeError, match="no attribute 'unett'"):

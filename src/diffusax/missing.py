@@ -29,6 +29,10 @@ _IMMUTABLE = (
     "the options of a scheduler do not change: pipe.scheduler = type(pipe.scheduler).from_config("
     "pipe.scheduler.config, shift=3.0) makes another one, which compiles nothing"
 )
+LAYERS = (
+    "the parameters of layers are in model.params, and model.network.module(model.params) makes a "
+    "Flax module with the layers as attributes; see docs/functional.md"
+)
 _LEVELS = "scheduler.sigmas has the noise levels, and those of the training before set_timesteps"
 _MODULE = (
     "a model is a network with the tree of its parameters, model.params; see docs/functional.md"

@@ -125,6 +125,14 @@ def test_components_of_diffusers_and_transformers_are_converted(folder, theirs, 
         np.testing.assert_array_equal(found(**CALL).images, expected)
 
 
+@pytest.mark.slow
+def test_models_that_pytorch_compiles_are_the_models(pipe, expected):
+    unet = pipe.unet
+    pipe.unet = torch.compile(unet, mode="reduce-overhead", fullgraph=True)
+    assert pipe.unet.network == unet.network
+    np.testing.assert_array_equal(pipe(**CALL).images, expected)
+
+
 def test_several_controlnets_of_diffusers_are_converted(theirs):
     net = diffusers.ControlNetModel.from_unet(theirs.unet)
     joined = MultiControlNetModel([net, net])

@@ -54,6 +54,17 @@ def test_special_tokens_are_set_by_name(pair):
     assert ours == theirs
 
 
+def test_lengths_are_returned_and_other_options_refused(pair):
+    options = {"padding": "max_length", "truncation": True, "max_length": 77}
+    asked = {"return_length": True, "return_overflowing_tokens": False, "return_tensors": "pt"}
+    ours, theirs = (t([TEXT], **options, **asked) for t in pair)
+    assert {name: ours[name].tolist() for name in ours} == {n: theirs[n].tolist() for n in theirs}
+    with pytest.raises(ValueError, match="return_offsets_mapping must be left out"):
+        pair[0](TEXT, return_offsets_mapping=True)
+    with pytest.raises(TypeError, match="no argument 'max_len'"):
+        pair[0](TEXT, max_len=3)
+
+
 def test_a_copy_gets_words_alone(pair):
     ours, _ = pair
     size = len(ours)

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import jax
 
+from diffusax.missing import LAYERS, missing_attribute
+
 log = logging.getLogger(__name__)
 
 _PLAIN = (
@@ -44,6 +46,19 @@ class ModuleMethods:
     """The name of the file with the options."""
     training = False
     is_gradient_checkpointing = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Says of a layer where it is, and of other names what there is instead.
+
+        Raises:
+            AttributeError: always.
+        """
+        held = vars(self)
+        params = held.get("_store", {}).get(held.get("_name"))
+        error = missing_attribute(type(self), name)
+        if isinstance(params, Mapping) and name in params:
+            error = AttributeError(f"{error}; {LAYERS}")
+        raise error
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""

@@ -1,5 +1,6 @@
 """Components of diffusers and transformers, which become diffusax's own where they are given."""
 
+import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ def own_component(component: Component, value: Any) -> Any:
     Raises:
         ValueError: diffusax has nothing like it, or it is not of the pipeline's kind.
     """
+    # torch.compile wraps a model in a function, although its calls are compiled anyway.
+    value = inspect.unwrap(value) if inspect.isfunction(value) else value
     if value is None or isinstance(value, component.kind):
         return value
     match component.role:

@@ -30,7 +30,7 @@ from tokenizers.models import BPE
 
 from diffusax.files import write_json
 from diffusax.tensors import BatchEncoding
-from diffusax.text.encoding import as_tensors, padded, padding_of, truncates
+from diffusax.text.encoding import as_tensors, check_options, padded, padding_of, truncates
 from diffusax.text.tokenizer_files import (
     DEFAULTS,
     FLAGS,
@@ -97,6 +97,8 @@ class CLIPTokenizer(Vocabulary):
         max_length: int | None = None,
         return_tensors: str | None = None,
         return_attention_mask: bool | None = None,
+        return_length: bool = False,
+        **options: Any,
     ) -> BatchEncoding:
         """Tokenizes texts as transformers' CLIPTokenizer: `.input_ids` and `.attention_mask`.
 
@@ -108,11 +110,14 @@ class CLIPTokenizer(Vocabulary):
             max_length: the number of tokens, by default model_max_length.
             return_tensors: "np", "pt" (PyTorch's), "jax", or None for lists.
             return_attention_mask: False leaves the mask out.
+            return_length: whether to return the number of tokens of each row, `.length`, too.
+            **options: transformers' others, which must be False or None.
 
         Raises:
             ValueError: an argument has another type, or the texts give tensors of several lengths.
             ImportError: return_tensors is "pt", and PyTorch is not installed.
         """
+        check_options(options)
         texts, filled = checked_texts(text, "text"), padding_of(padding)
         ends = ((self.bos_token_id,), (self.eos_token_id,)) if add_special_tokens else ((), ())
         limit = self.model_max_length if max_length is None else max_length
@@ -128,9 +133,9 @@ class CLIPTokenizer(Vocabulary):
         found = {"input_ids": ids, "attention_mask": masks}
         if return_attention_mask is False:
             del found["attention_mask"]
-        return BatchEncoding(
-            {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
-        )
+        lengths = {"length": as_tensors([len(row) for row in ids], return_tensors)}
+        encoded = {k: v[0] if alone else as_tensors(v, return_tensors) for k, v in found.items()}
+        return BatchEncoding(encoded | (lengths if return_length else {}))
 
     def windows(self, texts: str | Sequence[str]) -> np.ndarray:
         """Returns the ids of each text, int32, (n, model_max_length).
