@@ -66,6 +66,7 @@ def test_parameters_are_counted_and_written_as_pytorchs(unet, theirs):
         kernel.copy_(np.ones(3))
 
 
+@pytest.mark.slow
 def test_dtypes_devices_and_modes(unet):
     assert unet.half().dtype == jnp.float16
     assert unet.to("cpu", torch.bfloat16).dtype == jnp.bfloat16
@@ -114,6 +115,7 @@ def test_plain_attention_is_taken_and_another_refused(unet, theirs):
         unet.set_attn_processor({"mid_block": Watching()})
 
 
+@pytest.mark.slow
 def test_copies_and_pickles_hold_the_model_alone(unet):
     store = {"vae": jnp.zeros(10**6)}
     bound = unet.bound_to(store, "unet")

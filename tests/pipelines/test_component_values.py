@@ -27,14 +27,20 @@ def theirs(folder):
     return diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
 
 
-@pytest.fixture
-def pipe(folder):
+@pytest.fixture(scope="module")
+def loaded(folder):
     return diffusax.StableDiffusionPipeline.from_pretrained(folder)
 
 
+@pytest.fixture
+def pipe(loaded):
+    """A pipeline of each test's own, whose arrays all tests share."""
+    return copy.copy(loaded)
+
+
 @pytest.fixture(scope="module")
-def expected(folder):
-    return np.asarray(diffusax.StableDiffusionPipeline.from_pretrained(folder)(**CALL).images)
+def expected(loaded):
+    return np.asarray(loaded(**CALL).images)
 
 
 def load(folder, **options):
@@ -73,6 +79,7 @@ def test_latents_are_made_without_the_autoencoder(folder, theirs, pipe, expected
         never("a cat", output_type="latent")
 
 
+@pytest.mark.slow
 def test_a_missing_text_encoder_is_told_before_the_network_runs(tiny_checkpoints):
     options = {"text_encoder": None, "tokenizer": None, "vae": None}
     folder = tiny_checkpoints.pipeline("xl")[0]
@@ -81,6 +88,7 @@ def test_a_missing_text_encoder_is_told_before_the_network_runs(tiny_checkpoints
         alone("a cat", output_type="latent")
 
 
+@pytest.mark.slow
 def test_devices_are_no_part_of_a_pickle(pipe, expected):
     mesh = pipe.spread_over("data=1").mesh
     assert copy.deepcopy(pipe).mesh is mesh
@@ -91,8 +99,12 @@ def test_devices_are_no_part_of_a_pickle(pipe, expected):
 
 @pytest.mark.parametrize(
     "duplicate",
-    [copy.copy, copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))],
-    ids=["copy", "deepcopy", "pickle"],
+    [
+        copy.deepcopy,
+        pytest.param(copy.copy, marks=pytest.mark.slow),
+        pytest.param(lambda pipe: pickle.loads(pickle.dumps(pipe)), marks=pytest.mark.slow),
+    ],
+    ids=["deepcopy", "copy", "pickle"],
 )
 def test_copies_run_alike_and_are_changed_alone(pipe, expected, duplicate):
     again = duplicate(pipe)
@@ -133,6 +145,7 @@ def test_models_that_pytorch_compiles_are_the_models(pipe, expected):
     np.testing.assert_array_equal(pipe(**CALL).images, expected)
 
 
+@pytest.mark.slow
 def test_several_controlnets_of_diffusers_are_converted(theirs):
     net = diffusers.ControlNetModel.from_unet(theirs.unet)
     joined = MultiControlNetModel([net, net])
@@ -155,6 +168,7 @@ def test_what_cannot_be_converted_is_named_with_its_module(pipe, theirs):
     assert isinstance(pipe.tokenizer, diffusax.CLIPTokenizer)
 
 
+@pytest.mark.slow
 def test_dtypes_are_by_component(folder):
     pipe = load(folder, torch_dtype={"unet": torch.float16, "vae": "auto", "default": "bfloat16"})
     assert pipe.unet.dtype == jnp.float16

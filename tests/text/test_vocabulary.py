@@ -11,10 +11,16 @@ import diffusax
 TEXT = "A photo of <cat>, two DOGS!"
 
 
-@pytest.fixture
-def pair(tmp_path_factory):
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
     folder = write_clip_vocabulary(tmp_path_factory.mktemp("vocabulary"), pad="!")
     return diffusax.CLIPTokenizer.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def pair(both):
+    ours, theirs = both
+    return copy.copy(ours), copy.deepcopy(theirs)
 
 
 def test_words_are_added_and_read_as_transformers(pair):
