@@ -67,7 +67,7 @@ PIPELINE = _hints(
         ),
         _SINGLE_FILE: _words("from_ckpt"),
         _PIECES: _words(
-            "prepare_latents _encode_prompt prepare_image prepare_control_image "
+            "prepare_latents _encode_prompt decode_latents prepare_image prepare_control_image "
             "prepare_mask_latents prepare_image_latents check_image check_conditions"
         ),
         _CONFIG: _words(

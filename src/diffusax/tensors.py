@@ -43,14 +43,40 @@ def alike(tree: Any, *given: Any) -> Any:
     first = next(filter(is_tensor, given), None)
     if first is None:
         return jax.tree.map(jax.numpy.asarray, tree)
-    torch: Any = sys.modules["torch"]
+    return jax.tree.map(lambda x: as_tensor(x).to(first.device), tree)
 
-    def tensor(x: Any) -> Any:
-        # NumPy has no bfloat16 that PyTorch reads.
-        exact = np.array(x, np.float32 if x.dtype.name == "bfloat16" else None)
-        return torch.from_numpy(exact).to(first.device, getattr(torch, x.dtype.name))
 
-    return jax.tree.map(tensor, tree)
+def as_tensors(tree: Any) -> Any:
+    """Converts a tree's arrays to tensors, see `as_tensor`; tensors stay as they are."""
+    import jax
+
+    return jax.tree.map(lambda x: x if is_tensor(x) else as_tensor(x), tree)
+
+
+def as_tensor(x: Any) -> Any:
+    """Copies an array to a tensor of PyTorch of the same dtype, which may be changed in place.
+
+    It is on the device of JAX's array, where PyTorch has it too, and else in the host's memory.
+
+    Raises:
+        ImportError: PyTorch is not installed.
+    """
+    torch = require_extra("torch", "torch")
+    if _readable_by(torch, x):
+        return torch.from_dlpack(x.block_until_ready()).clone()
+    # NumPy has no bfloat16 that PyTorch reads.
+    exact = np.array(x, np.float32 if x.dtype.name == "bfloat16" else None)
+    return torch.from_numpy(exact).to(getattr(torch, x.dtype.name))
+
+
+def _readable_by(torch: Any, x: Any) -> bool:
+    """Returns whether an array is JAX's, in one piece, on a device that PyTorch has too."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(x, jax.Array) or len(x.devices()) > 1:
+        return False
+    platform = next(iter(x.devices())).platform
+    found: bool = platform == "cpu" or (platform == "gpu" and torch.cuda.is_available())
+    return found
 
 
 def as_kind(array: np.ndarray, kind: Any) -> Any:

@@ -10,6 +10,7 @@ from PIL import Image
 import diffusax
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.cli import main
+from diffusax.infotext.text import read
 
 FOLDER = EMBEDDED["emoji"]
 COLORS = {"red": (214, 40, 40), "green": (60, 160, 70), "blue": (50, 100, 210), "white": (255,) * 3}
@@ -114,8 +115,57 @@ def test_the_models_own_guidance_is_the_command_lines_default(tmp_path, capsys):
     main(
         ["generate", "a red apple", "--steps", "1", "--seed", "0", "--output", f"{tmp_path}/a.png"]
     )
-    assert "CFG scale: 2.0" in Image.open(tmp_path / "a.png").text["parameters"]
+    assert "CFG scale: 2, " in Image.open(tmp_path / "a.png").text["parameters"]
     pipe = diffusax.DiffusionPipeline.from_pretrained("emoji")
     pipe.save_pretrained(tmp_path / "saved")
     again = diffusax.DiffusionPipeline.from_pretrained(tmp_path / "saved")
     assert again.call_defaults == pipe.call_defaults == {"guidance_scale": 2.0}
+
+
+def again(fields):
+    """The options of `diffusax generate` for the fields of an image's text."""
+    names = {
+        **{"num_inference_steps": "steps", "guidance_scale": "guidance", "padding_mask_crop": ""},
+        **{"controls": "", "prompt": "", "number": "", "negative_prompt": "", "mask_blur": ""},
+    }
+    args = [fields["prompt"]]
+    if fields.get("negative_prompt"):
+        args += ["--negative-prompt", fields["negative_prompt"]]
+    for name in ("prompt_weighting", "long_prompt"):
+        args += [] if fields.pop(name, True) is False else [f"--{name.replace('_', '-')}"]
+    for name, value in fields.items():
+        option = names.get(name, name.replace("_", "-"))
+        args += [f"--{option}", value] if option else []
+    return args
+
+
+@pytest.mark.parametrize(
+    ("prompt", "args"),
+    [
+        ("a (red:1.8) [apple]", []),
+        ("a (red:1.8) [apple]", ["--prompt-weighting", "--sampler", "dpm++2m_karras"]),
+        ("a red apple " * 40, ["--long-prompt", "--sampler", "euler_a", "--num-images", 2]),
+        ("りんご\nNegative prompt: red ", ["--negative-prompt", "a, b", "--clip-skip", 1]),
+        ("a red apple", ["--noise", "torch", "--guidance", 3.3, "--sampler", "DDIMScheduler"]),
+        pytest.param(
+            *("a red apple", ["--width", 48, "--height", 56, "--image", "IMAGE"]),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_image_is_generated_again_from_its_own_text(tmp_path, prompt, args):
+    photo = tmp_path / "photo.png"
+    Image.effect_noise((56, 64), 80).convert("RGB").save(photo)
+    args = [photo if arg == "IMAGE" else arg for arg in args]
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    main(["generate", prompt, "--steps", "3", "--output", str(first), *map(str, args)])
+    drawn = sorted(tmp_path.glob("first-*.png")) or [first]
+    fields = read(Image.open(drawn[-1]).text["parameters"]).fields
+    assert fields["prompt"] == prompt
+    assert fields.get("number", 0) == len(drawn) - 1
+    more = ["--image", photo] if photo in args else []
+    more += ["--num-images", len(drawn)]
+    options = [*again(dict(fields)), *more, "--output", second]
+    main(["generate", *map(str, options)])
+    made = sorted(tmp_path.glob("second-*.png")) or [second]
+    np.testing.assert_array_equal(Image.open(made[-1]), Image.open(drawn[-1]))

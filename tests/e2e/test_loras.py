@@ -31,7 +31,10 @@ def made(tiny_checkpoints, tmp_path_factory):
 
 def test_prompts_name_loras(made, tmp_path, capsys):
     folder, loras = made
-    command = ["generate", "a cat <lora:style:0.8> in a hat<lora:face [1]:0.3:0.6>", "--seed", "3"]
+    # As A1111 writes a LoRA into prompts: by the name in its header.
+    other = loras / "more" / "other.safetensors"
+    save_file(load_file(loras / "more/face [1].safetensors"), other, {"ss_output_name": "visage"})
+    command = ["generate", "a cat <lora:style:0.8> in a hat<lyco:visage:0.3:0.6>", "--seed", "3"]
     command += ["--steps", "2", "--model", str(folder), "--output", str(tmp_path / "x.png")]
     main([*command, "--lora-dir", str(loras)])
     pipe = diffusax.DiffusionPipeline.from_pretrained(folder)
@@ -46,7 +49,10 @@ def test_prompts_name_loras(made, tmp_path, capsys):
     capsys.readouterr()
     for given, message in (
         ([], "the prompt names the LoRA 'style'; --lora-dir says where it is"),
-        (["--lora-dir", str(tmp_path)], "has no files style.safetensors"),
+        (
+            ["--lora-dir", str(tmp_path)],
+            "has no file style.safetensors or with this name in the header",
+        ),
     ):
         with pytest.raises(SystemExit):
             main([*command, *given])

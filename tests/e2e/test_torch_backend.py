@@ -36,7 +36,7 @@ def test_draws_what_diffusers_draws(checkpoint, tmp_path, capsys):
     ).images[0]
     found = Image.open(output)
     np.testing.assert_allclose(np.asarray(found) / 255, expected, atol=1 / 255)
-    assert "Steps: 3, Sampler: FlowMatchEulerDiscreteScheduler" in found.info["parameters"]
+    assert "Steps: 3, Sampler: Flow Euler, " in found.info["parameters"]
     assert "Seed: 5" in found.info["parameters"]
 
 

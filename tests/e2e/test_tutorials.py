@@ -1,8 +1,10 @@
 """Programs of diffusers' documentation run on diffusax with only the import changed."""
 
 import diffusers
+import fluxes
 import numpy as np
 import pytest
+import tensor_programs
 import torch
 import transformers
 from effort import few
@@ -22,6 +24,7 @@ def places(tiny_checkpoints, tmp_path_factory):
     picture(9, 96, 80).save(folder / "control.png")
     xl = tiny_checkpoints.pipeline("xl")[1]
     xl.save_pretrained(folder / "fp16", variant="fp16")
+    fluxes.pipeline(folder / "flux")
     kinds = {"SD": "sd", "XL": "xl", "REFINER": "xl-refiner", "INPAINT": "sd-inpaint"}
     kinds |= {"INSTRUCT": "sd-instruct", "LCM": "lcm"}
     return {
@@ -30,6 +33,7 @@ def places(tiny_checkpoints, tmp_path_factory):
         "CONTROLNET": str(tiny_checkpoints.controlnet("sd")[0]),
         "NOISE_ALONE": str(_beside_the_index(build_unconditional(folder / "noise"))),
         "XL_FP16": str(folder / "fp16"),
+        "FLUX": str(folder / "flux"),
         **{n: str(folder / f"{n.lower()}.png") for n in ("INIT", "MASK", "CONTROL")},
     }
 
@@ -51,12 +55,16 @@ def run(program, module, places, saved):
     return [np.asarray(image) for image in names["images"]], names.get("numbers")
 
 
-@pytest.mark.parametrize(
-    "name", few(PROGRAMS, next(iter(PROGRAMS)), "deconstructed", "noise_alone_by_hand")
-)
+ALL = {**PROGRAMS, **tensor_programs.PROGRAMS}
+KEPT = (next(iter(PROGRAMS)), "deconstructed", "noise_alone_by_hand")
+
+
+# diffusers warns of the older names that some programs use.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", few(ALL, *KEPT, "callbacks_in_place", "inversion"))
 def test_only_the_import_changes(name, places, tmp_path):
-    expected, numbers = run(PROGRAMS[name], diffusers, places, tmp_path / "diffusers")
-    actual, own_numbers = run(PROGRAMS[name], diffusax, places, tmp_path / "diffusax")
+    expected, numbers = run(ALL[name], diffusers, places, tmp_path / "diffusers")
+    actual, own_numbers = run(ALL[name], diffusax, places, tmp_path / "diffusax")
     assert own_numbers == numbers
     assert len(actual) == len(expected)
     for ours, theirs in zip(actual, expected, strict=True):
@@ -72,7 +80,7 @@ def test_only_the_import_changes(name, places, tmp_path):
 def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
     pipe = diffusax.DiffusionPipeline.from_pretrained(places["SD"], torch_dtype=torch.float16)
     assert pipe.to("cuda") is pipe
-    assert str(pipe.dtype) == "float16"
+    assert pipe.dtype == torch.float16
     for name in (
         "enable_model_cpu_offload",
         "enable_sequential_cpu_offload",
@@ -84,6 +92,7 @@ def test_what_needs_a_gpu_in_diffusers_is_accepted(places):
         getattr(pipe, name)()
     pipe.unet.to(memory_format=torch.channels_last)
     pipe.to(torch.float32)
-    assert str(pipe.dtype) == "float32"
+    assert pipe.dtype == torch.float32
     pipe.to("cuda", torch.bfloat16)
-    assert str(pipe.vae.dtype) == "bfloat16"
+    assert pipe.vae.dtype == torch.bfloat16
+    assert torch.ones(1).to(pipe.device, pipe.unet.dtype).device == pipe.vae.device

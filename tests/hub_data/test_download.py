@@ -50,10 +50,11 @@ def run_command(*args):
 
 
 def files_in(folder):
+    """The shards in a folder; each has the data set's card beside them if a command wrote it."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in folder.rglob("*")
-        if file.is_file()
+        if file.is_file() and file.name != "README.md"
     }
 
 
@@ -101,6 +102,8 @@ def test_a_command_says_what_comes_and_goes_to_a_folder_of_its_own(
         "data/pictures (1 files downloaded, 0 were there)",
     ]
     assert list(files_in(tmp_path / "data/pictures")) == ["data/test-00000.parquet"]
+    # From the card a run that reads the folder knows its splits.
+    assert (tmp_path / "data/pictures/README.md").read_bytes() == FILES["README.md"]
 
 
 def test_a_file_that_was_damaged_or_comes_damaged_is_fetched_again(get, state, tmp_path, caplog):

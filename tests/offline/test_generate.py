@@ -173,8 +173,9 @@ def test_png_files_say_how_they_were_drawn(pipe, whole, tmp_path):
     assert Image.open(io.BytesIO(data)).text["parameters"].splitlines() == [
         "an owl",
         "Negative prompt: blue",
-        "Steps: 2, Sampler: PNDMScheduler, CFG scale: 7.5, Seed: 7, Size: 64x64, Model: model, "
-        f"RNG: jax, Clip skip: 2, Version: diffusax {diffusax.__version__}",
+        "Steps: 2, Sampler: PLMS, Schedule type: Automatic, CFG scale: 7.5, Seed: 7, Size: 64x64, "
+        "Model: model, Clip skip: 2, Prompt weighting: False, Long prompt: False, RNG: jax, "
+        f"Version: diffusax {diffusax.__version__}",
     ]
     assert info["sampler"] == "PNDMScheduler"
 
@@ -225,6 +226,7 @@ def test_long_prompts_leave_short_ones_as_they_are(pipe, tmp_path):
 BAD = [
     ('{"prompt": "a cat"', "it is not valid JSON"),
     ('["a cat"]', "it must be a JSON object (got list)"),
+    ('{"prompt": "a cat", "prompt": "a dog"}', "'prompt' stands there twice"),
     ('{"promt": "a cat"}', "prompt must be a text (got nothing)"),
     ('{"prompt": 3}', "prompt must be a text (got 3)"),
     ('{"prompt": "a", "seed": -1}', "seed must be an integer from 0"),
@@ -358,7 +360,9 @@ def test_another_pipeline_is_refused(pipe, whole):
     ("prompts", "given", "message"),
     [
         ("no.txt", {}, "no.txt is missing"),
-        ("prompts.csv", {}, "must be a .txt, .jsonl, .parquet file"),
+        ("prompts.json", {}, "must be a .txt, .jsonl, .csv, .parquet file"),
+        ("comma.csv", {}, "comma.csv line 3 has 3 values, and the header has 2 (prompt, seed)"),
+        ("texts.csv", {}, "has no column prompt; it has text"),
         ("bad.parquet", {}, "is not a whole Parquet file"),
         ("texts.parquet", {}, "has no column prompt; it has text"),
         (["a"], {"height": 33}, "height must be divisible"),
@@ -372,6 +376,8 @@ def test_what_cannot_be_is_said_before_anything_is_drawn(pipe, tmp_path, prompts
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and so on")
     table = pyarrow.Table.from_pylist([{"text": "a"}])
     pyarrow.parquet.write_table(table, tmp_path / "texts.parquet")
+    (tmp_path / "comma.csv").write_text('prompt,seed\n"a, b",1\n1girl, solo,2\n')
+    (tmp_path / "texts.csv").write_text("text\na\n")
     prompts = tmp_path / prompts if isinstance(prompts, str) else prompts
     shard = given.pop("shard", None)
     with pytest.raises(ValueError) as raised:

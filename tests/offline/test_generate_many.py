@@ -68,7 +68,7 @@ def test_the_command_writes_what_python_writes(model, prompts, tmp_path, capsys)
     assert {info["sampler"] for info, _ in found.values()} == {"euler_a", "heun"}
     image = Image.open(io.BytesIO(found["000000001-1"][1]))
     assert np.asarray(image).shape == (32, 40, 3)
-    assert "Sampler: euler_a, CFG scale: 5.0" in image.text["parameters"]
+    assert "Sampler: Euler a, Schedule type: Automatic, CFG scale: 5, " in image.text["parameters"]
     assert [error["line"] for error in errors(out)] == [3]
 
 

@@ -58,7 +58,7 @@ def test_each_line_has_the_loras_that_it_names(pipe, tmp_path, caplog):
     messages = [json.loads(x)["error"] for x in (tmp_path / "all/errors.jsonl").open()]
     assert "adapters has the name 'nobody'" in messages[0]
     assert "adapters must be JSON (got 'style')" in messages[1]
-    assert "<lora:face:much> must have a number as weight" in messages[2]
+    assert "<lora:face:much> must have a number from -100 to 100 as weight" in messages[2]
     # An image's bits do not follow from what else is in the run.
     run(pipe, [ROWS[0], *["x"] * 2, ROWS[3]], tmp_path / "some")
     name = "000000/000000001.png"
@@ -90,3 +90,11 @@ def test_what_is_merged_is_refused(pipe, tmp_path):
         assert "call fuse_lora before the run" in (tmp_path / "errors.jsonl").read_text()
     finally:
         pipe.delete_adapters("whole")
+
+
+def test_lines_whose_text_changes_or_is_joined_are_left_out(pipe, tmp_path):
+    rows = ["a [cat:dog:0.5]", "a cat AND a dog"]
+    done = run(pipe, rows, tmp_path, prompt_weighting=True)
+    assert (done.drawn, done.errors) == (0, 2)
+    messages = [json.loads(x)["error"] for x in (tmp_path / "errors.jsonl").open()]
+    assert all("runs over many prompts do not read" in message for message in messages)

@@ -11,6 +11,7 @@ import diffusax
 
 PROMPTS = ["a red apple", "an old house on a hill by the sea, and two dogs that run before it"]
 """The second is longer than the 32 tokens of T5 in these calls."""
+RAW = torch.rand(2, 3, 24, 40, generator=torch.Generator().manual_seed(1))
 SCHNELL = {"guidance_embeds": False, "schedule": {"shift": 1.0}}
 
 
@@ -253,6 +254,12 @@ def test_kontext(pairs_of, more):
                 "negative_prompt": "a hat",
                 "true_cfg_scale": 2.0,
             },
+        ),
+        # A batch of tensors is taken as it is, whatever its range and size.
+        pytest.param(
+            [{}],
+            {"control_image": 0.8 * RAW, "prompt": PROMPTS},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             [{}, {"seed": 6}],

@@ -91,7 +91,16 @@ def test_guidance_is_equation_3_of_the_paper(pairs, text, image):
             image_guidance_scale=image,
             output_type="latent",
         ).images
-    assert torch.allclose(torch.tensor(actual), expected, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_images_need_as_many_prompts(pairs):
+    pair = pairs(SD, "sd-instruct")
+    call = {**TWO, "prompt": PROMPTS[0], "negative_prompt": None}
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        pair.reference(**call)
+    with pytest.raises(ValueError, match=r"2 images for 1 to generate.*prompt=\[prompt\] \* 2"):
+        pair.ours(**call)
 
 
 def test_latents_instead_of_a_picture(pairs):

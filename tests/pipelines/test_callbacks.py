@@ -91,7 +91,7 @@ def test_embeddings_part_as_tensors_do():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("sampler", "every"), [("ddim", 2), ("heun", 1)])
+@pytest.mark.parametrize(("sampler", "every"), [("ddim", 2), ("heun", 1), ("pndm", 2)])
 def test_the_older_callback_sees_what_it_does_in_diffusers(pairs, sampler, every):
     pair, seen = pairs(SD, "sd"), ([], [])
     with pair.sampler(sampler):
@@ -128,3 +128,36 @@ def test_functions_of_diffusers_utils_are_in_utils():
     from diffusax.utils import load_image, make_image_grid
 
     assert (load_image, make_image_grid) == (diffusax.load_image, diffusax.make_image_grid)
+
+
+@pytest.mark.parametrize("names", [["latents"], ["latents", "prompt_embeds"]])
+def test_changes_in_place_of_tensors_are_those_that_a_callback_returns(pairs, names):
+    pipe, seen = pairs(SD, "sd").ours, []
+
+    def returned(pipe, step, timestep, tensors):
+        assert isinstance(timestep, float)
+        return {name: 0.9 * tensors[name] for name in names}
+
+    def in_place(pipe, step, timestep, tensors):
+        seen.append(timestep.item())
+        for name in names:
+            tensors[name].mul_(0.9)
+        return {} if step else tensors
+
+    in_place.tensor_inputs = returned.tensor_inputs = names
+    expected = draw(pipe, returned)
+    pipe.tensors = "pt"
+    try:
+        actual = draw(pipe, in_place)
+        untouched = draw(pipe, lambda *_: None, output_type="latent")
+    finally:
+        pipe.tensors = None
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    assert seen == pipe.scheduler.schedule(5).timesteps.tolist()
+    assert np.abs(draw(pipe, None) - actual).max() > 1e-2
+    assert untouched.detach().numpy().shape == (1, 4, 16, 16)
+
+
+def test_a_kind_that_is_none_is_refused(pairs):
+    with pytest.raises(ValueError, match="tensors must be 'pt', 'jax' or None"):
+        pairs(SD, "sd").ours.tensors = "np"

@@ -175,6 +175,7 @@ def test_the_older_callback_sees_what_it_does_in_a_call(pipe, batch):
         found = call("a cat", callback_steps=2, **given, **CALL)
     result(found)
     assert seen[0] == seen[1]
-    assert len(seen[0]) == 3
+    # diffusers begins to call after the row that PNDM repeats.
+    assert [i for i, *_ in seen[0]] == [2, 4]
     with pytest.raises(ValueError, match="callback_steps must be an integer"):
         batch.submit("a cat", callback=print, callback_steps=0, **CALL)

@@ -25,8 +25,8 @@ from starlette.staticfiles import StaticFiles
 
 import diffusax
 from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import read_settings
-from diffusax.serving.web.pictures import open_picture
+from diffusax.serving.infotext import read_image
+from diffusax.serving.web.pictures import open_with_texts
 
 PAGE = Path(diffusax.__file__).parent / "serving/page"
 CSP = "default-src 'self'; img-src 'self' data: blob:"
@@ -213,10 +213,10 @@ class FakeServer:
         async with request.form() as form:
             data = await form["image"].read()
         try:
-            settings = read_settings(open_picture(data, "image", 2**24))
+            found = read_image(open_with_texts(data, "image", 2**24))
         except Refused as error:
             return _error(422, str(error))
-        return self._reply({"settings": settings})
+        return self._reply(vars(found))
 
     def _refused(self, request: Request) -> Response | None:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":

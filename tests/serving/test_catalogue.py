@@ -12,6 +12,7 @@ from single_files import hollow, model_shapes, original_shapes
 
 from diffusax.checkpoints.hub import EMBEDDED
 from diffusax.checkpoints.single_file import configs
+from diffusax.serving.calls import adapters_of
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.drawing import Control, Drawing
 from diffusax.serving.entries import describe_model
@@ -177,6 +178,12 @@ def test_pictures_are_resampled_once(monkeypatch):
         ({"guidance_rescale": 2}, "guidance_rescale", "up to 1"),
         ({"sampler": "flow_euler"}, "sampler", "sampler must be one that suits 'emoji'"),
         ({"strength": 0.5}, "strength", "strength needs image"),
+        ({"seed": 2**64}, "seed", "seed must be a whole number up to 18446744073709551615"),
+        ({"sampler": "euler", "eta": 0.5}, "eta", "eta must be 0 for the sampler 'euler'"),
+        (
+            {"image": PICTURE, "strength": 0.2, "num_inference_steps": 4},
+            *("strength", "strength leaves none of num_inference_steps=4 (got 0.2)"),
+        ),
         ({"mask_image": MASK}, "mask_image", "mask_image needs image"),
         ({"image": "/etc/hostname"}, "image", "image must be a PIL image (got str)"),
         ({"image": PICTURE, "mask_blur": 2.0}, "mask_blur", "mask_blur needs mask_image"),
@@ -185,7 +192,7 @@ def test_pictures_are_resampled_once(monkeypatch):
         ({"model": "refiner"}, "image", "made for image to image"),
         ({"adapters": {"x": 1}}, "adapters", "adapters names the LoRA 'x', which is not listed"),
         ({"prompt": "a <lora:x:1>"}, "adapters", "the LoRA 'x'"),
-        ({"prompt": "a <lora:style:y>"}, "prompt", "must have a number as weight"),
+        ({"prompt": "a <lora:style:y>"}, "prompt", "must have a number from -100 to 100"),
         ({"image": PICTURE, "guidance_rescale": 0.5}, "guidance_rescale", "must be 0 for image to"),
         ({"controls": (Control(model="x", image=PICTURE),)}, "controls", "the ControlNet 'x'"),
         ({"controls": (Control(model="canny", image=PICTURE),)}, "controls", "of 768 numbers"),
@@ -269,6 +276,30 @@ def test_what_was_used_again_stays(folder):
         pipe, _ = acquire(catalogue, Drawing(model=model, image=image))
         catalogue.release(pipe)
     assert {entry.name for entry in catalogue.models if entry.loaded} == {"emoji", "old/emoji"}
+
+
+def test_loras_are_called_by_the_names_in_their_headers(tmp_path):
+    folder = tmp_path / "Lora"
+    folder.mkdir()
+    names = {"a_v1": "owl", "b_v1": "cat", "b_v2": "cat", "d": "e", "e": None, "f": "None"}
+    for stem, alias in names.items():
+        metadata = {"format": "pt"} | ({"ss_output_name": alias} if alias else {})
+        save_file(LORA, folder / f"{stem}.safetensors", metadata=metadata)
+    catalogue = Catalogue("emoji", tmp_path)
+    # A file's name wins, and a name of two headers calls none (A1111's forbidden aliases).
+    assert {name: catalogue.lora(name).name for name in ("owl", "a_v1", "e", "d")} == {
+        **{"owl": "a_v1", "a_v1": "a_v1"},
+        **{"e": "e", "d": "d"},
+    }
+    for name in ("cat", "None"):
+        with pytest.raises(NotFound, match="is not listed"):
+            catalogue.lora(name)
+    drawing = Drawing(prompt="a <lora:owl:0.5:0.25> <lora:a_v1:1>")
+    assert adapters_of(drawing).keys() == {"owl", "a_v1"}
+    # What a header says is read again when the file changes.
+    save_file(LORA, folder / "b_v1.safetensors", metadata={"ss_output_name": "dog"})
+    catalogue.refresh()
+    assert [catalogue.lora(name).name for name in ("cat", "dog")] == ["b_v2", "b_v1"]
 
 
 def test_a_folder_is_read_anew(tmp_path, folder):

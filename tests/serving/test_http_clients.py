@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 from serving.running import mask, picture, running, sent
 
+import diffusax
 from diffusax.serving.client import ENDED
+from diffusax.serving.drawing import SEEDS
 
 FEW = {"num_inference_steps": 3}
 
@@ -152,6 +154,7 @@ class TestWebui:
         answer = webui.txt2img(prompt="a", width=64, height=64, enable_hr=True, hr_scale=1.5)
         assert answer.image.size == (96, 96)
         assert "Denoising strength: 0.7" in answer.info["infotexts"][0]
+        assert "Hires upscale: 1.5, Hires upscaler: Latent" in answer.info["infotexts"][0]
 
     @pytest.mark.slow
     def test_changes_an_image(self, webui):
@@ -178,6 +181,7 @@ class TestWebui:
             steps=8,
             seed=1,
             sampler_name="DDIM",
+            eta=0.0,
         )
         assert answer.image.size == ((64, 64) if whole else (96, 64))
         kept = np.asarray(answer.image.resize((96, 64))).astype(int)[:, 60:]
@@ -245,7 +249,7 @@ class TestWebui:
             ({"tiling": True}, "tiling must be False here"),
             ({"subseed_strength": 0.5}, "there are no variation seeds"),
             ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "has 'ADetailer'"),
-            ({"override_settings": {"sd_vae": "x"}}, "models bring their own"),
+            ({"override_settings": {"sd_vae": 3}}, "sd_vae must be the name"),
         ):
             answer = server.post("/sdapi/v1/txt2img", fields)
             assert answer.status == 422
@@ -390,3 +394,52 @@ def test_all_iterations_of_a_call_count_as_its_images(server):
     answer = server.post("/sdapi/v1/txt2img", {"prompt": "a", "n_iter": 5, "batch_size": 4})
     assert answer.status == 422
     assert "at most 16 images (got 20)" in answer.json["detail"]
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """The numbers of rows of the runs that are prepared."""
+    evaluated = []
+    schedule = diffusax.pipelines.schedules.cached_schedule
+
+    def counted(*args, **options):
+        found = schedule(*args, **options)
+        if not options.get("uncut"):
+            evaluated.append(len(found))
+        return found
+
+    monkeypatch.setattr("diffusax.pipelines.schedules.cached_schedule", counted)
+    return evaluated
+
+
+def test_the_second_pass_takes_its_steps_in_full(server, evaluated):
+    fields = {"prompt": "a", "steps": 4, "seed": 3, "sampler_name": "Euler", "enable_hr": True}
+    second = {"hr_scale": 1.0, "denoising_strength": 0.3, "hr_second_pass_steps": 3}
+    answer = server.post("/sdapi/v1/txt2img", {**fields, **second, "hr_prompt": "b"})
+    assert answer.status == 200, answer.body
+    assert evaluated == [4, 3]
+    [text] = json.loads(answer.json["info"])["infotexts"]
+    assert text.startswith("a\nSteps: 4, Sampler: Euler, ")
+    told = ["Size: 64x64", "Denoising strength: 0.3", "Hires upscale: 1, Hires steps: 3"]
+    told += ["Hires upscaler: Latent", "Hires prompt: b"]
+    assert [part for part in told if part not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strength", [0.0, 0.2])
+def test_img2img_evaluates_one_step_at_least(server, evaluated, strength):
+    for extra in ({}, {"mask": sent(mask()), "inpainting_fill": 1, "inpaint_full_res": False}):
+        own = {"prompt": "a", "steps": 4, "init_images": [sent(picture())], **extra}
+        answer = server.post("/sdapi/v1/img2img", {**own, "denoising_strength": strength})
+        assert answer.status == 200, answer.body
+    assert evaluated == [1, 1]
+
+
+def test_seeds_of_64_bits_are_seeds_of_their_own(server):
+    found = []
+    for seed in (5, 2**32 + 5, SEEDS - 1, -1 + SEEDS):
+        body = {"prompt": "a", "seed": seed, "steps": 1, "batch_size": 1}
+        answer = server.post("/sdapi/v1/txt2img", body)
+        assert json.loads(answer.json["info"])["seed"] == seed
+        found.append(answer.json["images"][0].split("IDAT")[0][-3000:])
+    assert len(set(found)) == 3

@@ -1,13 +1,23 @@
 """Jobs over HTTP: submitted, watched, fetched, cancelled."""
 
 import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import iTXt
+from PIL.TiffImagePlugin import IFDRational
 from serving.running import mask, picture, running, sent
 
 import diffusax
+from diffusax.infotext.files import open_image
+from diffusax.serving.drawing import Drawing
+from diffusax.serving.infotext import read_settings, write_infotext
+from diffusax.serving.web.pictures import encode
+from diffusax.serving.web.replies import Json
+from diffusax.serving.web.streams import sse
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +123,8 @@ def test_pictures_come_as_base64_and_keep_what_the_mask_keeps(server):
 
 
 def test_settings_are_read_back_from_a_png(server):
-    fields = {"prompt": "a, b: c", "negative_prompt": "d", "num_inference_steps": 2, "seed": 5}
+    prompt = 'りんご, b: c\nNegative prompt: "e"'
+    fields = {"prompt": prompt, "negative_prompt": "d", "num_inference_steps": 2, "seed": 5}
     fields |= {"guidance_scale": 3.5, "sampler": "dpm++2m_karras", "width": 64, "height": 64}
     id = server.post("/jobs", fields).json["id"]
     server.finish(id)
@@ -121,11 +132,48 @@ def test_settings_are_read_back_from_a_png(server):
     assert png.headers["content-type"] == "image/png"
     read = server.post("/png-info", {"image": sent_bytes(png.body)}).json
     assert fields.items() <= read["settings"].items()
+    assert read["left_out"] == []
+    theirs = server.post("/sdapi/v1/png-info", {"image": sent_bytes(png.body)}).json
+    assert theirs["info"] == theirs["items"]["parameters"] == read["text"]
+    shown = ("Prompt", "Negative prompt", "Steps", "Sampler", "Schedule type", "CFG scale", "Seed")
+    found = [theirs["parameters"][name] for name in (*shown, "Size-1", "Clip skip", "Hires prompt")]
+    assert found == [prompt, "d", "2", "DPM++ 2M", "Karras", "3.5", "5", "64", "1", ""]
     body, kind = form("image", png.body)
     assert server.ask("POST", "/png-info", body=body, Content_Type=kind).json == read
     plain = server.post("/png-info", {"image": sent(picture())})
     assert plain.status == 422
     assert "has none" in plain.json["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "webp"])
+def test_other_formats_hold_the_settings_in_a_comment(server, kind):
+    prompt = "りんご 🍎\nNegative prompt: b"
+    data = encode(
+        picture(), kind, text=write_infotext(Drawing(prompt=prompt, width=8, height=8), 5)
+    )
+    assert read_settings(open_image(data))["prompt"] == prompt
+    assert server.post("/png-info", {"image": sent_bytes(data)}).json["settings"]["seed"] == 5
+
+
+def test_whatever_comes_from_a_file_or_a_library_has_json(caplog):
+    odd = {
+        **{"text": iTXt("りんご", "", ""), "third": IFDRational(1, 3), "none": float("nan")},
+        **{"number": np.float32(2), "list": np.arange(3), "path": Path("x"), "long": 10**40},
+    }
+    assert json.loads(Json(odd).body) == {
+        **{"text": "りんご", "third": 1 / 3, "none": None, "number": 2.0, "list": [0, 1, 2]},
+        **{"path": "x", "long": 10**40},
+    }
+    assert not caplog.records
+    assert json.loads(Json({"broken": "a\ud800", (1, 2): {3}}).body) == {
+        "broken": "a?",
+        "(1, 2)": [3],
+    }
+    endless = []
+    endless.append(endless)
+    json.loads(Json(endless).body)
+    assert json.loads(sse("x", {"a": "\ud800"}).split(b"data: ")[1]) == {"a": "?"}
+    assert "a reply held what has no JSON" in caplog.text
 
 
 def sent_bytes(data):

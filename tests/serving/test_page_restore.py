@@ -85,3 +85,45 @@ def test_a_pasted_picture_is_the_one_to_begin_with(visitor, server):
     visitor.draw("a frog")
     visitor.pictures(1)
     assert pixels(server.asked[0]["image"])[3, 3].tolist() == [0, 0, 255]
+
+
+def test_what_a_text_lacks_becomes_the_default_and_what_it_says_beyond_is_named(visitor, server):
+    page = visitor.page
+    for group in ("more", "model", "size"):
+        visitor.open(group)
+    page.fill("#seed", "7")
+    page.fill("#clip_skip", "2")
+    page.select_option("#sampler", "heun")
+    page.uncheck("#prompt_weighting")
+    text = (
+        "a frog\nSteps: 12, Sampler: DDIM, Schedule type: Karras, CFG scale: 3, Size: 96x64, "
+        "Variation seed: 5, Variation seed strength: 0.3, Refiner: xl, Hires upscale: 2, "
+        'Model: other, ControlNet 0: "Module: canny, Model: edges"'
+    )
+    drop(visitor, png(text))
+    told = page.get_by_text("The settings of dropped.png are back, but for").inner_text()
+    for part in ("Model: other", "Schedule type: Karras", "Variation seed: 5", "Refiner: xl"):
+        assert part in told
+    for part in ("Hires upscale: 2", "ControlNet 0", "It does not tell seed"):
+        assert part in told
+    names = ("num_inference_steps", "sampler", "seed", "clip_skip")
+    assert [page.input_value(f"#{name}") for name in names] == ["12", "ddim", "", ""]
+    assert page.is_checked("#prompt_weighting")
+    drop(visitor, png("a frog\nSteps: 3, Sampler: Restart, Seed: 4, Prompt weighting: False"))
+    page.get_by_text("are back, but for: Sampler: Restart").wait_for()
+    assert page.input_value("#sampler") == ""
+    assert not page.is_checked("#prompt_weighting")
+    visitor.draw("a (green:1.2) frog")
+    visitor.pictures(1)
+    assert server.asked[-1]["prompt_weighting"] is False
+
+
+def test_settings_come_back_from_the_comment_of_a_jpeg(visitor):
+    exif = Image.Exif()
+    text = "りんご\nSteps: 12, Sampler: Euler a, Seed: 5, CFG scale: 2, Size: 64x64"
+    exif[0x8769] = {0x9286: b"UNICODE\0" + text.encode("utf-16-be")}
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG", exif=exif)
+    drop(visitor, buffer.getvalue(), name="a.jpg")
+    visitor.page.get_by_text("The settings of a.jpg are back.").wait_for()
+    assert visitor.page.input_value("#prompt") == "りんご"

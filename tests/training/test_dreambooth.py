@@ -90,11 +90,16 @@ def stacked(recipe, count: int) -> dict[str, np.ndarray]:
     return {name: np.stack([e[name] for e in elements]) for name in elements[0]}
 
 
-def test_an_example_is_a_picture_of_the_subject_with_one_of_its_class(checkpoint, subject, dogs):
+def test_an_example_is_a_picture_of_the_subject_with_one_of_its_class(
+    checkpoint, subject, dogs, caplog
+):
+    caplog.set_level("INFO", "diffusax.training")
     recipe = dreambooth(
         options(checkpoint, subject, class_prompt=CLASS, class_data=str(dogs), class_images=5)
     )
     assert len(recipe.source) == 5
+    assert f"data: 3 rows of {subject}; columns image" in caplog.messages
+    assert f"data: 5 rows of {dogs}, the class; columns image" in caplog.messages
     batch = stacked(recipe, 5)
     assert batch["pixel_values"].shape == (5, 2, 32, 32, 3)
     assert recipe.prompts == {"instance": INSTANCE, "class": CLASS}
@@ -360,7 +365,8 @@ def test_caches_with_text_embeddings_have_the_losses_of_pictures(
 
 
 @pytest.mark.slow
-def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path):
+def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path, caplog):
+    caplog.set_level("INFO", "diffusax.training")
     found = {}
     for name, folder in (("subject", subject), ("dogs", dogs)):
         data = CacheDataConfig(str(folder), resolution=32, center_crop=True)
@@ -372,6 +378,7 @@ def test_cached_latents_give_the_same_losses(checkpoint, subject, dogs, tmp_path
     data = DreamBoothDataConfig()
     cached = dreambooth(DreamBoothConfig(**{**vars(config), "data": data}))
     assert "vae" not in cached.frozen()
+    assert f"data: 3 rows of {found['subject']}, latents; columns input_ids, moments" in caplog.text
     losses = [
         jax.jit(r.loss)(r.trained(), r.frozen(), stacked(r, 5), keys(5)) for r in (plain, cached)
     ]

@@ -110,7 +110,10 @@ def test_a_folder_names_its_pictures_in_metadata(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="must name its images by edited_image_file_name"):
         make_recipe(checkpoint, tmp_path)
     (tmp_path / "metadata.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"at most, and nothing of 'edited_image'; name them in"):
+    with pytest.raises(
+        ValueError,
+        match=r"nothing of 'edited_image'; name each by edited_image_file_name",
+    ):
         make_recipe(checkpoint, tmp_path)
 
 

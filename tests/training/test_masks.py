@@ -225,9 +225,17 @@ def test_options_of_captions_are_refused_where_nothing_reads_them(checkpoint, ed
 @pytest.mark.parametrize(
     ("columns", "line", "message"),
     [
-        (("image", "text"), "", "nothing of 'mask'; name them in a metadata.jsonl"),
+        (
+            ("image", "text"),
+            "",
+            "nothing of 'mask'; name each by mask_file_name in a",
+        ),
         (("image",), "", "name each by mask_file_name in a metadata.jsonl"),
-        (("image",), '{"file_name": "a.png", "mask": "b.png"}', "name each by mask_file_name"),
+        (
+            ("image",),
+            '{"file_name": "a.png", "mask": "b.png"}',
+            "its images by mask_file_name",
+        ),
     ],
 )
 def test_a_folder_without_masks_says_how_they_are_named(tmp_path, columns, line, message):

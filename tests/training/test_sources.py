@@ -16,8 +16,9 @@ from hub_server import serve
 from pictures import picture, png, row, write_image_folder, write_parquet
 
 from diffusax.training.data.examples import read_picture
+from diffusax.training.data.finding import open_source
 from diffusax.training.data.picture_files import IMAGE_SUFFIXES
-from diffusax.training.data.sources import cache_folder, open_source
+from diffusax.training.data.sources import cache_folder
 
 COLUMNS = ("image", "text")
 
@@ -123,6 +124,7 @@ def test_rows_of_metadata_that_cannot_be_are_named(tmp_path, line, message):
 
 def test_blank_lines_of_metadata_are_no_rows(tmp_path):
     line = '{"text": "a", "file_name": "a.png"}'
+    picture(0).save(tmp_path / "a.png")
     (tmp_path / "metadata.jsonl").write_text(f"{line}\n\n{line}\n  \n")
     assert len(open_source(str(tmp_path), COLUMNS)) == 2
 
@@ -247,9 +249,10 @@ def test_without_a_home_folder_the_cache_goes_where_the_variable_says(monkeypatc
 
 def test_a_hub_data_set_is_fetched(tmp_path):
     shard = write_parquet(tmp_path / "made", [row(i) for i in range(3)]) / "train-00000.parquet"
-    files = {"data/train.parquet": shard.read_bytes(), "README.md": b"card", "model.bin": b"no"}
+    files = dict.fromkeys(("data/train.parquet", "data/test.parquet"), shard.read_bytes())
+    files |= {"README.md": b"card", "model.bin": b"no"}
     program = """
-        from diffusax.training.data.sources import open_source
+        from diffusax.training.data.finding import open_source
         source = open_source("someone/pictures", ("image", "text"))
         print([source[i]["text"] for i in range(len(source))])
         try:
@@ -269,4 +272,5 @@ def test_a_hub_data_set_is_fetched(tmp_path):
     texts, error = done.stdout.splitlines()
     assert texts == "['number 0', 'number 1', 'number 2']"
     assert "no such repository on the Hub" in error
-    assert set(requested) == {"data/train.parquet"}
+    # Of other splits nothing is fetched.
+    assert set(requested) == {"data/train.parquet", "README.md"}

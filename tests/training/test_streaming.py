@@ -14,9 +14,10 @@ from pictures import row
 
 from diffusax.training import CaptionedDataConfig, TextToImageConfig, text_to_image
 from diffusax.training.data.batches import Batches, DataConfig
+from diffusax.training.data.finding import open_source
 from diffusax.training.data.opening import open_data, open_images, own_share
 from diffusax.training.data.row_groups import RowGroups
-from diffusax.training.data.sources import SourceFailed, open_source
+from diffusax.training.data.sources import SourceFailed
 
 COLUMNS = ("image", "text")
 REPO = "someone/pictures"
@@ -275,6 +276,20 @@ def test_what_cannot_be_streamed_is_one_sentence(state, path, message):
     with pytest.raises(ValueError, match=message) as error:
         open_data(config, COLUMNS)
     assert "\n" not in str(error.value)
+
+
+def test_a_split_is_streamed_alone(state, local, caplog):
+    caplog.set_level("INFO", "diffusax.training")
+    files = state.repos[f"datasets/{REPO}"]
+    files["data/test-0.parquet"] = (local / "train-1.parquet").read_bytes()
+    assert len(streamed()) == ROWS
+    assert "the split is train; files of other splits: test 1" in caplog.text
+    assert texts(streamed(split="eval")) == [f"number {i}" for i in range(18, ROWS)]
+    assert len(streamed(split="all")) == ROWS + ROWS - 18
+    with pytest.raises(ValueError, match=r"no split 'validation' \(it has train, test\)"):
+        streamed(split="validation")
+    with pytest.raises(ValueError, match=r"column 'image' holds struct<.*, not texts"):
+        open_data(CaptionedDataConfig(REPO, streaming=True, caption_column="image"), ("image",))
 
 
 def test_each_process_may_have_data_of_its_own(monkeypatch):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.checkpoints.networks import check_saveable, config_of
 from diffusax.checkpoints.tree import (
     MAX_LISTED,
@@ -76,14 +77,15 @@ class Parameter:
 
     @property
     def dtype(self) -> Any:
-        """The dtype."""
-        return self.value.dtype
+        """The dtype; PyTorch's for programs that work with it."""
+        return for_reader(self.value.dtype)
 
     @property
     def device(self) -> Any:
         """The device, the first one of several; the host's memory has none."""
         devices: set[Any] = getattr(self.value, "devices", set)()
-        return min(devices, key=lambda device: device.id, default=None)
+        first = min(devices, key=lambda device: device.id, default=None)
+        return None if first is None else for_reader(first)
 
     @property
     def requires_grad(self) -> bool:

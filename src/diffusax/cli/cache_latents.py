@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import ClassVar
 
+from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import FromFiles, parse_with_files
 from diffusax.cli.train import plain
 from diffusax.printable import escaped
@@ -16,7 +17,7 @@ class CacheLatents(FromFiles, CacheConfig):
     """Encode the images of a data set, and their captions, once, to train from faster."""
 
     essentials: ClassVar[tuple[str, ...]] = (
-        *("recipe", "model", "data.path", "data.resolution", "data.bucket_step"),
+        *("recipe", "model", "data.path", "data.split", "data.resolution", "data.bucket_step"),
         *("data.image_column", "data.conditioning_image_column"),
         *("data.caption_column", "output", "text_embeddings", "copies", "batch_size", "seed"),
         *("config", "set"),
@@ -26,6 +27,7 @@ class CacheLatents(FromFiles, CacheConfig):
         """Writes the cache."""
         if self.distributed:
             initialize()
+        show_messages()
         rows = cache_latents(plain(self, CacheConfig))
         print(f"wrote {rows} rows to {escaped(self.output)}")
 

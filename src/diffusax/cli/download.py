@@ -76,6 +76,9 @@ class Download(Options):
             return
         folder = self.output or Path("data") / dataset.repo.split("/")[1]
         print(escaped(what), flush=True)
+        # The card says what the splits are, for a run that reads the folder.
+        card = [file for file in dataset.files if file.path == "README.md"]
+        download(dataset, card, folder, progress=False)
         done = download(dataset, shards, folder, threads=self.threads)
         there = len(shards) - done.fetched
         print(escaped(f"{folder} ({done.fetched} files downloaded, {there} were there)"))

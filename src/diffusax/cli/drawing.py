@@ -10,21 +10,20 @@ import itertools
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction
 
 from diffusax.cli.parsing import OWN
-from diffusax.parameters import parameters_text
 from diffusax.printable import escaped
 from diffusax.typed.options import Options, Seed
 from diffusax.typed.ranges import Scale, Steps
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Drawer = Callable[[Any, int], tuple[list[Any], str]]
-"""A function of a command's options and a seed that returns images and the text for each."""
+Drawer = Callable[[Any, int], tuple[list[Any], list[str]]]
+"""A function of a command's options and a seed that returns images and the text of each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,27 +160,58 @@ def call(pipe: Any, **options: Any) -> list[Any]:
     return pipe(**{**own, **given}).images
 
 
-def describe(pipe: Any, command: Any, image: Any, seed: int, **settings: Any) -> str:
-    """Returns the settings in the form that stable-diffusion-webui writes and image tools read.
+def describe(
+    pipe: Any,
+    command: Any,
+    images: Sequence[Any],
+    seed: int,
+    given: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Returns the settings of each image in the form that stable-diffusion-webui writes.
 
     Arguments:
         pipe: the pipeline after its call.
         command: the command's options.
-        image: the image.
+        images: the images.
         seed: the seed of the run.
-        settings: the settings of this command alone, by name; those that are None are left out.
+        given: the fields of `infotext.write` that this command alone has, and the values of the
+            call's arguments where they are not the command's options; None for those of the call.
+        more: further settings by name; those that are None are left out.
     """
-    steps = inspect.signature(type(pipe).__call__).parameters["num_inference_steps"].default
-    shared = {
-        "Steps": command.steps or steps,
-        "Sampler": command.sampler or pipe.scheduler.class_name,
-        "CFG scale": pipe.guidance_scale,
-        "Seed": seed,
-        "Size": f"{image.width}x{image.height}",
-        "Model": Path(command.model).name,
-        "RNG": command.noise,
+    from diffusax.infotext import text as infotext
+    from diffusax.samplers import sampler_name
+
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    used = {name: one.default for name, one in parameters.items()} | pipe.call_defaults
+    fields = {
+        "prompt": command.prompt,
+        "negative_prompt": command.negative_prompt or "",
+        "num_inference_steps": command.steps or used["num_inference_steps"],
+        "sampler": command.sampler or sampler_name(pipe.scheduler),
+        "guidance_scale": pipe.guidance_scale,
+        "seed": seed,
+        "noise": command.noise,
+        "width": images[0].width,
+        "height": images[0].height,
+        "model": Path(command.model).name,
+        "prompt_weighting": False,
+        "long_prompt": False,
+        **{name: used.get(name) if value is None else value for name, value in given.items()},
     }
-    return parameters_text(command.prompt, command.negative_prompt, {**shared, **settings})
+    settings = {**_loading_settings(command), **(more or {})}
+    return [infotext.write({**fields, "number": i}, settings) for i in range(len(images))]
+
+
+def _loading_settings(command: Drawing) -> dict[str, Any]:
+    """Returns what else decides the pixels: how the model is loaded and its images decoded."""
+    return {
+        "Revision": command.revision,
+        "Variant": command.variant,
+        "Dtype": None if command.dtype == "float32" else command.dtype,
+        "VAE dtype": command.vae_dtype,
+        "VAE tiling": command.vae_tiling or None,
+    }
 
 
 def lines_of_input() -> list[str]:

@@ -95,10 +95,10 @@ class Edit(drawing.ToFile):
                     noise=self.noise,
                     **sizes,
                 )
-                settings = {"Image CFG scale": image_guidance, "Image": self.image.name}
                 images += drawn
-                text = drawing.describe(pipe, self, drawn[0], seed, **settings)
-                texts += [text] * len(drawn)
+                given = {"image_guidance_scale": image_guidance}
+                files = {"Image": self.image.name}
+                texts += drawing.describe(pipe, self, drawn, seed, given, files)
         return drawing.save(output, images, texts, seed, sheet=self._sheet(images))
 
     def _scales(self) -> list[tuple[float | None, float | None]]:

@@ -10,6 +10,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, configure
 
 from diffusax.cli.drawing import Drawing
 from diffusax.cli.edit import load_editor
+from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import parse
 from diffusax.evaluation import CLIP, Edits, EditScores, EditSettings, evaluate_edits
 from diffusax.evaluation.metrics import Mean, table
@@ -56,6 +57,7 @@ class EvaluateInstructPix2Pix(EditSettings, Drawing):
 
     def run(self) -> None:
         """Edits, measures, and writes the results line by line."""
+        show_messages()
         clip = CLIP.from_pretrained(self.clip, batch_size=self.batch_size)
         if self.official_pixel_range:
             processor = clip.processor.with_pixels_from_minus_one()

@@ -12,6 +12,7 @@ from tyro.conf import FlagCreatePairsOff, configure
 import diffusax
 from diffusax import offline
 from diffusax.cli.drawing import Drawing, call
+from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, parse
 from diffusax.evaluation import (
     CLIP,
@@ -53,11 +54,16 @@ class EvaluateTextToImage(Drawing):
     model: Annotated[str | None, OWN] = None
     """The checkpoint that generates: a folder in diffusers' layout, or a Hub repository id."""
     prompts: Annotated[Path | None, OWN] = None
-    """The prompts: a .txt file with a prompt a line, or a .jsonl or .parquet file with a column
-    prompt."""
+    """The prompts: a .txt file with a prompt a line, or a .jsonl, .csv or .parquet file with a
+    column prompt."""
     images: Annotated[str | None, OWN] = None
     """Images to measure instead: a folder of images, with a metadata.jsonl or .txt files if their
     captions count, or a data set of Parquet files."""
+    split: Annotated[str | None, OWN] = None
+    """The split of --images, such as test, several with + between, or all; by default train where
+    the data set has splits."""
+    reference_split: Annotated[str | None, OWN] = None
+    """The split of --reference; by default train where the data set has splits."""
     image_column: str = "image"
     """The column with the images of a data set, also of the reference."""
     caption_column: str = "text"
@@ -94,16 +100,22 @@ class EvaluateTextToImage(Drawing):
             raise ValueError("there is nothing to measure with; give --clip, --inception or both")
         if self.reference is not None and self.inception is None:
             raise ValueError("--reference needs --inception")
+        for option, data in (("split", "images"), ("reference_split", "reference")):
+            if getattr(self, option) is not None and getattr(self, data) is None:
+                raise ValueError(f"--{option.replace('_', '-')} needs --{data}")
 
     def run(self) -> None:
         """Measures, and writes the results."""
+        show_messages()
         size = self.batch_size
         clip = None if self.clip is None else CLIP.from_pretrained(self.clip, batch_size=size)
         inception, reference = None, None
         if self.inception is not None:
             inception = Inception.from_file(self.inception, batch_size=size)
             if self.reference is not None:
-                reference = statistics(inception, self.reference, self.image_column)
+                reference = statistics(
+                    inception, self.reference, self.image_column, split=self.reference_split
+                )
         with self.profiled():
             scores = evaluate_images(self._pictures(), clip=clip, inception=inception)
         self._write(scores, reference)
@@ -111,7 +123,9 @@ class EvaluateTextToImage(Drawing):
     def _pictures(self) -> Pictures:
         if self.images is not None:
             column = None if self.clip is None else self.caption_column
-            pictures = read_pictures(self.images, self.image_column, column, self.samples)
+            pictures = read_pictures(
+                self.images, self.image_column, column, self.samples, split=self.split
+            )
             return tqdm(pictures, desc="measuring", disable=None)
         assert self.model is not None
         assert self.prompts is not None

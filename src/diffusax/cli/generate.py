@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +13,6 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, configure
 import diffusax
 from diffusax.cli import drawing, grid, loras, remote, torch_backend
 from diffusax.cli.parsing import OWN, parse
-from diffusax.parameters import webui_clip_skip
 from diffusax.text.lora_tags import read_tags
 from diffusax.typed.ranges import Count, Fraction, Pixels, Scale
 
@@ -158,8 +158,7 @@ def _generated(
     open_with = torch_backend.opened if options.backend == "torch" else _opened
     draw = open_with(options, pictures, runs)
     for run in runs:
-        images, text = draw(run, seed if run.seed is None else run.seed)
-        yield images, [text] * len(images)
+        yield draw(run, seed if run.seed is None else run.seed)
 
 
 def _opened(
@@ -176,10 +175,11 @@ def _opened(
         for name in {run.sampler for run in runs}
     }
 
-    def draw(options: Generate, seed: int) -> tuple[list[Any], str]:
+    def draw(options: Generate, seed: int) -> tuple[list[Any], list[str]]:
         pipe.scheduler = schedulers[options.sampler]
         loras.load_named(pipe, options.lora_dir, read_tags(options.prompt)[1])
         prompt, adapters = loras.adapters_of(pipe, options.prompt)
+        size = _size(options, pipe, pictures)
         images = drawing.call(
             pipe,
             prompt=prompt,
@@ -196,10 +196,11 @@ def _opened(
             long_prompt=options.long_prompt or None,
             prompt_weighting=options.prompt_weighting or None,
             **pictures,
-            **_size(options, pipe, pictures),
+            **size,
             **_scales(options),
         )
-        return images, drawing.describe(pipe, options, images[0], seed, **_settings(options))
+        given = _fields(options, pipe, images[0], size)
+        return images, drawing.describe(pipe, options, images, seed, given, _files(options))
 
     return draw
 
@@ -302,16 +303,36 @@ def _scales(options: Generate) -> dict[str, Any]:
     )
 
 
-def _settings(options: Generate) -> dict[str, Any]:
-    """Returns the settings for the image's file that other commands do not have."""
+def _fields(options: Generate, pipe: Any, image: Any, size: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the image's text that other commands do not have."""
+    found: dict[str, Any] = {
+        "prompt_weighting": options.prompt_weighting,
+        "long_prompt": options.long_prompt,
+    }
+    if options.clip_skip is not None:
+        found["clip_skip"] = options.clip_skip
+    if options.image and not _is_looked_at(options, pipe):
+        found["strength"] = options.strength
+    if options.mask:
+        found["mask_blur"] = options.mask_blur
+    if options.mask_crop is not None:
+        # The part around the mask has this size, and the image its own.
+        height, width = pipe.parts.default_size
+        found |= {"height": size["height"] or height, "width": size["width"] or width}
+        found["padding_mask_crop"] = options.mask_crop
+    if options.controlnet:
+        scales = options.control_scale or (1.0,)
+        found["controls"] = [
+            {"model": Path(net).name, "scale": float(scale), "start": 0.0, "end": 1.0}
+            for net, scale in zip(options.controlnet, itertools.cycle(scales))
+        ]
+    return found
+
+
+def _files(options: Generate) -> dict[str, Any]:
+    """Returns the names of the images that the options give, for the image's text."""
     return {
-        "Clip skip": webui_clip_skip(options.clip_skip),
         "Image": options.image and options.image.name,
-        "Denoising strength": options.strength,
         "Mask": options.mask and options.mask.name,
-        "Mask blur": options.mask_blur or None,
-        "Masked area padding": options.mask_crop,
         "Control": " ".join(path.name for path in options.control) or None,
-        "ControlNet": " ".join(Path(net).name for net in options.controlnet) or None,
-        "Control scale": " ".join(map(str, options.control_scale)) or None,
     }

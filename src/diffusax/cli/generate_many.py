@@ -38,9 +38,9 @@ class GenerateMany(Drawing, offline.Settings):
     )
 
     prompts: Path
-    """The prompts: a .txt file with one a line, or a .jsonl or .parquet file with a column prompt,
-    where a line may also have its own id, seed, height, width, negative_prompt, sampler, steps,
-    guidance and adapters; or - for standard input, with one a line."""
+    """The prompts: a .txt file with one a line, or a .jsonl, .csv or .parquet file with a column
+    prompt, where a line may also have its own id, seed, height, width, negative_prompt, sampler,
+    steps, guidance and adapters; or - for standard input, with one a line."""
     out: Path
     """The folder to write."""
     model: str = "emoji"

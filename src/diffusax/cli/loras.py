@@ -1,17 +1,19 @@
 """The LoRAs of commands that generate images: their files, and those that prompts name."""
 
-import glob
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from diffusax.checkpoints.lora import called, output_name
 from diffusax.text.lora_tags import read_tags
+from diffusax.text.prompt_warnings import log_prompt_warnings
 
 
 def load_named(pipe: Any, folder: Path | None, names: Iterable[str]) -> None:
     """Loads the LoRAs of these names that the pipeline does not have.
 
-    folder: where their files are, NAME.safetensors; folders inside it are searched, too.
+    folder: where their files are, NAME.safetensors or with this name in their headers; folders
+        inside it are searched, too.
 
     Raises:
         ValueError: there is no such file, or it cannot be loaded.
@@ -44,6 +46,7 @@ def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
     Raises:
         ValueError: a tag in the prompt cannot be read.
     """
+    log_prompt_warnings(prompt)
     prompt, weights = read_tags(prompt)
     if not weights:
         return prompt, {}
@@ -56,8 +59,13 @@ def adapters_of(pipe: Any, prompt: str) -> tuple[str, dict[str, Any]]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    found = sorted(folder.rglob(f"{glob.escape(name)}.safetensors"))
+    files = sorted(folder.rglob("*.safetensors"))
+    found = called(name, {path: (path.stem, None) for path in files})
+    # Headers are read only where no file has the name.
+    found = found or called(name, {path: (path.stem, output_name(path)) for path in files})
     if len(found) != 1:
-        count = "no" if not found else str(len(found))
-        raise ValueError(f"--lora-dir {folder} has {count} files {name}.safetensors")
+        count = "no file" if not found else f"{len(found)} files"
+        raise ValueError(
+            f"--lora-dir {folder} has {count} {name}.safetensors or with this name in the header"
+        )
     return found[0]

@@ -71,7 +71,7 @@ def _images(client: Client, jobs: deque[dict[str, Any]], bar: Any) -> Any:
     if first["state"] != "done":
         raise ValueError((first["error"] or {}).get("message") or "the server cancelled the job")
     images = list(map(_opened, first["files"]))
-    return images, [image.text.get("parameters", "") for image in images]
+    return images, [str(image.text.get("parameters", "")) for image in images]
 
 
 def _looked_at(client: Client, before: dict[str, Any], bar: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from diffusax.cli.drawing import Drawer
 from diffusax.extras import require_extra
-from diffusax.parameters import parameters_text
 
 _NATIVE_ONLY = (
     "sampler",
@@ -47,7 +46,7 @@ def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
     pipe = _load(options, torch, pictures)
     known = inspect.signature(type(pipe).__call__).parameters
 
-    def draw(options: Any, seed: int) -> tuple[list[Any], str]:
+    def draw(options: Any, seed: int) -> tuple[list[Any], list[str]]:
         asked = {
             "prompt": options.prompt,
             "negative_prompt": options.negative_prompt,
@@ -64,7 +63,7 @@ def opened(options: Any, pictures: dict[str, Any], runs: Any = None) -> Drawer:
             if name not in known:
                 raise ValueError(f"{type(pipe).__name__} has no {name}; leave the option out")
         images = pipe(**given, generator=torch.Generator("cpu").manual_seed(seed)).images
-        return images, _describe(pipe, options, images[0], seed)
+        return images, _describe(pipe, options, images, seed)
 
     return draw
 
@@ -86,16 +85,35 @@ def _load(options: Any, torch: Any, pictures: dict[str, Any]) -> Any:
     return compiler.compile(pipe, mesh=options.mesh, fuse_loop=True, on_error="eager")
 
 
-def _describe(pipe: Any, options: Any, image: Any, seed: int) -> str:
+def _describe(pipe: Any, options: Any, images: list[Any], seed: int) -> list[str]:
+    from diffusax.infotext import text as infotext
+
     defaults = inspect.signature(type(pipe).__call__).parameters
     known = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
-    settings = {
-        "Steps": options.steps or known.get("num_inference_steps"),
-        "Sampler": type(pipe.scheduler).__name__,
-        "CFG scale": options.guidance or known.get("guidance_scale"),
-        "Seed": seed,
-        "Size": f"{image.width}x{image.height}",
-        "Model": Path(options.model).name,
-        "RNG": "torch",
+    fields = {
+        "prompt": options.prompt,
+        "negative_prompt": options.negative_prompt or "",
+        "num_inference_steps": options.steps or known.get("num_inference_steps"),
+        "sampler": type(pipe.scheduler).__name__,
+        "guidance_scale": known.get("guidance_scale")
+        if options.guidance is None
+        else options.guidance,
+        "seed": seed,
+        "noise": "torch",
+        "width": images[0].width,
+        "height": images[0].height,
+        "model": Path(options.model).name,
+        "prompt_weighting": False,
+        "long_prompt": False,
     }
-    return parameters_text(options.prompt, options.negative_prompt, settings)
+    if options.image:
+        fields["strength"] = known.get("strength") if options.strength is None else options.strength
+    if options.mask:
+        fields["mask_blur"] = options.mask_blur
+    more = {
+        "Backend": "torch",
+        "Dtype": None if options.dtype == "float32" else options.dtype,
+        "Image": options.image and options.image.name,
+        "Mask": options.mask and options.mask.name,
+    }
+    return [infotext.write({**fields, "number": i}, more) for i in range(len(images))]

@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from tqdm.auto import tqdm
-
 from diffusax.checkpoints import resolve
 from diffusax.cli.fits import print_head, print_line
+from diffusax.cli.messages import show_messages
 from diffusax.cli.parsing import OWN, FromFiles, choose, parse_with_files
 from diffusax.printable import escaped
 from diffusax.runtime.mesh import in_mesh
@@ -47,7 +45,7 @@ class Command(FromFiles):
     essentials: ClassVar[tuple[str, ...]] = (
         *("model", "controlnet", "instance_data", "instance_prompt", "class_prompt"),
         *("class_data", "class_images"),
-        *("data.path", "data.resolution", "data.image_column"),
+        *("data.path", "data.split", "data.resolution", "data.image_column"),
         *("data.caption_column", "data.original_image_column", "data.edit_prompt_column"),
         *("data.edited_image_column", "data.conditioning_image_column"),
         *("output", "steps", "batch_size", "accumulate", "optimizer.learning_rate"),
@@ -159,35 +157,12 @@ def plain(options: Any, config_class: type) -> Any:
     return config_class(**{name: getattr(options, name) for name in names})
 
 
-def _show_messages() -> None:
-    """Shows a run's messages on stderr, not only warnings."""
-    logger = logging.getLogger("diffusax.training")
-    logger.setLevel(logging.INFO)
-    # Libraries that a run imports set up the root logger, which would repeat every message.
-    logger.propagate = False
-    if not logger.handlers:
-        handler = _AboveTheBar()
-        handler.setFormatter(logging.Formatter("diffusax: %(message)s"))
-        logger.addHandler(handler)
-
-
-class _AboveTheBar(logging.Handler):
-    """Writes lines to stderr, above a progress bar if one is shown."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes one line."""
-        try:
-            tqdm.write(self.format(record), file=sys.stderr)
-        except Exception:
-            self.handleError(record)
-
-
 def _train(
     make: Callable[..., Any], options: Any, config_class: type[TrainConfig], **how: Any
 ) -> None:
     """how: arguments of the recipe's function besides the config."""
     config, make = plain(options, config_class), functools.partial(make, **how)
-    _show_messages()
+    show_messages()
     if options.topology:
         if options.model:
             config = dataclasses.replace(config, model=str(resolve(options.model, weights=False)))

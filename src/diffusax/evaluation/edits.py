@@ -18,7 +18,9 @@ from diffusax.evaluation.metrics import (
     text_image_similarity,
 )
 from diffusax.training.data.examples import prepare_images, read_picture
-from diffusax.training.data.sources import Source, open_source
+from diffusax.training.data.finding import open_source
+from diffusax.training.data.sources import Kind, Source
+from diffusax.training.data.summary import log_summary
 from diffusax.typed.options import Count, Options, Seed
 
 ImageGuidance = Annotated[float, Meta(ge=1, le=1000)]
@@ -32,6 +34,9 @@ class EditSettings(Options):
     data: str
     """The data set: a folder or glob of Parquet shards, a folder of images with a metadata.jsonl,
     or a Hub data-set id."""
+    split: str | None = None
+    """The split of the data set, such as test, several with + between, or all; by default train
+    where the data set has splits."""
     original_image_column: str = "input_image"
     """The column with the images to edit."""
     edit_prompt_column: str = "edit_prompt"
@@ -93,7 +98,9 @@ class Edits(Sequence[Edit]):
             settings.caption_column,
             settings.edited_caption_column,
         )
-        self.source: Source = open_source(settings.data, columns)
+        kinds: dict[str, Kind] = {**dict.fromkeys(columns, "text"), columns[0]: "image"}
+        self.source: Source = open_source(settings.data, columns, kinds=kinds, split=settings.split)
+        log_summary(self.source, columns, kinds)
         count = len(self.source) if settings.samples is None else settings.samples
         if not 0 < count <= len(self.source):
             raise ValueError(

@@ -18,7 +18,9 @@ from diffusax.evaluation.metrics import (
     mean_and_error,
 )
 from diffusax.training.data.examples import read_picture
-from diffusax.training.data.sources import open_source
+from diffusax.training.data.finding import open_source
+from diffusax.training.data.sources import Kind
+from diffusax.training.data.summary import log_summary
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,12 @@ def evaluate_images(
     )
 
 
-def statistics(inception: Inception, reference: str, image_column: str = "image") -> Gaussian:
+def statistics(
+    inception: Inception, reference: str, image_column: str = "image", *, split: str | None = None
+) -> Gaussian:
     """Returns the statistics that FID compares with: of a data set's images, or from an .npz file.
+
+    split: the split of the data set; by default train, if there are splits.
 
     Raises:
         ValueError: the reference is neither, or has less than two images.
@@ -81,21 +87,32 @@ def statistics(inception: Inception, reference: str, image_column: str = "image"
     if reference.endswith(".npz"):
         return load_statistics(Path(reference))
     moments = Moments()
-    for batch in batched(read_pictures(reference, image_column), inception.batch_size):
+    for batch in batched(read_pictures(reference, image_column, split=split), inception.batch_size):
         moments.add(inception.images([picture for picture, _ in batch]))
     return _gaussian(moments)
 
 
 def read_pictures(
-    data: str, image_column: str, caption_column: str | None = None, samples: int | None = None
+    data: str,
+    image_column: str,
+    caption_column: str | None = None,
+    samples: int | None = None,
+    *,
+    split: str | None = None,
 ) -> Iterable[tuple[Any, str | None]]:
     """Reads the first `samples` images of a data set, with captions if a column is given.
+
+    split: the split of the data set; by default train, if there are splits.
 
     Raises:
         ValueError: there is no such data set, it is too small, or a row lacks an image or a text.
     """
     columns = [image_column] if caption_column is None else [image_column, caption_column]
-    source = open_source(data, columns)
+    kinds: dict[str, Kind] = {image_column: "image"}
+    if caption_column is not None:
+        kinds[caption_column] = "text"
+    source = open_source(data, columns, kinds=kinds, split=split)
+    log_summary(source, columns, kinds)
     count = len(source) if samples is None else samples
     if count > len(source):
         raise ValueError(f"samples={count} is more than the {len(source)} rows of {data}")

@@ -8,20 +8,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import huggingface_hub
-from fsspec.utils import glob_translate
 from huggingface_hub.hf_api import RepoFile
 
 from diffusax.checkpoints.hub import hub_errors
+from diffusax.hub_data.splits import WORDS, Split, data_files, matching, split_below
 
 SHARD_SUFFIXES = (".parquet", ".tar")
 """The suffixes of a data set's files: Parquet and WebDataset."""
 
-# The words by which the library `datasets` finds splits: data_files.py, SPLIT_KEYWORDS.
-_SPLIT_WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 _REFERENCE = re.compile(
     r"(?P<scheme>hf://datasets/)?(?P<repo>[^/@\s]+/[^/@\s]+)"
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/\s]+|[^/\s]+))?(?:/(?P<path>.*))?"
@@ -117,6 +111,31 @@ class HubDataset:
             raise ValueError(f"{self.repo!r} has no such files of subset={subset!r}")
         return wanted
 
+    def split_of(
+        self, files: Sequence[HubFile], *, below: str, split: str | None, subset: str | None
+    ) -> tuple[list[HubFile], Split]:
+        """Returns the files of the splits to train on, and what is known of the others.
+
+        Args:
+            files: those to choose from.
+            below: a folder, a file or a glob that they are in; empty for all.
+            split: the splits; by default train, or all where nothing tells splits.
+            subset: a config of the card; by default the only one, or the default.
+
+        Raises:
+            ValueError: there is no such split or subset; names those that there are.
+        """
+        found = split_below(
+            [file.path for file in files],
+            self.configs,
+            below=below,
+            wanted=split,
+            subset=subset,
+            where=repr(self.repo),
+        )
+        chosen = {*found.files}
+        return [file for file in files if file.path in chosen], found
+
     def _config(self, subset: str) -> tuple[dict[str, Any], ...]:
         configs = [config for config in self.configs if config.get("config_name") == subset]
         if not configs:
@@ -135,7 +154,7 @@ class HubDataset:
             chosen = [file for file in files if _names_split(file.path, split)]
         if not chosen:
             known = {*self._card_splits(configs)}
-            known |= {name for name in _SPLIT_WORDS for f in files if _names_split(f.path, name)}
+            known |= {name for name in WORDS for f in files if _names_split(f.path, name)}
             raise ValueError(
                 f"{self.repo!r} has no files of split={split!r} (it has "
                 f"{', '.join(sorted(known)) or 'none that a name tells'}); name files with include"
@@ -144,7 +163,7 @@ class HubDataset:
 
     def _card_splits(self, configs: Iterable[dict[str, Any]]) -> Iterator[str]:
         for config in configs:
-            yield from (split for split, _ in _data_files(config))
+            yield from (split for split, _ in data_files(config))
 
     def _card_patterns(
         self, configs: Iterable[dict[str, Any]], split: str | None
@@ -152,7 +171,7 @@ class HubDataset:
         return tuple(
             pattern
             for config in configs
-            for name, pattern in _data_files(config)
+            for name, pattern in data_files(config)
             if split in (None, name)
         )
 
@@ -191,23 +210,12 @@ def _stays_inside(path: str) -> bool:
 
 
 def _matching(files: Iterable[HubFile], patterns: Sequence[str]) -> list[HubFile]:
-    # In fsspec's globs, as in those of data-set cards, only ** matches several folders.
-    expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
-    return [file for file in files if any(e.match(file.path) for e in expressions)]
-
-
-def _data_files(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the splits and globs of a card's config; a glob without a split belongs to train."""
-    listed = config.get("data_files")
-    for entry in listed if isinstance(listed, list) else [listed]:
-        entry = {"split": "train", "path": entry} if not isinstance(entry, dict) else entry
-        paths = entry.get("path")
-        for path in paths if isinstance(paths, list) else [paths]:
-            if isinstance(path, str):
-                yield str(entry.get("split", "train")), path.removeprefix("./")
+    files = list(files)
+    paths = {*matching((file.path for file in files), patterns)}
+    return [file for file in files if file.path in paths]
 
 
 def _names_split(path: str, split: str) -> bool:
     """Returns whether a path contains the split as a word, such as data/train-00000.parquet."""
-    words = "|".join(map(re.escape, _SPLIT_WORDS.get(split, (split,))))
+    words = "|".join(map(re.escape, WORDS.get(split, (split,))))
     return re.search(rf"(?:^|[-._ 0-9/])(?:{words})(?:[-._ 0-9/]|$)", path) is not None

@@ -1,16 +1,16 @@
 """Prepares an autoencoder's images, and converts its results, as diffusers' processor does."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
+from diffusax.callers import wants_tensors
 from diffusax.images import masks
 from diffusax.images.pictures import Box, ResizeMode, resize, target_size, to_control, to_pixels
-from diffusax.tensors import alike, as_numpy, is_tensor
+from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,8 @@ class VaeImageProcessor:
     this many channels are latents and stay as they are. resample: "lanczos". do_normalize: whether
     pixels are in [-1, 1] instead of [0, 1]. do_binarize: whether pixels become 0 or 1.
     do_convert_rgb: images are always converted to RGB. do_convert_grayscale: whether images become
-    shades of grey, for masks.
+    shades of grey, for masks. tensors: what images in files and Pillow's become, see the pipelines'
+    attribute of this name.
     """
 
     do_resize: bool = True
@@ -32,6 +33,7 @@ class VaeImageProcessor:
     do_binarize: bool = False
     do_convert_rgb: bool = False
     do_convert_grayscale: bool = False
+    tensors: Literal["pt", "jax"] | None = None
 
     def __post_init__(self) -> None:
         if self.resample != "lanczos":
@@ -66,8 +68,8 @@ class VaeImageProcessor:
             crops_coords: the part (left, top, right, bottom) of each image to take.
 
         Returns:
-            b c H W float32, in [-1, 1] where `do_normalize` is set, else in [0, 1]; a tensor where
-            `image` holds tensors.
+            b c H W float32, in [-1, 1] where `do_normalize` is set, else in [0, 1]: a tensor where
+            `image` holds tensors, an array of JAX where it holds those, and else see `tensors`.
 
         Raises:
             ValueError: a file or an array is not an image, or the size is not possible.
@@ -85,7 +87,10 @@ class VaeImageProcessor:
         else:
             pixels = to_control(image, height, width, **options)
         first = image[0] if isinstance(image, list | tuple) and image else image
-        return alike(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), first)
+        pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        if not hasattr(first, "devices") and wants_tensors(self.tensors, first):
+            return as_tensor(pixels)
+        return alike(pixels, first)
 
     def postprocess(
         self, image: Any, output_type: str = "pil", do_denormalize: list[bool] | None = None
@@ -173,16 +178,15 @@ class VaeImageProcessor:
 
     @staticmethod
     def numpy_to_pt(images: Any) -> Any:
-        """Converts arrays b h w c to tensors b c h w; without PyTorch, to arrays of that order."""
+        """Converts arrays h w c or b h w c to a tensor of PyTorch, b c h w."""
         array = np.asarray(images)
-        turned = (array if array.ndim == 4 else array[..., None]).transpose(0, 3, 1, 2)
-        torch = sys.modules.get("torch")
-        return turned if torch is None else torch.from_numpy(turned)
+        batch = array if array.ndim == 4 else array[None]
+        return as_tensor(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))
 
     @staticmethod
     def pt_to_numpy(images: Any) -> np.ndarray:
-        """Converts tensors or arrays b c h w to arrays b h w c, float32."""
-        return as_numpy(images).astype(np.float32).transpose(0, 2, 3, 1)
+        """Converts a tensor b c h w to a float32 array b h w c."""
+        return as_numpy(images).transpose(0, 2, 3, 1).astype(np.float32)
 
     @staticmethod
     def binarize(image: Any) -> Any:

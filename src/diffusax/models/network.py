@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from diffusax.callers import for_reader
 from diffusax.missing import NETWORK, hinting
 from diffusax.models.adapters import Attachable, attach
 from diffusax.models.freeu import FreeU, check_freeu
@@ -212,13 +213,14 @@ class Model(ModuleMethods):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the parameters, in which the network computes."""
-        return jax.tree.leaves(self.params)[0].dtype
+        """The dtype of the parameters, in which the network computes; see `for_reader`."""
+        return for_reader(jax.tree.leaves(self.params)[0].dtype)
 
     @property
     def device(self) -> Any:
-        """The device of the parameters, the first one of several."""
-        return min(jax.tree.leaves(self.params)[0].devices(), key=lambda device: device.id)
+        """The device of the parameters, the first one of several; see `for_reader`."""
+        devices = jax.tree.leaves(self.params)[0].devices()
+        return for_reader(min(devices, key=lambda device: device.id))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the network as diffusers or transformers does; see `diffusax.models.calls`.

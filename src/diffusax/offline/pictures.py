@@ -8,6 +8,7 @@ from diffusax.pipelines.adapter_store import call_adapters
 from diffusax.pipelines.adapters import RANKS, stack_shapes
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.composed_prompts import compose
 from diffusax.pipelines.entries import table_height
 from diffusax.pipelines.schedules import make_schedule
 from diffusax.pipelines.sizes import image_size, require_channels
@@ -55,6 +56,12 @@ def check_picture(c: Components, call: Call, scheduler: Any, number: int = 0) ->
     if not isinstance(call.seed, int) or not 0 <= call.seed < 2**32:
         raise ValueError(f"seed must be an integer from 0 to {2**32 - 1} (got {call.seed})")
     schedule = make_schedule(c, call, size)
+    texts = compose(c, call, schedule)
+    if texts is not None and not (texts.is_plain and len(texts.stretches) == 1):
+        raise ValueError(
+            "prompt has AND, a weight of its own or text that changes from step to step, which "
+            "runs over many prompts do not read; leave prompt_weighting out, or generate it alone"
+        )
     rows, weights = len(schedule), guidance_weights(c, call)
     until = guidance.last_guided_row(guidance.call_rows(call, weights, schedule.timesteps, rows))
     thresholds = schedule.table().threshold is not None

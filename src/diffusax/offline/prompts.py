@@ -1,4 +1,4 @@
-"""Reads prompts part by part from .txt, .jsonl and .parquet files, or from a list in memory.
+"""Reads prompts part by part from .txt, .jsonl, .csv and .parquet files, or a list in memory.
 
 A file is read twice: once for its digest and the number of its lines, once during the run. It is
 never in memory as a whole.
@@ -6,14 +6,14 @@ never in memory as a whole.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
-import msgspec
-
 from diffusax.extras import require_extra
+from diffusax.tables import csv_rows, unique_keys
 
 MAX_LINE_BYTES = 2**20
 """The longest line in bytes; longer ones are reported and skipped."""
@@ -81,7 +81,7 @@ def open_prompts(source: Source) -> Prompts:
         return source if isinstance(source, Prompts) else Listed(list(source))
     path = Path(source)
     kinds: dict[str, Callable[[Path], Prompts]]
-    kinds = {".txt": TextFile, ".jsonl": JsonFile, ".parquet": ParquetFile}
+    kinds = {".txt": TextFile, ".jsonl": JsonFile, ".csv": CsvFile, ".parquet": ParquetFile}
     if path.suffix.lower() not in kinds:
         raise ValueError(f"the prompts must be a {', '.join(kinds)} file (got {path})")
     if not path.is_file():
@@ -140,6 +140,13 @@ class TextFile:
     @staticmethod
     def row(line: Line) -> Mapping[str, Any] | None:
         text = _text(line)
+        if text.startswith("--prompt"):
+            raise ValueError(
+                "it looks like a line of A1111's script for prompts from a file; write its options "
+                "as a JSON object in a .jsonl file"
+            )
+        if "\r" in text:
+            raise ValueError("it has ends of line of old Macs in it; save the file with others")
         return {"prompt": text} if text else None
 
 
@@ -152,12 +159,45 @@ class JsonFile(TextFile):
         if not text:
             return None
         try:
-            row = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            row = json.loads(text, object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not valid JSON ({error})") from None
         if not isinstance(row, dict):
             raise ValueError(f"it must be a JSON object (got {type(row).__name__})")
         return row
+
+
+class CsvFile:
+    """A table with one prompt a row, UTF-8, whose first line names the columns."""
+
+    def __init__(self, path: Path):
+        self.name = str(path)
+        self._path = path
+        with path.open("rb") as file:
+            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        # A row that is not whole says so now, and not after a thousand images.
+        first = next(self._rows(), None)
+        self.count = sum(1 for _ in self._rows())
+        if first is not None and "prompt" not in first[1]:
+            raise ValueError(f"{path} has no column prompt; it has {', '.join(first[1])}")
+
+    def parts(self, size: int, wanted: Wanted) -> Iterator[Part]:
+        rows = enumerate(self._rows(), 1)
+        for part in range(-(-self.count // size)):
+            lines = [Line(number, row) for number, (_, row) in itertools.islice(rows, size)]
+            if wanted(part):
+                yield part, lines
+
+    @staticmethod
+    def row(line: Line) -> Mapping[str, Any] | None:
+        """Returns the values; those of numbers are numbers, and empty ones are left out."""
+        return {name: _number(name, value) for name, value in line.value.items() if value}
+
+    def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
+        try:
+            yield from csv_rows(self._path, ("prompt",))
+        except UnicodeDecodeError:
+            raise ValueError(f"{self._path} is not text in UTF-8; save it as such") from None
 
 
 class ParquetFile:
@@ -252,6 +292,16 @@ def _count_lines(path: Path) -> tuple[int, str]:
             count += block.count(b"\n")
             last = block[-1:]
     return count + (last != b"\n"), digest.hexdigest()
+
+
+def _number(name: str, value: str) -> Any:
+    """Returns the number of a column with numbers; texts that are none stay, and are refused."""
+    kind = {"seed": int, "height": int, "width": int, "num_inference_steps": int}
+    argument = COLUMNS.get(name, name)
+    try:
+        return float(value) if argument == "guidance_scale" else kind.get(argument, str)(value)
+    except ValueError:
+        return value
 
 
 def _whole_numbers(row: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from diffusax.pipelines.arguments import Call, check_call
 from diffusax.pipelines.tasks import text_to_image
 from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.text.lora_tags import read_tags
+from diffusax.text.prompt_warnings import log_prompt_warnings
 from diffusax.typed.options import Options, Seed
 from diffusax.typed.ranges import Count, Pixels, Scale, Steps
 
@@ -200,6 +201,7 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_adapters(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a line's arguments, with the LoRAs that the prompt or a column of JSON names."""
+    log_prompt_warnings(arguments["prompt"])
     prompt, tags = read_tags(arguments["prompt"])
     adapters = arguments.get("adapters")
     if isinstance(adapters, str):

@@ -59,7 +59,7 @@ def generate(
 
     Args:
         pipe: a text-to-image pipeline; its scheduler is used for lines that name no sampler.
-        prompts: a .txt, .jsonl or .parquet file, or a list of texts and dictionaries.
+        prompts: a .txt, .jsonl, .csv or .parquet file, or a list of texts and dictionaries.
         out: the folder.
         settings: the settings that decide the images, besides pipeline and prompts.
         shard: (i, n), to generate each n-th shard from i on, counted from 0; by default the number

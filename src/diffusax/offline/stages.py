@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from diffusax.images.pictures import png_parameters, to_pil
+from diffusax.infotext import text as infotext
 from diffusax.offline.batches import Batches, new_lanes
 from diffusax.offline.folder import Folder, Shard
 from diffusax.offline.formats import Item, open_format
@@ -22,9 +23,9 @@ from diffusax.offline.overlap import ahead
 from diffusax.offline.prompts import Line, Part
 from diffusax.offline.requests import Request, Requests, Settings, unknown_columns
 from diffusax.offline.seating import Seated, seat_requests
-from diffusax.parameters import parameters_text, webui_clip_skip
 from diffusax.pipelines.sample import decode
 from diffusax.runtime.signals import StopRequest
+from diffusax.samplers import sampler_name
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +241,7 @@ class Drawing:
 
     def _encode(self, request: Request, picture: Image.Image) -> Item:
         file = io.BytesIO()
-        text = png_text(request.info, self._order)
+        text = png_text(request, self._order)
         picture.save(file, "png", pnginfo=png_parameters(text))
         return request.info, file.getvalue()
 
@@ -256,17 +257,18 @@ class Drawing:
         )
 
 
-def png_text(info: Mapping[str, Any], order: Order) -> str:
+def png_text(request: Request, order: Order) -> str:
     """Returns the settings of an image for its PNG file."""
-    shown = {
-        "Steps": info["num_inference_steps"],
-        "Sampler": info["sampler"],
-        "CFG scale": info["guidance_scale"],
-        "Seed": info["seed"],
-        "Size": f"{info['width']}x{info['height']}",
-        "Model": order.model,
-        "RNG": "jax",
-        "Clip skip": webui_clip_skip(order.settings.clip_skip),
-        "Image number": info["number"] or None,
+    info, call = request.info, request.picture.call
+    names = ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed")
+    fields = {name: info[name] for name in (*names, "width", "height", "number")}
+    fields |= {
+        "sampler": sampler_name(request.picture.scheduler),
+        "model": order.model,
+        "guidance_rescale": call.guidance_rescale,
+        "clip_skip": order.settings.clip_skip,
+        "prompt_weighting": order.settings.prompt_weighting,
+        "long_prompt": order.settings.long_prompt,
+        "adapters": call.adapters or {},
     }
-    return parameters_text(info["prompt"], info["negative_prompt"], shown)
+    return infotext.write(fields)

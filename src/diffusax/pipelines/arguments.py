@@ -3,12 +3,16 @@
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
+import jax
 import numpy as np
 from msgspec import Meta
 
+from diffusax.callers import wants_tensors
+from diffusax.runtime.step_noise import is_stateful
 from diffusax.tensors import as_numpy
 from diffusax.typed.convert import (
     Words,
@@ -116,6 +120,10 @@ class Call:
     callback_on_step_end: Any = None
     callback_on_step_end_tensor_inputs: list[str] | None = None
 
+    generators: Any = ()
+    """PyTorch's generators and seeds, which draw the noise; `seed` has the seeds of all."""
+    tensors: bool = False
+    """Whether latents and what callbacks see are tensors of PyTorch instead of JAX's arrays."""
     own_arguments: Any = dataclasses.field(default_factory=dict)
     """The arguments of a class's call that have none of these names, for a task of its own."""
 
@@ -161,7 +169,8 @@ DESCRIPTIONS = {
     "eta": "DDIM's, from 0 (deterministic) to 1.",
     "use_clipped_model_output": "Let DDIM take the noise from the picture that it has clipped, as "
     "Glide does.",
-    "generator": "A seed, a torch.Generator or a list of them: PyTorch's numbers of that seed.",
+    "generator": "A seed, a torch.Generator or a list of them, for PyTorch's numbers; a generator "
+    "of the CPU goes on with every call.",
     "seed": "Of the run, or one per picture; None takes one from the system.",
     "noise": "'jax', or 'torch' for the numbers of torch.Generator().manual_seed(seed).",
     "latents": "The initial noise, images c h/8 w/8, instead of drawing it.",
@@ -197,7 +206,8 @@ DESCRIPTIONS = {
     "text_encoder_out_layers": "Which hidden states of the language model are a prompt's "
     "embeddings, side by side; 0 is what the first layer reads.",
     "long_prompt": "Use all of a long prompt, in windows as long as the text encoder reads.",
-    "prompt_weighting": "Read `(word:1.3)` as a weight.",
+    "prompt_weighting": "Read A1111's syntax: the weight of `(word:1.3)`, and texts that change "
+    "from step to step or that AND joins.",
 }
 
 _TYPES = {
@@ -313,23 +323,25 @@ def bound_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call by name, with the defaults.
 
-    Every call also takes callback and callback_steps, whether its signature has them or not.
+    Every call also takes callback and callback_steps, whether its signature has them or not. What
+    kind of arrays the program that calls works with is `tensors`.
 
     Raises:
         ValueError: callback or callback_steps is not valid.
         TypeError: they do not fit the signature; names the method.
     """
+    given, callback, steps = dict(given), None, None
     if "callback" not in signature.parameters:
-        given = dict(given)
-        callback, steps = given.pop("callback", None), given.pop("callback_steps", 1)
-        if callback is not None:
-            given["callback_on_step_end"] = _legacy_callback(callback, steps, given)
+        callback, steps = given.pop("callback", None), given.pop("callback_steps", None)
     try:
         bound = signature.bind(self, *args, **given)
     except TypeError as error:
         raise TypeError(f"{type(self).__name__}.__call__() {error}") from None
     bound.apply_defaults()
-    return bound.arguments
+    arguments = dict(bound.arguments)
+    if callback is not None:
+        arguments["callback_on_step_end"] = _legacy_callback(callback, steps, arguments)
+    return {**arguments, "tensors": wants_tensors(self.tensors, *arguments.values())}
 
 
 def as_list(value: Any) -> list[Any]:
@@ -354,9 +366,23 @@ def _randomness(generator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the seed and noise of a diffusers `generator`: PyTorch's numbers of its seed."""
     if values.get("seed") is not None:
         raise ValueError("only one of generator and seed can be given")
-    seeds = [_seed_of(g) for g in as_list(generator)]
+    several = as_list(generator)
+    seeds = [_seed_of(g) for g in several]
     many = isinstance(generator, list | tuple)
-    return {"seed": seeds if many else seeds[0], "noise": "torch"}
+    ongoing = tuple(g if is_stateful(g) else seed for g, seed in zip(several, seeds))
+    return {"seed": seeds if many else seeds[0], "noise": "torch", "generators": ongoing}
+
+
+def with_default_generator(call: Call) -> Call:
+    """Returns a call of a program in PyTorch with PyTorch's default generator where it has none.
+
+    That of each of several processes is another, whose images have to be the same.
+    """
+    given = call.seed is not None or call.noise == "torch"
+    if not call.tensors or given or jax.process_count() > 1:
+        return call
+    default = sys.modules["torch"].default_generator
+    return dataclasses.replace(call, noise="torch", generators=(default,))
 
 
 def _seed_of(generator: Any) -> Any:
@@ -368,22 +394,34 @@ def _seed_of(generator: Any) -> Any:
     return seed
 
 
-def _legacy_callback(callback: Any, steps: Any, values: Mapping[str, Any]) -> Any:
-    """Wraps diffusers' older callback(step, timestep, latents), called every `callback_steps`."""
+def _legacy_callback(callback: Any, every: Any, values: Mapping[str, Any]) -> Any:
+    """Wraps diffusers' older callback(step, timestep, latents), called every `callback_steps`.
+
+    values: the call's arguments by name.
+    """
     if values.get("callback_on_step_end") is not None:
         raise ValueError("only one of callback and callback_on_step_end can be given")
     if not callable(callback):
         raise ValueError(f"callback must be callable (got {shortened(callback)})")
-    every = 1 if steps is None else steps
+    every = 1 if every is None else every
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"callback_steps must be an integer of at least 1 (got {steps!r})")
+        raise ValueError(f"callback_steps must be an integer of at least 1 (got {every!r})")
+
+    steps, strength = values.get("num_inference_steps"), values.get("strength", 1.0)
+    own = values.get("timesteps") is not None or values.get("sigmas") is not None
+    count = None
+    if isinstance(steps, int) and isinstance(strength, int | float) and not own:
+        count = min(int(steps * strength), steps)
 
     def on_step_end(pipe: Any, step: int, timestep: float, tensors: dict[str, Any]) -> None:
         order = pipe.scheduler.order
-        whole = (step + 1) % order == 0 or step + 1 == pipe.num_timesteps
-        if whole and step % every == 0:
+        # Rows that PNDM has more than steps: diffusers begins to call after them.
+        begin = 0 if count is None else max(pipe.num_timesteps - count * order, 0)
+        whole = step >= begin and (step + 1) % order == 0
+        if (whole or step + 1 == pipe.num_timesteps) and step % every == 0:
             callback(step // order, timestep, tensors["latents"])
 
+    vars(on_step_end)["__wrapped__"] = callback
     return on_step_end
 
 

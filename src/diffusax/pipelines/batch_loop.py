@@ -16,6 +16,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
 from diffusax.pipelines.generation import Request
 from diffusax.pipelines.measures import RowSeconds
+from diffusax.pipelines.plan import PreparedRun
 from diffusax.pipelines.policies import Candidate, Device
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,10 @@ class BatchLoop:
     def add(self, image: Waiting) -> None:
         """Adds an image, which joins the batch of its kind at the next turn that has a seat."""
         self._waiting.setdefault(image.picture.key, collections.deque()).append(image)
+
+    def has_lanes_for(self, run: PreparedRun, c: Components) -> bool:
+        """Returns whether the largest batch has as many lanes as an image of a run has branches."""
+        return 1 + len(run.weights) <= self._sizes.largest // count_shares(c.mesh)
 
     def has_work(self) -> bool:
         """Returns whether an image has not ended."""

@@ -152,11 +152,9 @@ class BatchRun:
         owner: what the caller knows the image by.
         """
         self.make_room(picture)
-        lanes = np.full(self.lanes.branches, self.size, np.int32)
-        lanes[: len(seat.lanes)] = seat.lanes
         with in_mesh(self._c.mesh):
             place = np.int32(seat.place)
-            self._batch = programs.insert(self._batch, picture.entry, place, lanes)
+            self._batch = programs.insert(self._batch, picture.entry, place, self._lanes_of(seat))
         self.lanes.take(seat)
         self._members[seat.place] = _Member(picture, owner)
 
@@ -178,11 +176,33 @@ class BatchRun:
         with in_mesh(self._c.mesh):
             state, self.done = programs.advance_batch(*given)
         self._batch = self._batch._replace(state=state)
+        self._move(rows)
+        return [p for p, member in self._members.items() if member.at == member.picture.rows]
+
+    def _move(self, rows: int) -> None:
+        """Notes that rows are dispatched: lanes that images give back, prompts that change."""
         for place, member in self._members.items():
             member.at = min(member.at + rows, member.picture.rows)
             if len(self.lanes.seats[place].lanes) > 1 and member.at >= member.picture.guided_until:
                 self.lanes.keep_first(place)
-        return [p for p, member in self._members.items() if member.at == member.picture.rows]
+            if member.at in member.picture.later:
+                self._change_prompt(place, member)
+
+    def _change_prompt(self, place: int, member: _Member) -> None:
+        """Puts the conditions of an image's next rows into its lanes, by the program of `join`."""
+        picture = member.picture
+        entry = picture.entry._replace(conditions=picture.later[member.at])
+        # No place is the image's, so that its state and all else stay as they are.
+        with in_mesh(self._c.mesh):
+            self._batch = programs.insert(
+                self._batch, entry, np.int32(self.size), self._lanes_of(self.lanes.seats[place])
+            )
+
+    def _lanes_of(self, seat: Seat) -> np.ndarray:
+        """Returns the lanes of all branches that an image may have, k."""
+        lanes = np.full(self.lanes.branches, self.size, np.int32)
+        lanes[: len(seat.lanes)] = seat.lanes
+        return lanes
 
     def latents(self, place: int) -> jax.Array:
         """Returns the latents of the image at a place, 1 h w c."""
@@ -274,4 +294,4 @@ class BatchRun:
         end = member.picture.rows
         if len(self.lanes.seats[place].lanes) > 1:
             end = min(end, member.picture.guided_until)
-        return end - member.at
+        return min([end, *(row for row in member.picture.later if row > member.at)]) - member.at

@@ -109,7 +109,8 @@ def control_weights(nets: Sequence[Network], call: Call, run: PreparedRun) -> np
         if call.guess_mode and not pools[m]:
             weights[:, m] *= guess_scales(residuals)
         if call.guess_mode or pools[0]:
-            weights[:, m, 1:] = 0
+            # All prompts that AND joins see the picture.
+            weights[:, m, 1 if run.reweigh is None else k - 1 :] = 0
     return weights
 
 

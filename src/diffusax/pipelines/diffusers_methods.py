@@ -2,12 +2,15 @@
 
 import inspect
 import logging
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 from tqdm.auto import tqdm
 
+from diffusax.callers import for_reader, wants_tensors
 from diffusax.images.vae_image_processor import VaeImageProcessor
 from diffusax.models.embeddings import guidance_scale_embedding
 from diffusax.models.network import floating_dtype
@@ -16,7 +19,7 @@ from diffusax.pipelines.components import Components
 from diffusax.pipelines.prompts import count_prompts
 from diffusax.pipelines.sizes import image_size
 from diffusax.runtime.noise import draw_like
-from diffusax.tensors import alike, as_numpy
+from diffusax.tensors import alike, as_array, as_numpy, as_tensor, is_tensor
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +32,41 @@ class DiffusersMethods:
     _guidance_scale: float | None
     _num_timesteps: int
     _interrupt: bool
+    _tensors: Literal["pt", "jax"] | None
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the denoiser's parameters; without it, of the first network's."""
-        return self.parts.dtype
+        """The dtype of the denoiser's parameters; PyTorch's for programs that work with it.
+
+        Without a denoiser it is that of the first network.
+        """
+        return for_reader(self.parts.dtype)
 
     @property
     def device(self) -> Any:
-        """The device of the denoiser's parameters."""
-        return next(iter(self.parts.first_leaf.devices()))
+        """The device of the denoiser's parameters; PyTorch's for programs that work with it.
+
+        Without a denoiser it is that of the first network.
+        """
+        return for_reader(next(iter(self.parts.first_leaf.devices())))
+
+    _execution_device = device
+
+    @property
+    def tensors(self) -> Literal["pt", "jax"] | None:
+        """What embeddings, latents, prepared pixels and callbacks' values are returned as.
+
+        "pt", tensors of PyTorch, which may be changed in place, also in callbacks; "jax", arrays;
+        or None for what the program works with: tensors where the module that calls has imported
+        PyTorch and not JAX, else arrays.
+        """
+        return self._tensors
+
+    @tensors.setter
+    def tensors(self, kind: Literal["pt", "jax"] | None) -> None:
+        if kind not in ("pt", "jax", None):
+            raise ValueError(f"tensors must be 'pt', 'jax' or None (got {kind!r})")
+        self._tensors = kind
 
     @property
     def vae_scale_factor(self) -> int:
@@ -50,7 +78,9 @@ class DiffusersMethods:
         """The processor of the autoencoder's images: `preprocess` and `postprocess`."""
         latents = self.parts.latents
         return VaeImageProcessor(
-            vae_scale_factor=latents.factor, vae_latent_channels=latents.channels
+            vae_scale_factor=latents.factor,
+            vae_latent_channels=latents.channels,
+            tensors=self.tensors,
         )
 
     @property
@@ -118,10 +148,6 @@ class DiffusersMethods:
         return vars(self).get("_current_timestep")
 
     @property
-    def _execution_device(self) -> Any:
-        return self.device
-
-    @property
     def hf_device_map(self) -> None:
         """None: a mesh says where parameters are, see `mesh`."""
         return None
@@ -136,36 +162,9 @@ class DiffusersMethods:
         for name, value in components.items():
             setattr(self, name, value)
 
-    def progress_bar(self, iterable: Any = None, total: int | None = None) -> Any:
-        """Returns a tqdm bar with the options of `set_progress_bar_config`, for loops by hand.
-
-        Raises:
-            ValueError: there is neither something to go through nor a total.
-        """
-        if iterable is None and total is None:
-            raise ValueError("progress_bar needs an iterable or total=")
-        return tqdm(iterable, total=total, **self.progress_bar_options)
-
-    @staticmethod
-    def numpy_to_pil(images: Any) -> Any:
-        """Converts arrays in [0, 1], h w c or b h w c with c 3 or 1, to PIL images."""
-        return VaeImageProcessor.numpy_to_pil(images)
-
-    def decode_latents(self, latents: Any) -> Any:
-        """Decodes latents b c h w of the diffusion model: b H W 3 in [0, 1], NumPy's."""
-        vae: Any = self.parts.autoencoder_model
-        images = vae.decode(1 / vae.config.scaling_factor * latents, return_dict=False)[0]
-        return self.image_processor.postprocess(images, "np")
-
     def run_safety_checker(self, image: Any, device: Any = None, dtype: Any = None) -> Any:
         """Returns the images and None, because no safety checker runs."""
         return image, None
-
-    def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
-        """Returns those of eta and generator that the scheduler's `step` takes."""
-        known = inspect.signature(self.parts.scheduler.step).parameters
-        given = {"eta": eta, "generator": generator}
-        return {name: value for name, value in given.items() if name in known}
 
     def get_timesteps(
         self, num_inference_steps: int, strength: float, device: Any = None
@@ -215,6 +214,27 @@ class DiffusersMethods:
     def set_progress_bar_config(self, **options: Any) -> None:
         """Sets options of the tqdm bar, such as `disable=True`."""
         self.progress_bar_options = options
+
+    def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
+        """Returns a tqdm bar with the options of `set_progress_bar_config`, for loops by hand.
+
+        Raises:
+            ValueError: neither iterable nor total is given.
+        """
+        if iterable is None and total is None:
+            raise ValueError("iterable or total must be given")
+        return tqdm(iterable, total=total, **self.progress_bar_options)
+
+    @staticmethod
+    def numpy_to_pil(images: Any) -> list[Image.Image]:
+        """Converts arrays in [0, 1], h w c or b h w c, to PIL images."""
+        return VaeImageProcessor.numpy_to_pil(images)
+
+    def prepare_extra_step_kwargs(self, generator: Any, eta: float) -> dict[str, Any]:
+        """Returns those of generator and eta that the scheduler's `step` takes."""
+        known = inspect.signature(self.parts.scheduler.step).parameters
+        given = {"eta": eta, "generator": generator}
+        return {name: value for name, value in given.items() if name in known}
 
     def enable_vae_tiling(self) -> None:
         """Makes later calls encode and decode images above the autoencoder's sample_size in tiles.
@@ -266,8 +286,30 @@ _INPUTS = (
 """The first arguments of diffusers' check_inputs of text to image."""
 
 
+def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
+    """The processor of masks: `preprocess` and `blur`."""
+    return VaeImageProcessor(
+        vae_scale_factor=self.vae_scale_factor,
+        vae_latent_channels=self.parts.latents.channels,
+        do_normalize=False,
+        do_binarize=True,
+        do_convert_grayscale=True,
+        tensors=self.tensors,
+    )
+
+
+def _control_image_processor(self: DiffusersMethods) -> VaeImageProcessor:
+    """The processor of control images, whose pixels stay in [0, 1]."""
+    return VaeImageProcessor(
+        vae_scale_factor=self.vae_scale_factor,
+        do_convert_rgb=True,
+        do_normalize=False,
+        tensors=self.tensors,
+    )
+
+
 def prepare_latents(
-    self: Any,
+    self: DiffusersMethods,
     batch_size: int,
     num_channels_latents: int,
     height: int,
@@ -277,45 +319,30 @@ def prepare_latents(
     generator: Any = None,
     latents: Any = None,
 ) -> Any:
-    """Draws the latents that a run of text to image begins with, b c h w, or scales given ones.
+    """Returns the latents that a loop by hand begins with, noise of the scheduler's deviation.
 
-    The method of pipelines of text to image; generators as of `diffusax.utils.randn_tensor`.
+    Args:
+        batch_size: the number of images.
+        num_channels_latents: their channels.
+        height: in pixels.
+        width: in pixels.
+        dtype: that of the result, float32 by default.
+        device: changes nothing.
+        generator: see `draw_like`.
+        latents: standard normal numbers b c h w, instead of drawing them.
+
+    Raises:
+        ValueError: generator is not valid.
     """
-    factor = self.vae_scale_factor
-    shape = (batch_size, num_channels_latents, int(height) // factor, int(width) // factor)
-    if latents is None:
-        one = isinstance(generator, list | tuple) and len(generator) == 1
-        like = np.broadcast_to(np.float32(0), shape)
-        drawn = draw_like(like, generator[0] if one else generator)
-        latents = jnp.asarray(drawn, floating_dtype(dtype) or np.float32)
-    return latents * float(self.parts.scheduler.init_noise_sigma)
-
-
-def encode_prompt_together(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Returns the embeddings of the negative prompts, then those of the prompts, in one array.
-
-    The `_encode_prompt` of Stable Diffusion; arguments as of `encode_prompt`.
-    """
-    prompts, negatives = self.encode_prompt(*args, **kwargs)
-    return prompts if negatives is None else jnp.concatenate([negatives, prompts])
-
-
-def _mask_processor(self: DiffusersMethods) -> VaeImageProcessor:
-    """The processor of masks: `preprocess` and `blur`."""
-    return VaeImageProcessor(
-        vae_scale_factor=self.vae_scale_factor,
-        vae_latent_channels=self.parts.latents.channels,
-        do_normalize=False,
-        do_binarize=True,
-        do_convert_grayscale=True,
-    )
-
-
-def _control_image_processor(self: DiffusersMethods) -> VaeImageProcessor:
-    """The processor of control images, whose pixels stay in [0, 1]."""
-    return VaeImageProcessor(
-        vae_scale_factor=self.vae_scale_factor, do_convert_rgb=True, do_normalize=False
-    )
+    sides = (int(side) // self.vae_scale_factor for side in (height, width))
+    x: Any = np.zeros((batch_size, num_channels_latents, *sides), np.float32)
+    if wants_tensors(self.tensors, latents):
+        x = as_tensor(x)
+    noise = draw_like(x, generator) if latents is None else latents
+    found = alike(as_array(noise) * np.float32(self.parts.scheduler.init_noise_sigma), x)
+    if dtype is None:
+        return found
+    return found.to(dtype) if is_tensor(found) else found.astype(floating_dtype(dtype))
 
 
 mask_processor = property(_mask_processor)

@@ -16,7 +16,13 @@ from diffusax.pipelines.adapters import Adapter
 from diffusax.pipelines.batch import MIN_ROWS, Entry, entry_arrays
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.guidance import last_guided_row
-from diffusax.pipelines.plan import DecoderCondition, Decoding, PreparedRun, StepInputs
+from diffusax.pipelines.plan import (
+    Conditions,
+    DecoderCondition,
+    Decoding,
+    PreparedRun,
+    StepInputs,
+)
 from diffusax.pipelines.sample import bind
 from diffusax.pipelines.tasks import Task, most_branches
 from diffusax.runtime.mesh import in_mesh
@@ -38,6 +44,8 @@ class Picture:
     """The number of branches that it needs, 1 without guidance."""
     guided_until: int
     """The row from which on it needs only its first branch."""
+    later: Mapping[int, Conditions]
+    """The conditions of its branches, k ..., from later rows on, which replace the entry's."""
     levels: np.ndarray
     """The (signal, noise) of its latents before each row and after the last, n+1 2."""
     adapters: Mapping[Adapter, np.ndarray]
@@ -84,10 +92,33 @@ def prepare_pictures(
             entry_arrays(*given, np.int32(i), branches=branches)
             for i in range(len(plan.latents) if count is None else count)
         ]
-    return [_picture(c, run, one, i, branches) for i, one in enumerate(arrays)]
+        later = [_later(run, conditions, i, branches) for i in range(len(arrays))]
+    pairs = enumerate(zip(arrays, later))
+    return [_picture(c, run, one, i, branches, more) for i, (one, more) in pairs]
 
 
-def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: int) -> Picture:
+def _later(
+    run: PreparedRun, conditions: Conditions, i: int, branches: int
+) -> dict[int, Conditions]:
+    """Returns the later conditions of image i by row; equal ones are the same object."""
+    plan, made = run.plan, dict[int, Conditions]()
+    for own in run.later:
+        if id(own.conditions) not in made:
+            given = plan.latents, plan.noise, own.applied(conditions), plan.inpainting
+            made[id(own.conditions)] = entry_arrays(
+                *given, np.int32(i), branches=branches
+            ).conditions
+    return {own.row: made[id(own.conditions)] for own in run.later}
+
+
+def _picture(
+    c: Components,
+    run: PreparedRun,
+    arrays: Entry,
+    i: int,
+    branches: int,
+    later: dict[int, Conditions],
+) -> Picture:
     rows = len(run.schedule)
     height = table_height(rows)
     inputs = _step_inputs(run.plan.step_inputs, height, branches)
@@ -103,6 +134,7 @@ def _picture(c: Components, run: PreparedRun, arrays: Entry, i: int, branches: i
         rows,
         len(run.weights) + 1 if until else 1,
         until,
+        later,
         run.schedule.levels,
         _adapters(c, run, i),
         run.ip_adapters,

@@ -32,6 +32,7 @@ from diffusax.pipelines.tasks import (
     required,
 )
 from diffusax.runtime.noise import noise_source
+from diffusax.tensors import as_numpy, is_tensor
 
 _KONTEXT_SIZES = (
     (1568, 672),
@@ -70,7 +71,7 @@ def fill(c: Components, call: Call) -> PreparedRun:
             "masked_image_latents must be None: give image and mask_image, which are encoded"
         )
     schedule = make_schedule(c, call, (height, width), from_image=True)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     pixels = read_pixels(c, call, height, width)
     mask = to_mask(required(call, "mask_image"), height, width, factor=c.latents.multiple)
     if are_latents(pixels):
@@ -99,7 +100,7 @@ def kontext(c: Components, call: Call) -> PreparedRun:
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "Kontext")
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     reference = None if call.image is None else encode(c, None, _reference(c, call), b)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=size)
@@ -116,15 +117,19 @@ def control(c: Components, call: Call) -> PreparedRun:
 
     One that knows several kinds of images sees as many as there are entries in control_mode.
     """
+    nets, pictures = _net_of_each_image(c, call), []
+    images = _images(call, len(nets))
+    call = _with_size_of_tensors(call, images)
     b, (height, width) = count_images(call), image_size(c, call)
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b)
-    nets, pictures = _net_of_each_image(c, call), []
-    for i, given in enumerate(_images(call, len(nets))):
-        own = dataclasses.replace(call, image=given)
-        pixels = read_pixels(c, own, height, width)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
+    for i, given in enumerate(images):
+        if _is_raw(given):
+            pixels = as_numpy(given).astype(np.float32).transpose(0, 2, 3, 1)
+        else:
+            pixels = read_pixels(c, dataclasses.replace(call, image=given), height, width)
         pixels = repeat_for_prompts(pixels, b, call.num_images_per_prompt or 1)
         if nets[i].config.conditioning_embedding_channels is None:
             pixels = encode(c, noise, pixels[:, 0], b, purpose="control")[:, None]
@@ -148,6 +153,20 @@ def _images(call: Call, count: int) -> list[Any]:
     """Returns the images for the ControlNets."""
     given = required(call, "control_image")
     return [given] if count == 1 else match_length("control_image", as_list(given), count, _NETS)
+
+
+def _is_raw(image: Any) -> bool:
+    """Returns whether an image is a batch that is taken as it is, without scaling its pixels.
+
+    Upstream: prepare_image of pipeline_flux_controlnet.py, which prepares all but tensors.
+    """
+    return is_tensor(image) and image.ndim == 4 and image.shape[1] == 3
+
+
+def _with_size_of_tensors(call: Call, images: Sequence[Any]) -> Call:
+    """Returns the call with the height and width of the last image that is taken as it is."""
+    sizes = [tuple(image.shape[2:]) for image in images if _is_raw(image)]
+    return dataclasses.replace(call, height=sizes[-1][0], width=sizes[-1][1]) if sizes else call
 
 
 def _modes(nets: Sequence[Network], call: Call) -> list[int]:

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.extras import require_extra
-from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.pipelines.adapter_store import Mixture
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.entries import Picture
-from diffusax.pipelines.output import output
+from diffusax.pipelines.output import output, result_of
 from diffusax.pipelines.plan import Decoding
 
 
@@ -154,12 +153,8 @@ class Request:
 
     def complete(self, images: Any) -> None:
         """Settles the call with all its images."""
-        images = images if self.finish is None else self.finish(images)
-        if self.call.return_dict:
-            self.generation.settle(ImagePipelineOutput(images))
-        else:
-            flags = self.pipe.returns_flags
-            self.generation.settle((images, None) if flags else (images,))
+        flags = self.pipe.returns_flags
+        self.generation.settle(result_of(self.call, images, self.finish, flags=flags))
 
     def preview(self, pictures: Sequence[tuple[Picture, Any, int]]) -> list[Any]:
         """Decodes pictures as they are, each with its latents 1 h w c before a row, to PIL images.

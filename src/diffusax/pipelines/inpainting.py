@@ -46,7 +46,7 @@ def inpaint(c: Components, call: Call) -> PreparedRun:
     # diffusers puts the image back without noise after the last row, also where denoising_end or
     # the sampler leaves some (pipeline_stable_diffusion_xl_inpaint.py, the denoising loop).
     schedule = make_schedule(c, call, (height, width), from_image=True).ending_clean
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     crop = crop_options(call, height, width)
     pixels = read_pixels(c, call, height, width, **crop)
     crop_mask: dict[str, Any] = {**crop, "factor": c.latents.multiple}

@@ -138,6 +138,9 @@ class Intake:
             if draws_torch_noise(run):
                 self._alone.add(request, run)
                 return
+            if not self._loop.has_lanes_for(run, request.c):
+                self._alone.add(request)
+                return
             pictures = prepare_pictures(request.c, request.pipe.task, run, count)
             images = images_of(request, pictures)
             self._ready += map(self._loop.candidate, images)

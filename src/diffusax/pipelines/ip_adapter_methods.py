@@ -4,11 +4,12 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from diffusax.callers import wants_tensors
 from diffusax.checkpoints import load_network
 from diffusax.checkpoints.ip_adapter import IPAdapter, find_ip_adapter, read_ip_adapter
 from diffusax.checkpoints.keywords import take_keywords
@@ -19,6 +20,7 @@ from diffusax.pipelines.arguments import Call, as_list
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.image_prompts import call_features, encode_images
 from diffusax.runtime.mesh import in_mesh
+from diffusax.tensors import as_tensors
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class IPAdapterMethods:
     """Loads IP-Adapters, with which images are prompts: `pipe(..., ip_adapter_image=image)`."""
 
     parts: Components
+    _tensors: Literal["pt", "jax"] | None
 
     def load_ip_adapter(
         self,
@@ -118,7 +121,8 @@ class IPAdapterMethods:
         with in_mesh(self.parts.local_mesh):
             found = encode_images(self.parts, image, hidden=bool(output_hidden_states))
         images, blank = (jnp.repeat(x[0], num_images_per_prompt, axis=0) for x in found)
-        return images, blank
+        wanted = wants_tensors(self._tensors, image)
+        return as_tensors((images, blank)) if wanted else (images, blank)
 
     def prepare_ip_adapter_image_embeds(
         self,
@@ -151,12 +155,14 @@ class IPAdapterMethods:
         with in_mesh(self.parts.local_mesh):
             found = call_features(self.parts, Call(**given), branches)
         copies = (num_images_per_prompt,)
-        return [
+        embeds = [
             jnp.concatenate(
                 [jnp.tile(x, (*copies, *(1,) * (x.ndim - 1))) for x in pair[::-1][-branches:]]
             )
             for pair in found
         ]
+        wanted = wants_tensors(self._tensors, *as_list(ip_adapter_image_embeds))
+        return as_tensors(embeds) if wanted else embeds
 
     def _adaptable_unet(self) -> Network:
         """Returns the UNet that IP-Adapters change.

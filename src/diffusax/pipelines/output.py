@@ -1,5 +1,6 @@
 """Converts latents to the kind of output that a call asked for: images, arrays or latents."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffusax.extras import require_extra
+from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.images.pictures import to_pil
 from diffusax.pipelines import programs
+from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.plan import DecoderCondition, Decoding
 from diffusax.pipelines.sample import decode
+from diffusax.tensors import as_tensor
 
 
 def output(
@@ -56,6 +60,23 @@ def output(
             torch = require_extra("torch", "torch")
             return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
     return np.asarray(images)
+
+
+def result_of(call: Call, images: Any, finish: Callable[[Any], Any] | None, *, flags: bool) -> Any:
+    """Returns what a call returns.
+
+    Args:
+        call: the call.
+        images: what `output` gave.
+        finish: see `PreparedRun.finish`.
+        flags: see `DiffusionPipeline.returns_flags`.
+    """
+    images = images if finish is None else finish(images)
+    if call.tensors and call.output_type == "latent":
+        images = as_tensor(images)
+    if call.return_dict:
+        return ImagePipelineOutput(images)
+    return (images, None) if flags else (images,)
 
 
 def _not_finite(c: Components, what: str) -> str:

@@ -13,12 +13,11 @@ from diffusax.checkpoints import read_call_defaults, resolve
 from diffusax.checkpoints.keywords import NO_EFFECT, hub_keywords
 from diffusax.checkpoints.networks import check_safe
 from diffusax.checkpoints.publishing import Publishing, publishing_keywords
-from diffusax.images.outputs import ImagePipelineOutput
 from diffusax.missing import hinting
 from diffusax.models.network import Params, cast_params, floating_dtype
 from diffusax.pipelines.adapter_store import resolve_adapters
 from diffusax.pipelines.ahead_of_time import AheadOfTime
-from diffusax.pipelines.arguments import check_call
+from diffusax.pipelines.arguments import check_call, with_default_generator
 from diffusax.pipelines.attributes import ComponentAttribute
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.custom import custom_class
@@ -39,7 +38,7 @@ from diffusax.pipelines.loading import (
 )
 from diffusax.pipelines.lora import LoraMethods
 from diffusax.pipelines.offloading import Offloading
-from diffusax.pipelines.output import output
+from diffusax.pipelines.output import output, result_of
 from diffusax.pipelines.single_file import SingleFile
 from diffusax.pipelines.step_callbacks import watch_call
 from diffusax.pipelines.textual_inversion import TextualInversion
@@ -127,6 +126,7 @@ class DiffusionPipeline(
         self.call_defaults: dict[str, float] = {}
         self._guidance_scale: float | None = None
         self._num_timesteps, self._interrupt = 0, False
+        self.tensors = None
         for name, value in components.items():
             if name in options:
                 options[name] = bool(value)
@@ -227,7 +227,7 @@ class DiffusionPipeline(
         new.parts.adapters, new.parts.fused = pipe.parts.adapters, dict(pipe.parts.fused)
         new.parts.ip_adapters, new.parts.encoded = pipe.parts.ip_adapters, pipe.parts.encoded
         new._offload_like(pipe, components)
-        new.progress_bar_options = dict(pipe.progress_bar_options)
+        new.progress_bar_options, new.tensors = dict(pipe.progress_bar_options), pipe.tensors
         new.call_defaults = dict(pipe.call_defaults)
         return new if dtype is None else new.to(dtype)
 
@@ -436,7 +436,8 @@ class DiffusionPipeline(
     def _generate(self, given: dict[str, Any]) -> Any:
         """Returns the result of a call with these arguments, by name."""
         self._require(decodes=given.get("output_type") != "latent")
-        c, call = resolve_adapters(self.parts, check_call(given))
+        call = with_default_generator(check_call(given))
+        c, call = resolve_adapters(self.parts, call)
         with in_mesh(c.local_mesh):
             run = self.task(c, call)
         vars(self)["_interrupt"] = False
@@ -449,11 +450,9 @@ class DiffusionPipeline(
             bar=self.progress_bar_options,
         )
         images = output(c, latents, run.decoding, run.decoder_condition, call.output_type)
-        images = images if run.finish is None else run.finish(images)
+        result = result_of(call, images, run.finish, flags=self.returns_flags)
         self.maybe_free_model_hooks()
-        if call.return_dict:
-            return ImagePipelineOutput(images)
-        return (images, None) if self.returns_flags else (images,)
+        return result
 
     def _require(self, *, decodes: bool = True) -> None:
         """Raises ValueError where the pipeline lacks what a call needs."""

@@ -143,6 +143,21 @@ class Plan(NamedTuple):
     denoiser's."""
 
 
+class Later(NamedTuple):
+    """What replaces a run's conditions of the prompts from a row on."""
+
+    row: int
+    conditions: Conditions
+
+    def applied(self, conditions: Conditions) -> Conditions:
+        """Returns a run's conditions with those of the prompts from here on."""
+        own = self.conditions
+        added = {**(conditions.added or {}), **(own.added or {})} or None
+        return conditions._replace(
+            context=own.context, pooled=own.pooled, lengths=own.lengths, added=added
+        )
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Decoding:
@@ -177,3 +192,7 @@ class PreparedRun:
     """The call's adapters (`Adapter`) in the order of the columns of `StepInputs.adapters`."""
     ip_adapters: tuple[ImageLayers, ...] = ()
     """The layers of the IP-Adapters of the call, on the devices; empty where it has none."""
+    later: tuple[Later, ...] = ()
+    """What the prompts are from later rows on, in order; empty where they do not change."""
+    reweigh: Callable[[float], tuple[float, ...]] | None = None
+    """The weights of guidance for another scale, where prompts are joined of parts; else None."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import wants_tensors
 from diffusax.models.adapters import Layers, adapted_networks
 from diffusax.models.network import Network, Params
 from diffusax.pipelines import programs
@@ -20,6 +21,7 @@ from diffusax.pipelines.families import Family
 from diffusax.pipelines.plan import Prompt, Tokens
 from diffusax.runtime.mesh import in_mesh
 from diffusax.runtime.program import Program
+from diffusax.tensors import as_tensors
 
 Found = Mapping[str, Prompt]
 """Embeddings of prompts (key "") and, where guidance needs them, negative prompts ("negative_")."""
@@ -94,11 +96,13 @@ def count_prompts(call: Call) -> int:
     return len(prompts)
 
 
-def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
+def embed_prompts(c: Components, call: Call, branches: int, length: int | None = None) -> Prompt:
     """Returns the embeddings of the call's prompts, b k ... with k branches.
 
     The first branch has the prompts, and the others have the negative prompts, or zeros where a
     checkpoint asks for these instead of a missing one (`force_zeros_for_empty_prompt`).
+
+    length: the number of tokens of other embeddings of the same run, which these are given, too.
 
     Raises:
         ValueError: prompts are missing, given twice, or not as many as needed.
@@ -109,7 +113,7 @@ def embed_prompts(c: Components, call: Call, branches: int) -> Prompt:
         n = count_prompts(call)
         found |= {prefix: c.encoded.find(call, call_texts(c, call, prefix, n)) for prefix in texts}
     elif texts:
-        tokens = tokenize(c, call, texts, _length(found))
+        tokens = tokenize(c, call, texts, _length(found) or length)
         tokens, adapters = _with_adapters(c, call, tokens, len(texts))
         _, networks, names = zip(*c.text)
         options: dict[str, Any] = {"groups": len(texts)}
@@ -177,7 +181,8 @@ def encodes_prompts(method: Any) -> Any:
     """Makes the `encode_prompt` method of a pipeline from a declaration of its arguments.
 
     The method returns the embeddings of the prompts and of the negative prompts, then their pooled
-    outputs. It raises ValueError for an argument that is not valid.
+    outputs, as tensors of PyTorch where the caller works with them. It raises ValueError for an
+    argument that is not valid.
     """
     signature = inspect.signature(method)
 
@@ -185,7 +190,9 @@ def encodes_prompts(method: Any) -> Any:
     def encode(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        return _embeddings(self.parts, bound.arguments)
+        found = _embeddings(self.parts, bound.arguments)
+        wanted = wants_tensors(self.tensors, *bound.arguments.values())
+        return as_tensors(found) if wanted else found
 
     return encode
 
@@ -226,6 +233,13 @@ def tokenize(
     tokens = c.family.tokenize([tokenizer for tokenizer, _, _ in c.text], texts, call, length)
     _check_ids(c, tokens)
     return tokens
+
+
+def count_tokens(c: Components, call: Call) -> int:
+    """Returns the number of tokens of the embeddings of a call's texts, with their padding."""
+    prefixes = [""] if call.negative_prompt is None else ["", "negative_"]
+    shape = tokenize(c, call, prefixes).ids[0].shape
+    return int(np.prod(shape[1:]))
 
 
 def _check_ids(c: Components, tokens: Tokens) -> None:

@@ -45,7 +45,9 @@ def make_request(
     """
     parts = check_pipeline(pipe).parts
     signature = inspect.signature(type(pipe).__call__)
-    call = _kept(check_call(bound_arguments(signature, pipe, args, kwargs)))
+    call = check_call(bound_arguments(signature, pipe, args, kwargs))
+    # It is prepared later, in another thread, and so its noise is that of the generators' seeds.
+    call = _kept(dataclasses.replace(call, generators=()))
     scheduler = parts.scheduler if sampler is None else sampler
     if isinstance(scheduler, str):
         scheduler = scheduler_from_name(scheduler, parts.scheduler)

@@ -25,7 +25,7 @@ from diffusax.pipelines import programs
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Denoiser
 from diffusax.pipelines.placement import put_plan
-from diffusax.pipelines.plan import DecoderCondition, Decoding, Plan, PreparedRun
+from diffusax.pipelines.plan import DecoderCondition, Decoding, Later, Plan, PreparedRun
 from diffusax.runtime.brownian import BrownianNoise
 from diffusax.runtime.images import NO_IMAGES, own_images, put
 from diffusax.runtime.mesh import in_mesh
@@ -143,19 +143,24 @@ def watch(
     """
     n, mesh = len(run.schedule), c.mesh
     bound = bind(c, run.adapters, run.ip_adapters)
-    row_noise = _row_noise(run)
+    row_noise = _row_noise(run, in_vain=getattr(c.scheduler, "draws_in_vain", False))
     shown = tqdm(total=n, **{"leave": True, **bar, "desc": "compiling"})
     # Processes that share a mesh must dispatch alike, whatever their clocks and bars say.
     shared = mesh is not None and mesh != mesh.local_mesh
-    if (shown.disable or shared) and on_row is None and row_noise is None:
+    if (shown.disable or shared) and on_row is None and row_noise is None and not run.later:
         return sample(bound, run.plan, at_once(n))
     single = on_row is not None or row_noise is not None
+
+    later = {one.row: one for one in run.later}
 
     def advance(bound: BoundDenoiser, state: jax.Array, placed: Plan) -> jax.Array:
         now, row, size = run, 0, 1
         images = len(run.plan.latents)
         while row < n and not interrupted():
+            if row in later:
+                now, placed = _changed(bound, now, placed, later[row])
             stop, began = row + 1 if single else min(row + size, n), time.perf_counter()
+            stop = min([stop, *(start for start in later if start > row)])
             noise = {} if row_noise is None else {"noise": put(mesh, row_noise(row))}
             state = _rows(bound, state, placed._replace(**noise), row, stop)
             if on_row is not None:
@@ -176,6 +181,14 @@ def watch(
 
     with shown:
         return sample(bound, run.plan, advance)
+
+
+def _changed(
+    bound: BoundDenoiser, run: PreparedRun, placed: Plan, later: Later
+) -> tuple[PreparedRun, Plan]:
+    """Returns a run and its plan on the devices with the prompts that begin here."""
+    plan = run.plan._replace(conditions=later.applied(run.plan.conditions))
+    return dataclasses.replace(run, plan=plan), place(bound, plan, placed)
 
 
 def decode(
@@ -232,15 +245,23 @@ def _show(bar: Any, state: jax.Array, rows: int, *, first: bool, desc: str | Non
         bar.unpause()
 
 
-def _row_noise(run: PreparedRun) -> Callable[[int], Any] | None:
-    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed."""
+def _row_noise(run: PreparedRun, *, in_vain: bool) -> Callable[[int], Any] | None:
+    """Returns a function from a row to PyTorch's noise for it, b h w c; None where not needed.
+
+    in_vain: see `Stepped.draws_in_vain`. A generator goes on as after diffusers' call.
+    """
     motion, noise, draws = run.schedule.motion, run.noise, run.schedule.draws_noise
     if not isinstance(noise, TorchNoise) or not draws.any():
         return None
     shape = run.plan.latents.shape
     if motion is not None and motion.seed is not None:
         return BrownianNoise(motion, shape).row
-    return lambda row: noise.row(shape[1:], draws=bool(draws[row]))
+
+    def row_noise(row: int) -> Any:
+        drawn = noise.draw("start", shape[1:]) if draws[row] or in_vain else None
+        return drawn if draws[row] else np.zeros(shape, np.float32)
+
+    return row_noise
 
 
 def _decode_tiles(

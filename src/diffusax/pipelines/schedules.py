@@ -54,11 +54,7 @@ def make_schedule(
         cutoff = _cutoff(c, last)
         end = begin + int((whole.timesteps[begin:] >= cutoff).sum())
     if begin >= end:
-        raise ValueError(
-            f"nothing is left of num_inference_steps={call.num_inference_steps} with "
-            f"strength={call.strength}, denoising_start={call.denoising_start} and "
-            f"denoising_end={call.denoising_end}; take more steps or a larger part of them"
-        )
+        raise ValueError(_nothing_left(call, from_image=from_image))
     if (begin, end) == (0, len(whole)):
         return cached_schedule(c.scheduler, **options)
     return cached_schedule(c.scheduler, begin=begin, end=end, **options)
@@ -77,9 +73,33 @@ def begin_row(c: Components, call: Call, whole: Schedule) -> int:
         return len(whole) - left
     given = call.timesteps or call.sigmas
     steps = (call.num_inference_steps if given is None else len(given)) or 0
-    kept = min(steps * call.strength, float(steps))
-    first = int(steps - kept) if c.family.begins_early else steps - int(kept)
-    return first * whole.order
+    return first_step(steps, call.strength, early=c.family.begins_early) * whole.order
+
+
+def first_step(steps: int, strength: float, *, early: bool) -> int:
+    """Returns the step at which a run of so many steps begins, which is `steps` where none is left.
+
+    early: whether a part of a step counts as one, see `Family.begins_early`.
+    """
+    kept = min(steps * strength, float(steps))
+    return int(steps - kept) if early else steps - int(kept)
+
+
+def _nothing_left(call: Call, *, from_image: bool) -> str:
+    """Says which of the call's arguments leave no step, naming those that it has."""
+    given: dict[str, Any] = {"num_inference_steps": call.num_inference_steps}
+    given |= {name: getattr(call, name) for name in ("timesteps", "sigmas")}
+    starts = call.denoising_start is not None and 0 < call.denoising_start < 1
+    if from_image and not starts:
+        given["strength"] = call.strength
+    given |= {name: getattr(call, name) for name in ("denoising_start", "denoising_end")}
+    if call.timesteps or call.sigmas:
+        given.pop("num_inference_steps")
+    steps, *parts = (f"{name}={value}" for name, value in given.items() if value is not None)
+    return (
+        f"nothing is left of {steps} with {' and '.join(parts)}; take more steps or a larger part "
+        "of them"
+    )
 
 
 def _cutoff(c: Components, fraction: float) -> int:

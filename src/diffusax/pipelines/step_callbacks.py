@@ -4,21 +4,23 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import function_wants_tensors
 from diffusax.models.freeu import freeu_rows
 from diffusax.models.latents import LatentFormat
-from diffusax.pipelines.arguments import Call, as_list
+from diffusax.pipelines.arguments import Call, as_list, read_numbers
 from diffusax.pipelines.components import Components
 from diffusax.pipelines.families import Family
 from diffusax.pipelines.guidance import call_rows
 from diffusax.pipelines.plan import Conditions, PreparedRun
 from diffusax.pipelines.sample import OnRow, watch
 from diffusax.pipelines.sizes import check_latents
+from diffusax.tensors import as_numpy, as_tensor, as_tensors
 from diffusax.typed.convert import shortened
 
 _NEGATIVES = {
@@ -108,17 +110,10 @@ def _call_back(
     tensors = {name: _tensor(name, pipe.family, run, state, form) for name in names}
     timestep, freeu = float(run.schedule.timesteps[row]), pipe.parts.freeu
     vars(pipe)["_current_timestep"] = timestep
-    result = call.callback_on_step_end(pipe, row, timestep, dict(tensors))
+    result, changed = _changes(pipe, call, row, timestep, tensors)
     vars(pipe)["_current_timestep"] = None
-    if isinstance(result, dict):
-        for name, value in result.items():
-            if value is not tensors.get(name):
-                state, run = _take(name, value, readable, run, state, form)
-    elif result is not None and not isinstance(result, bool | np.bool_):
-        raise ValueError(
-            "callback_on_step_end must return a dictionary, a boolean or None (got "
-            f"{shortened(result)})"
-        )
+    for name, value in changed.items():
+        state, run = _take(name, value, readable, run, state, form)
     scale = pipe.guidance_scale
     before = call.guidance_scale if run.guidance_scale is None else run.guidance_scale
     if run.weights and scale != before and not pipe.family.true_guidance:
@@ -127,6 +122,44 @@ def _call_back(
         rows = len(run.plan.step_inputs.rescale)
         run = _with_step_inputs(run, freeu=freeu_rows(pipe.parts.freeu, rows))
     return state, run, isinstance(result, bool | np.bool_) and not result
+
+
+def _changes(
+    pipe: Any, call: Call, row: int, timestep: float, tensors: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Calls the callback, and returns its result and the values that it changed.
+
+    It is given tensors of PyTorch where its module works with them, of which changes in place
+    count as in diffusers.
+
+    Raises:
+        ValueError: its result is neither a dictionary nor a boolean.
+    """
+    callback, given, told = call.callback_on_step_end, dict(tensors), cast(Any, timestep)
+    in_torch = pipe.tensors is None and function_wants_tensors(callback, call.tensors)
+    if in_torch or pipe.tensors == "pt":
+        given = as_tensors(given)
+        whole = pipe.scheduler.whole_timesteps
+        told = as_tensor(np.array(timestep, np.int64 if whole else np.float32))
+    result = callback(pipe, row, told, dict(given))
+    if not (result is None or isinstance(result, dict | bool | np.bool_)):
+        raise ValueError(
+            "callback_on_step_end must return a dictionary, a boolean or None (got "
+            f"{shortened(result)})"
+        )
+    changed = {name: x for name, x in given.items() if not _equal(x, tensors[name])}
+    if isinstance(result, dict):
+        changed |= {name: x for name, x in result.items() if x is not given.get(name)}
+    return result, changed
+
+
+def _equal(value: Any, before: Any) -> bool:
+    """Returns whether tensors that a callback was given have the values of before."""
+    if value is before or value is None:
+        return True
+    if isinstance(value, list):
+        return len(value) == len(before) and all(map(_equal, value, before))
+    return np.array_equal(as_numpy(value), np.asarray(before))
 
 
 def _with_step_inputs(run: PreparedRun, **changes: Any) -> PreparedRun:
@@ -258,7 +291,7 @@ def _take_list(name: str, values: Any, like: Any, lengths: np.ndarray) -> jax.Ar
         )
     changed = jnp.asarray(like)
     for i, value in enumerate(values):
-        numbers = jnp.asarray(np.asarray(value, np.float32), changed.dtype)
+        numbers = jnp.asarray(read_numbers(name, value), changed.dtype)
         changed = changed.at[i, 0, : len(numbers)].set(numbers)
     return changed
 
@@ -281,7 +314,7 @@ def _take_control(value: Any, like: tuple[Any, ...], form: LatentFormat) -> tupl
 
 def _like(name: str, value: Any, like: Any) -> jax.Array:
     """Returns maps b c h w as b h w c of the shape and dtype of others."""
-    value = np.asarray(value, np.float32)
+    value = read_numbers(name, value)
     wanted = tuple(like.shape[i] for i in (0, 3, 1, 2))
     if value.shape != wanted:
         raise ValueError(
@@ -306,7 +339,7 @@ def _negative_first(leaf: Any) -> jax.Array:
 def _branches(name: str, value: Any, like: Any) -> Any:
     """Inverts `_negative_first`; where only prompts are given, the negative ones are unchanged."""
     b, k = like.shape[:2]
-    value = jnp.asarray(np.asarray(value, np.float32), like.dtype)
+    value = jnp.asarray(read_numbers(name, value), like.dtype)
     if value.shape[1:] != like.shape[2:] or value.shape[0] not in (b, k * b):
         raise ValueError(
             f"{name} must keep the shape {(k * b, *like.shape[2:])} in callback_on_step_end "
@@ -325,7 +358,9 @@ def _reweigh(
     guidance: see `Family.guidance`.
     """
     weights = [0.0] * len(run.weights)
-    if now := guidance(scale):
+    if run.reweigh is not None:
+        weights = list(run.reweigh(max(scale, 1.0)))
+    elif now := guidance(scale):
         (before,) = guidance(call.guidance_scale or 0.0) or (0.0,)
         weights = [run.weights[0] + now[0] - before, *run.weights[1:]]
     rows = len(run.plan.step_inputs.rescale)

@@ -15,6 +15,12 @@ from diffusax.pipelines import guidance, programs
 from diffusax.pipelines.adapter_store import CallAdapters, call_adapters
 from diffusax.pipelines.arguments import Call
 from diffusax.pipelines.components import Components
+from diffusax.pipelines.composed_prompts import (
+    compose,
+    embed_composition,
+    later_conditions,
+    with_equal_sizes,
+)
 from diffusax.pipelines.encoding_pixels import encode_pixels
 from diffusax.pipelines.image_prompts import image_prompts
 from diffusax.pipelines.plan import Inpainting, Plan, PreparedRun, StepInputs
@@ -44,7 +50,7 @@ def text_to_image(c: Components, call: Call) -> PreparedRun:
     shape = c.latents.shape(height, width)
     require_channels(c, shape[-1], "text to image")
     schedule = make_schedule(c, call, (height, width))
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     x = pure_noise(c, call, noise, schedule, b, shape)
     run = prepare_run(c, call, schedule, noise, x, size=(height, width))
     return with_references(c, call, run)
@@ -73,7 +79,7 @@ def _draw_over(c: Components, call: Call, **start: Any) -> PreparedRun:
     pixels = read_pixels(c, call, *wanted)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size, **start)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     shape = c.latents.shape(*size)
     require_channels(c, shape[-1], "image to image")
     if call.latents is not None:
@@ -93,7 +99,7 @@ def instruct(c: Components, call: Call) -> PreparedRun:
     pixels = read_pixels(c, call, *resized)
     size = pixel_size(c, pixels)
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, b)
+    noise = noise_source(call.noise, call.seed, b, call.generators)
     shape = c.latents.shape(*size)
     require_channels(c, 2 * shape[-1], "InstructPix2Pix")
     image = encode(c, None, pixels, b, scale=c.options.get("is_cosxl_edit", False))
@@ -137,13 +143,24 @@ def prepare_run(
         scales: b, the guidance scale of each image; by default the call's.
     """
     scale = 1.0 if call.guidance_scale is None else call.guidance_scale
+    texts, reweigh = compose(c, call, schedule), None
+    if texts is not None and not texts.is_plain:
+        _check_joined(call, weights)
+        weights, reweigh = texts.guidance(max(scale, 1.0)), texts.guidance
     if weights is None:
         weights = guidance_weights(c, call)
-    prompt = embed_prompts(c, call, branches=1 + len(weights))
+    if texts is None:
+        prompts = [embed_prompts(c, call, branches=1 + len(weights))]
+    else:
+        prompts = embed_composition(c, call, texts, branches=1 + len(weights))
+    prompt = prompts[0]
     adapters = call_adapters(c, call, count_prompts(call))
     if scales is None:
         scales = np.full(prompt.context.shape[0], scale, np.float32)
-    conditions = c.family.conditions(c, call, prompt, size, scales)
+    every = [c.family.conditions(c, call, one, size, scales) for one in prompts]
+    if reweigh is not None:
+        every = [with_equal_sizes(one, len(weights)) for one in every]
+    conditions = every[0]
     images = image_prompts(c, call, branches=1 + len(weights), size=size)
     conditions = conditions._replace(channels=channels, images=images)
     table = programs.device_table(schedule)
@@ -158,9 +175,27 @@ def prepare_run(
     plan = Plan(latents, conditions, table, inputs, noise.keys, inpainting, _rule(c, call, weights))
     layers = c.ip_adapters.placed(c).layers if images else ()
     run = PreparedRun(plan, schedule, noise, weights, c.decoding(), ip_adapters=layers)
+    if texts is not None:
+        later = later_conditions(texts, every)
+        run = dataclasses.replace(run, later=later, reweigh=reweigh)
     if adapters is None:
         return run
     return dataclasses.replace(run, adapters=adapters.layers, adapter_order=adapters.order)
+
+
+def _check_joined(call: Call, weights: tuple[float, ...] | None) -> None:
+    """Raises ValueError for a call whose guidance has no branches for prompts that AND joins."""
+    for name, given in (
+        ("guide", call.guide is not None),
+        ("image_guidance_scale", weights is not None),
+        ("ip_adapter_image", call.ip_adapter_image is not None),
+        ("ip_adapter_image_embeds", call.ip_adapter_image_embeds is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"prompt has AND or a weight of its own, which cannot be together with {name}; "
+                "leave one of them out"
+            )
 
 
 def _rule(c: Components, call: Call, weights: tuple[float, ...]) -> Any:
@@ -286,4 +321,8 @@ def required(call: Call, name: str) -> Any:
 def check_count(pictures: Any, b: int, name: str) -> None:
     """Raises ValueError unless images can be repeated to b of them."""
     if len(pictures) > b or b % len(pictures):
-        raise ValueError(f"{name} has {len(pictures)} pictures for {b} images to draw; give one")
+        n = len(pictures)
+        raise ValueError(
+            f"{name} has {n} images for {b} to generate; give one image, or a prompt for each: "
+            f"prompt=[prompt] * {n}"
+        )

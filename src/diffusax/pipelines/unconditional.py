@@ -23,7 +23,7 @@ def unconditional(c: Components, call: Call) -> PreparedRun:
         )
     size = c.default_size
     schedule = make_schedule(c, call, size)
-    noise = noise_source(call.noise, call.seed, call.batch_size)
+    noise = noise_source(call.noise, call.seed, call.batch_size, call.generators)
     start = noise.draw("start", c.latents.shape(*size))
     x = programs.begin(start, np.float32(schedule.init_noise_sigma), None, None)
     table = programs.device_table(schedule)

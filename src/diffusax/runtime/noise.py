@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import secrets
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -22,7 +23,8 @@ _INDEX = {
     "masked": np.uint32(2**32 - 2),
     "control": np.uint32(2**32 - 3),
 }
-_JAX_LIMIT = 2**32
+_LIMIT = 2**64
+_WORD = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class JaxNoise:
 class TorchNoise:
     """The numbers of torch.Generator().manual_seed(seed), in the order in which diffusers draws."""
 
-    generators: tuple[TorchGenerator, ...]
+    generators: tuple["TorchGenerator | _Stream", ...]
     images: int
     keys: jax.Array
     """Keys for programs that use no noise, so that they are the same as with JAX's numbers."""
@@ -57,16 +59,17 @@ class TorchNoise:
             drawn = np.concatenate([g.randn((1, c, h, w)) for g in self.generators[:rows]])
         return np.ascontiguousarray(drawn.transpose(0, 2, 3, 1))
 
-    def row(self, shape: Shape, *, draws: bool) -> Any:
-        """Returns the noise of a row that uses noise, and zeros for other rows."""
-        return self.draw("start", shape) if draws else np.zeros((self.images, *shape), np.float32)
-
 
 Noise = JaxNoise | TorchNoise
 
 
-def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
+def noise_source(
+    kind: str, seed: list[int] | int | None, n: int, generators: Sequence[Any] = ()
+) -> Noise:
     """Makes the noise of n images; a seed of None takes one from the system.
+
+    generators: instead of the seed, one for all images or one for each: seeds, or generators of
+    PyTorch on the CPU, which go on with every draw.
 
     Raises:
         ValueError: the seed is out of range, or a list of another length than n.
@@ -78,22 +81,56 @@ def noise_source(kind: str, seed: list[int] | int | None, n: int) -> Noise:
     seeds = seed if isinstance(seed, list) else [seed]
     if kind == "torch":
         keys = image_keys(np.zeros(n, np.uint32), np.arange(n, dtype=np.uint32))
-        return TorchNoise(tuple(TorchGenerator(s) for s in seeds), n, keys)
+        return TorchNoise(tuple(map(_stream, generators or seeds)), n, keys)
     for value in seeds:
-        if not 0 <= value < _JAX_LIMIT:
-            raise ValueError(
-                f"seed must be an integer from 0 to {_JAX_LIMIT - 1} (got {value}); noise='torch' "
-                "takes larger ones"
-            )
-    if isinstance(seed, list):
-        return JaxNoise(image_keys(np.array(seeds, np.uint32), np.zeros(n, np.uint32)))
-    return JaxNoise(image_keys(np.full(n, seed, np.uint32), np.arange(n, dtype=np.uint32)))
+        if not 0 <= value < _LIMIT:
+            raise ValueError(f"seed must be an integer from 0 to {_LIMIT - 1} (got {value})")
+    high, low = np.array([divmod(value, _WORD) for value in seeds], np.uint32).T
+    many = isinstance(seed, list)
+    indices = np.zeros(n, np.uint32) if many else np.arange(n, dtype=np.uint32)
+    keys = image_keys(low if many else np.full(n, low[0]), indices)
+    if high.any():
+        keys = with_high_words(keys, high if many else np.full(n, high[0]))
+    return JaxNoise(keys)
+
+
+def _stream(generator: Any) -> "TorchGenerator | _Stream":
+    """Returns the numbers of a seed, or those of a generator of PyTorch from where it stands."""
+    if isinstance(generator, int):
+        return TorchGenerator(generator)
+    return _Stream(generator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """The numbers of a generator of PyTorch, which goes on with every draw."""
+
+    generator: Any
+
+    def randn(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns standard normal numbers, as `TorchGenerator` does."""
+        return np.asarray(draw_from(self.generator, shape))
 
 
 @jax.jit
 def image_keys(seeds: jax.Array, indices: jax.Array) -> jax.Array:
     """Returns one key per image: fold_in(key(seed), index), whatever else is in the batch."""
     return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seeds, indices)
+
+
+@jax.jit
+def with_high_words(keys: jax.Array, words: jax.Array) -> jax.Array:
+    """Returns keys for seeds of 64 bits: fold_in(key, word) for words above zero.
+
+    Seeds below 2**32 have the keys that they always had.
+    """
+
+    def one(key: jax.Array, word: jax.Array) -> jax.Array:
+        own, more = jax.random.key_data(key), jax.random.key_data(jax.random.fold_in(key, word))
+        return jnp.where(word > 0, more, own)
+
+    impl = jax.random.key_impl(keys)
+    return jax.random.wrap_key_data(jax.vmap(one)(keys, words), impl=impl)
 
 
 @functools.partial(jax.jit, static_argnums=1)

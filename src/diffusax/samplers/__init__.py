@@ -1,8 +1,10 @@
 """Samplers as tables: coefficients from the host, and one generic step in the compiled program."""
 
 from diffusax.samplers.names import (
+    SAMPLER_CLASSES,
     SAMPLER_NAMES,
     fitting_samplers,
+    sampler_name,
     scheduler_from_config,
     scheduler_from_name,
 )
@@ -24,6 +26,7 @@ from diffusax.samplers.schedulers.snr_schedulers import *  # noqa: F403
 from diffusax.samplers.step import init_state, run, step
 
 __all__ = [
+    "SAMPLER_CLASSES",
     "SAMPLER_NAMES",
     "SCHEDULERS",
     "Row",
@@ -34,6 +37,7 @@ __all__ = [
     "fitting_samplers",
     "init_state",
     "run",
+    "sampler_name",
     "scheduler_from_config",
     "scheduler_from_function",
     "scheduler_from_name",

@@ -1,5 +1,6 @@
 """Finds samplers by name, for configs and the command line."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,8 @@ _KARRAS = {
 }
 _NAMES |= _KARRAS
 SAMPLER_NAMES = tuple(sorted(_NAMES))
+SAMPLER_CLASSES = {name: cls for name, (cls, _) in _NAMES.items()}
+"""The class of each sampler."""
 
 
 def scheduler_from_name(
@@ -90,6 +93,17 @@ def fitting_samplers(config: Scheduler) -> tuple[list[str], dict[str, list[str]]
         names = found if fits else others.setdefault(f"for {samples(scheduler.process)}", [])
         names.append(name)
     return found, others
+
+
+@functools.lru_cache(256)
+def sampler_name(scheduler: Scheduler) -> str:
+    """Returns the name of SAMPLER_NAMES that gives this scheduler with its options, or its class's.
+
+    `scheduler_from_name` of the name and the scheduler returns the same one. Of several such names
+    it is the one that says most: Karras' levels are named, though the config has them anyway.
+    """
+    same = [n for n in fitting_samplers(scheduler)[0] if _named(n, scheduler) == scheduler]
+    return max(same, key=lambda name: len(_NAMES[name][1]), default=scheduler.class_name)
 
 
 def _named(name: str, config: Mapping[str, Any] | Scheduler | None) -> Scheduler:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffusax.serving.errors import Refused
+from diffusax.text.lora_tags import add_weights
 
 _MOST = 16
 """The LoRAs of a model that stay in memory."""
@@ -42,10 +43,8 @@ class Adapters:
             # A LoRA may be named by its title, and twice.
             own = catalogue.lora(name).name
             if isinstance(weight, Mapping):
-                found[own] = {k: v for k, v in weight.items() if k in pipe.component_names}
-            else:
-                before = found.get(own, 0.0)
-                found[own] = weight if isinstance(before, Mapping) else before + weight
+                weight = {k: v for k, v in weight.items() if k in pipe.component_names}
+            found[own] = add_weights(found[own], weight) if own in found else weight
         with self._lock:
             used = self._used.setdefault(pipe.parts.adapters, collections.OrderedDict())
             for name in found:

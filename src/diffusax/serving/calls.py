@@ -11,10 +11,11 @@ from diffusax.images.masks import blur, mask_of
 from diffusax.images.pictures import resize
 from diffusax.images.reading import load_image
 from diffusax.pipelines.arguments import check_call
-from diffusax.samplers import scheduler_from_name
+from diffusax.samplers import Scheduler, scheduler_from_name
 from diffusax.serving.drawing import EDIT, IMAGE, INPAINT, TEXT, Drawing
 from diffusax.serving.entries import Checkpoint, FileEntry
 from diffusax.serving.errors import Refused
+from diffusax.serving.strength import check_strength, step_arguments
 from diffusax.text.lora_tags import read_tags
 
 _NEEDS = (
@@ -25,6 +26,7 @@ _NEEDS = (
 )
 """Fields that mean nothing without another one."""
 _ARTICLES = {TEXT: "text to image", IMAGE: "image to image", INPAINT: "inpainting", EDIT: "edits"}
+_WITH_ETA = ("DDIMScheduler", "TCDScheduler")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Drawing))
 
 
@@ -66,16 +68,22 @@ def complete(
             param="guidance_rescale",
         )
     _check_arguments(cls, drawing)
+    _check_eta(checkpoint, drawing)
+    check_strength(cls, drawing)
     return _resized(drawing)
 
 
-def arguments(pipeline_class: Any, drawing: Drawing) -> dict[str, Any]:
+def arguments(pipeline_class: Any, drawing: Drawing, scheduler: Scheduler) -> dict[str, Any]:
     """Returns the arguments of a pipeline's call for one image of a completed drawing.
 
     The seed, the sampler and the adapters are left out, and the prompt is without the tags of
     LoRAs. A negative prompt is left out for pipelines that have none (consistency models).
+
+    scheduler: the model's.
     """
-    return _taken(pipeline_class, {**_settings(drawing), **_pictures(drawing)})
+    scheduler = scheduler_from_name(drawing.sampler or "", scheduler)
+    own = step_arguments(pipeline_class, drawing, scheduler)
+    return _taken(pipeline_class, {**_settings(drawing), **own, **_pictures(drawing)})
 
 
 def adapters_of(drawing: Drawing) -> dict[str, Any]:
@@ -97,6 +105,7 @@ def _settings(drawing: Drawing) -> dict[str, Any]:
         "prompt": read_tags(drawing.prompt)[0],
         "negative_prompt": drawing.negative_prompt or None,
         "num_inference_steps": drawing.num_inference_steps,
+        "eta": drawing.eta or None,
         "guidance_scale": drawing.guidance_scale,
         "guidance_rescale": drawing.guidance_rescale,
         "clip_skip": drawing.clip_skip,
@@ -230,6 +239,17 @@ def _sampler(checkpoint: Checkpoint, name: str | None) -> str:
             param="sampler",
         ) from None
     return name
+
+
+def _check_eta(checkpoint: Checkpoint, drawing: Drawing) -> None:
+    """Raises Refused for an eta that the drawing's sampler would not read."""
+    scheduler = scheduler_from_name(drawing.sampler or "", checkpoint.scheduler)
+    if drawing.eta and scheduler.class_name not in _WITH_ETA:
+        raise Refused(
+            f"eta must be 0 for the sampler {drawing.sampler!r} (got {drawing.eta:g}); ddim and "
+            "tcd have it",
+            param="eta",
+        )
 
 
 def _size(checkpoint: Checkpoint, drawing: Drawing) -> tuple[int, int]:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from diffusax.checkpoints.hub import EMBEDDED
+from diffusax.checkpoints.lora import called, output_name
 from diffusax.serving.calls import adapters_of, arguments, complete
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import (
@@ -64,6 +65,7 @@ class Catalogue:
         options = {"dtype": dtype, "device": device, "mesh": mesh}
         self._residents = Residents(options, memory)
         self._read: dict[Any, Checkpoint] = {}
+        self._aliases: dict[tuple[Path, int], str | None] = {}
         self.unreadable: Mapping[Path, str] = MappingProxyType({})
         """The files in the folder that cannot be used, with the reasons."""
         self.refresh()
@@ -114,7 +116,8 @@ class Catalogue:
         # Readers see the old lists or the new ones, each of them whole; the default is the first.
         self._models = {default: models[default], **models}
         self._controlnets = controlnets
-        self._loras, self._embeddings = _files(found, "lora"), _files(found, "embedding")
+        self._loras = _files(found, "lora", self._alias)
+        self._embeddings = _files(found, "embedding")
         self.unreadable = MappingProxyType(unreadable)
         self._residents.keep_only(models, controlnets, self.embeddings)
 
@@ -127,11 +130,14 @@ class Catalogue:
         return self._current(self._checkpoint(name).entry)
 
     def lora(self, name: str) -> FileEntry:
-        """Returns the LoRA of a name.
+        """Returns the LoRA of a name: its file's, or the one in its header.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or several are called so.
         """
+        named = called(name, {key: (key, one.alias) for key, one in self._loras.items()})
+        if len(named) == 1:
+            return self._loras[named[0]]
         return _look_up(self._loras, name, "adapters", "LoRA")
 
     def check(self, drawing: Drawing) -> Drawing:
@@ -161,7 +167,7 @@ class Catalogue:
         nets = [self._controlnet(control.model) for control in drawing.controls]
         model = self._checkpoint(drawing.model)
         pipe = self._residents.acquire(model, drawing.task, nets, self.embeddings)
-        return pipe, arguments(type(pipe), drawing)
+        return pipe, arguments(type(pipe), drawing, model.scheduler)
 
     def release(self, pipe: Any) -> None:
         """Lets a pipeline of `acquire` go. Once for each time that it was acquired."""
@@ -178,6 +184,13 @@ class Catalogue:
                 return made
             self._read[key] = made
         return self._read[key]
+
+    def _alias(self, path: Path) -> str | None:
+        """Returns the name in a LoRA's header, which is read once while the file is the same."""
+        key = path, path.stat().st_mtime_ns
+        if key not in self._aliases:
+            self._aliases[key] = output_name(path)
+        return self._aliases[key]
 
     def _checkpoint(self, name: str) -> Checkpoint:
         models = self._models
@@ -217,12 +230,18 @@ def _add_default(
     return name
 
 
-def _files(found: Sequence[Found], kind: str) -> dict[str, FileEntry]:
-    """Returns the entries of a kind that needs no reading, by name."""
+def _files(
+    found: Sequence[Found], kind: str, alias: Callable[[Path], str | None] = lambda path: None
+) -> dict[str, FileEntry]:
+    """Returns the entries of a kind of which headers alone are read, by name."""
     own = [one for one in found if one.kind == kind]
     return {
         one.name: FileEntry(
-            name=one.name, title=one.title, path=one.path, changed=last_change(one.path)
+            name=one.name,
+            title=one.title,
+            path=one.path,
+            changed=last_change(one.path),
+            alias=alias(one.path),
         )
         for one in own
     }
@@ -237,11 +256,15 @@ def _look_up(listed: Mapping[str, Any], name: str, param: str, kind: str) -> Any
     if name in listed:
         return listed[name]
     entries = {key: getattr(value, "entry", value) for key, value in listed.items()}
-    wanted = name.lower()
+    wanted = name.lower().replace("\\", "/")
     found = [
         key
         for key, entry in entries.items()
         if wanted in (key.lower(), entry.title.lower(), entry.path.name.lower())
+    ]
+    # A title without its ending, as A1111 writes a model in a folder below.
+    found = found or [
+        key for key, e in entries.items() if wanted == str(Path(e.title).with_suffix("")).lower()
     ]
     if len(found) == 1:
         return listed[found[0]]

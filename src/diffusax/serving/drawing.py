@@ -1,7 +1,7 @@
 """What a client asks for: a drawing, with the settings of `diffusax.serving`'s interfaces."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -26,11 +26,21 @@ Guidance = Annotated[
 ]
 ImageGuidance = Annotated[Scale, Meta(description="How closely an edit keeps to its image.")]
 Rescale = Annotated[Share, Meta(description="How much guidance is rescaled (Lin et al. 2024).")]
+SEEDS = 2**64
+"""The number of seeds; after the last one comes 0."""
 Seed = Annotated[
-    int, Meta(ge=0, le=2**32 - 1, description="Image i has the seed plus i; random for none.")
+    int,
+    Meta(ge=0, description="Of 64 bits. Image i has the seed plus i; random for none."),
 ]
 Images = Annotated[int, Meta(ge=1, le=1000, description="The number of images.")]
 Strength = Annotated[Share, Meta(description="How much to change the image.")]
+StrengthRule = Annotated[
+    Literal["diffusers", "webui", "exact"],
+    Meta(
+        description="Which steps a strength leaves: diffusers' part of them; A1111's, which has "
+        "one more and never none; or all, of a schedule that is longer by as much."
+    ),
+]
 Blur = Annotated[
     float, Meta(ge=0, le=1024, description="The pixels by which the mask's edge is softened.")
 ]
@@ -39,6 +49,9 @@ Padding = Annotated[
     Meta(
         ge=0, le=4096, description="Generates only the masked part, with so many pixels around it."
     ),
+]
+Eta = Annotated[
+    Share, Meta(description="The noise in the steps of the samplers ddim and tcd, from 0 to 1.")
 ]
 ClipSkip = Annotated[
     int, Meta(ge=0, le=100, description="The text encoder's last layers to leave out.")
@@ -85,9 +98,11 @@ class Settings:
     image_guidance_scale: ImageGuidance | None = None
     guidance_rescale: Rescale = 0.0
     sampler: Sampler | None = None
+    eta: Eta = 0.0
     seed: Seed | None = None
     num_images: Images = 1
     strength: Strength | None = None
+    strength_rule: StrengthRule = "diffusers"
     mask_blur: Blur = 0.0
     padding_mask_crop: Padding | None = None
     adapters: Adapters = dataclasses.field(default_factory=dict)

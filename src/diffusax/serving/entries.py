@@ -22,7 +22,7 @@ from diffusax.pipelines.loading import class_for, load_scheduler, with_class_opt
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.sizes import pixel_range
 from diffusax.pipelines.tasks import instruct
-from diffusax.samplers import Scheduler, fitting_samplers, scheduler_from_name
+from diffusax.samplers import Scheduler, fitting_samplers, sampler_name
 
 Task = Literal["text-to-image", "image-to-image", "inpainting", "edit"]
 
@@ -85,6 +85,8 @@ class FileEntry:
     model's; None where it is not known."""
     changed: int = 0
     """When it was last changed, see `last_change`."""
+    alias: str | None = None
+    """The name in a LoRA's header, by which A1111's prompts call it; None where it has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +186,7 @@ def describe_model(source: str | Path, name: str, title: str) -> Checkpoint:
         steps=0,
         guidance_scale=1.0,
         image_guidance_scale=None,
-        sampler=_name_of(scheduler),
+        sampler=sampler_name(scheduler),
         samplers=_samplers_for(scheduler),
         path=Path(source),
     )
@@ -269,12 +271,3 @@ def _scheduler(folder: Path, listed: dict[str, Any], origin: Any) -> Scheduler:
 @functools.lru_cache(256)
 def _samplers_for(scheduler: Scheduler) -> tuple[str, ...]:
     return tuple(fitting_samplers(scheduler)[0])
-
-
-@functools.lru_cache(256)
-def _name_of(scheduler: Scheduler) -> str:
-    """Returns the name of a scheduler: that of a sampler which is the same with these options."""
-    for name in _samplers_for(scheduler):
-        if scheduler_from_name(name, scheduler) == scheduler:
-            return name
-    return scheduler.class_name

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from diffusax.serving.drawing import ControlSettings, Drawing, Settings, Weights
+from diffusax.serving.drawing import SEEDS, ControlSettings, Drawing, Settings, Weights
 from diffusax.serving.errors import Refused
 from diffusax.typed.convert import Words, convert_fields, field_types, in_words, shortened
 
@@ -30,6 +30,7 @@ def typed(drawing: Drawing) -> Drawing:
         Refused: one has another type or is out of its range; names it, its value and what is valid.
     """
     fields = _converted(FIELDS, drawing, "", None)
+    check_seed(fields["seed"])
     controls = tuple(
         dataclasses.replace(
             control, **_converted(CONTROL_FIELDS, control, "controls: ", "controls")
@@ -37,6 +38,14 @@ def typed(drawing: Drawing) -> Drawing:
         for control in drawing.controls
     )
     return dataclasses.replace(drawing, **fields, controls=controls)
+
+
+def check_seed(seed: int | None) -> None:
+    """Raises Refused for a seed of more than 64 bits, a bound that msgspec cannot express."""
+    if seed is not None and seed >= SEEDS:
+        raise Refused(
+            f"seed must be a whole number up to {SEEDS - 1} (got {shortened(seed)})", param="seed"
+        )
 
 
 def _converted(

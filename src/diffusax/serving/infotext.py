@@ -1,159 +1,114 @@
-"""Settings of drawings as stable-diffusion-webui writes them into PNG files, both directions."""
+"""Settings of drawings as text in images, as stable-diffusion-webui has it, both directions."""
 
-import contextlib
-import json
-import re
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from diffusax.parameters import parameters_text, webui_clip_skip
-from diffusax.serving.drawing import EDIT, INPAINT, TEXT, Control, Drawing
+from diffusax.infotext import text as infotext
+from diffusax.infotext.files import texts_of
+from diffusax.infotext.others import webui_text
+from diffusax.serving.drawing import EDIT, INPAINT, TEXT, Drawing
 from diffusax.serving.errors import Refused
-from diffusax.serving.fields import FIELDS
-from diffusax.serving.samplers import from_webui, to_webui
+from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
 from diffusax.typed.convert import Mismatch, convert
 
-_SETTING = re.compile(r'(\w[\w \-/]{1,60}):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
-"""A setting in the last line, as in webui's infotext_utils.py, but names are bounded: without that,
-a line without a colon takes time that grows with the square of its length."""
-_LONGEST = 100_000
-"""The most characters of a text; a file may hold millions."""
-_FEWEST = 3
-"""A last line of fewer settings belongs to the prompt, as there."""
-_NEGATIVE = "Negative prompt:"
-_NUMBERS = {
-    "Steps": "num_inference_steps",
-    "CFG scale": "guidance_scale",
-    "Image CFG scale": "image_guidance_scale",
-    "CFG rescale": "guidance_rescale",
-    "Seed": "seed",
-    "Denoising strength": "strength",
-    "Mask blur": "mask_blur",
-    "Masked area padding": "padding_mask_crop",
-}
-"""Fields of drawings by webui's names for them."""
+_LONGEST, _LONGEST_OWN = 100_000, 1_000_000
+"""The most characters of a text, and of one that diffusax wrote; a file may hold millions."""
 
 
-def write_infotext(drawing: Drawing, seed: int) -> str:
+@dataclasses.dataclass(frozen=True)
+class ImageSettings:
+    """What a file says of its image."""
+
+    settings: dict[str, Any]
+    """The fields of `Drawing` that it states."""
+    left_out: list[str]
+    """What it states and the fields lack, such as "Variation seed: 5"."""
+    text: str
+    """The settings as webui writes them."""
+
+
+def write_infotext(drawing: Drawing, seed: int, more: Mapping[str, Any] | None = None) -> str:
     """Returns the text `parameters` for the file of one image.
 
     Args:
         drawing: the drawing with all values that its model gives, as `Catalogue.check` returns it.
         seed: the image's own seed.
+        more: further settings by webui's names.
     """
-    sampler, schedule = to_webui(drawing.sampler or "")
     task = drawing.task
-    settings = {
-        "Steps": drawing.num_inference_steps,
-        "Sampler": sampler or None,
-        "Schedule type": schedule,
-        "CFG scale": _number(drawing.guidance_scale),
-        "Image CFG scale": _number(drawing.image_guidance_scale),
-        "CFG rescale": _number(drawing.guidance_rescale or None),
-        "Seed": seed,
-        "Size": f"{drawing.width}x{drawing.height}",
-        "Model": drawing.model or None,
-        "Denoising strength": None if task in (TEXT, EDIT) else _number(drawing.strength),
-        "Clip skip": webui_clip_skip(drawing.clip_skip),
-        "Mask blur": _number(drawing.mask_blur) if task == INPAINT else None,
-        "Inpaint area": None if drawing.padding_mask_crop is None else "Only masked",
-        "Masked area padding": drawing.padding_mask_crop,
-        "Prompt weighting": None if drawing.prompt_weighting else False,
-        "Long prompt": None if drawing.long_prompt else False,
-        "RNG": "jax",
-    }
-    settings |= {f"ControlNet {i}": _control(c) for i, c in enumerate(drawing.controls)}
-    tags = "".join(f" <lora:{name}:{weight:g}>" for name, weight in drawing.adapters.items())
-    return parameters_text(f"{drawing.prompt}{tags}".strip(), drawing.negative_prompt, settings)
+    fields = {name: getattr(drawing, name) for name in FIELDS if name != "num_images"}
+    if task in (TEXT, EDIT):
+        fields["strength"] = None
+    if task != INPAINT:
+        fields["mask_blur"] = None
+    fields["controls"] = [
+        {name: getattr(control, name) for name in CONTROL_FIELDS} for control in drawing.controls
+    ]
+    return infotext.write({**fields, "seed": seed, "adapters": dict(drawing.adapters)}, more)
 
 
 def read_infotext(text: str) -> dict[str, Any]:
-    """Reads the fields of `Drawing` from a text `parameters`, of this server or of webui.
+    """Reads the fields of `Drawing` from a text `parameters`, see `read_text`."""
+    return read_text(text).settings
 
-    The adapters stay in the prompt. What has no field here, is out of its range or names an unknown
-    sampler is left out, and so are ControlNets, whose images the text does not hold.
+
+def read_text(text: str) -> ImageSettings:
+    """Reads a text `parameters`, of this server, of webui, or of a program with its form.
+
+    LoRAs that webui's prompts name stay in the prompt. What has no field here, is out of its range
+    or names an unknown sampler is left out and told, and so are ControlNets, whose images the text
+    does not hold.
 
     Raises:
         Refused: the text is longer than any drawing's.
     """
-    if len(text) > _LONGEST:
+    own = f", {infotext.EXACT}: " in text[:_LONGEST_OWN]
+    if len(text) > (_LONGEST_OWN if own else _LONGEST):
         raise Refused(
             f"image must have at most {_LONGEST} characters of settings (got {len(text)}); "
             "give them as fields",
             param="image",
         )
-    *lines, last = text.strip().split("\n")
-    found = dict(_settings(last))
-    if len(found) < _FEWEST:
-        lines, found = [*lines, last], {}
-    begin = next((i for i, line in enumerate(lines) if line.startswith(_NEGATIVE)), len(lines))
-    negative = "\n".join(lines[begin:]).removeprefix(_NEGATIVE)
-    fields: dict[str, Any] = {
-        "prompt": "\n".join(lines[:begin]).strip(),
-        "negative_prompt": negative.strip(),
-        **{field: found.get(name) for name, field in _NUMBERS.items()},
-        "model": found.get("Model"),
-        "sampler": _sampler(found),
-        "prompt_weighting": found.get("Prompt weighting"),
-        "long_prompt": found.get("Long prompt"),
-    }
-    if size := re.fullmatch(r"(\d{1,6})x(\d{1,6})", found.get("Size", "")):
-        fields |= {"width": size[1], "height": size[2]}
-    if found.get("Clip skip", "").isdecimal():
-        # There, 1 leaves no layer out.
-        fields["clip_skip"] = str(int(found["Clip skip"][:4]) - 1)
-    given = {name: _typed(name, value) for name, value in fields.items()}
-    return {name: value for name, value in given.items() if value is not None}
+    found = infotext.read(text)
+    settings: dict[str, Any] = {}
+    left_out = list(found.left_out)
+    for name, value in found.fields.items():
+        if name == "controls" and isinstance(value, list):
+            left_out += [f"ControlNet: {one.get('model')}" for one in value]
+        elif name not in FIELDS:
+            left_out += [f"{name}: {value}"]
+        else:
+            try:
+                settings[name] = convert(value, FIELDS[name], strict=False)
+            except Mismatch:
+                left_out.append(found.stated.get(name, f"{name}: {value!r}"[:80]))
+    return ImageSettings(settings, list(dict.fromkeys(left_out)), text)
 
 
-def read_settings(image: Any) -> dict[str, Any]:
-    """Reads the fields of `Drawing` from an image's file.
+def read_image(image: Any) -> ImageSettings:
+    """Reads the settings in an image's file, whichever program wrote them.
 
-    image: a PIL image that was opened from a PNG file.
+    image: a PIL image that was opened from a file.
 
     Raises:
         Refused: the file says nothing of settings, or too much.
     """
-    text = getattr(image, "text", {}).get("parameters")
+    text = text_in(image)
     if not text:
         raise Refused(
-            "image must be a PNG file with settings in its text 'parameters'; this one has none",
+            "image must have settings in its file, as diffusax, A1111's web UI, ComfyUI, InvokeAI, "
+            "NovelAI and others write them; this one has none",
             param="image",
         )
-    return read_infotext(text)
+    return read_text(text)
 
 
-def _settings(line: str) -> Iterator[tuple[str, str]]:
-    for name, value in _SETTING.findall(line):
-        if value.startswith('"'):
-            with contextlib.suppress(ValueError):
-                value = str(json.loads(value))
-        yield name, value.strip()
+def read_settings(image: Any) -> dict[str, Any]:
+    """Reads the fields of `Drawing` from an image's file, see `read_image`."""
+    return read_image(image).settings
 
 
-def _sampler(found: Mapping[str, str]) -> str | None:
-    with contextlib.suppress(Refused):
-        if "Sampler" in found:
-            return from_webui(found["Sampler"], found.get("Schedule type"))
-    return None
-
-
-def _typed(name: str, value: Any) -> Any:
-    """Returns a field's value in its type; None where it has none, or not that type."""
-    try:
-        return None if value is None else convert(value, FIELDS[name], strict=False)
-    except Mismatch:
-        return None
-
-
-def _number(value: float | None) -> str | None:
-    """Writes a number as webui does: 7 and 7.5, not 7.0."""
-    return None if value is None else f"{value:.10g}"
-
-
-def _control(control: Control) -> str:
-    """Writes a ControlNet as webui's extension does."""
-    return (
-        f"Model: {control.model}, Weight: {control.scale:g}, Guidance Start: {control.start:g}, "
-        f"Guidance End: {control.end:g}"
-    )
+def text_in(image: Any) -> str:
+    """Returns the settings in an image's file as webui writes them; "" where there are none."""
+    return webui_text(texts_of(image), image.size)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from diffusax.serving.drawing import Drawing
+from diffusax.serving.drawing import SEEDS, Drawing
 from diffusax.serving.errors import Refused
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Job:
         """A name that nobody guesses."""
         self.drawing, self.client, self.priority = drawing, client, priority
         self.deadline = deadline
-        self.seeds = [((drawing.seed or 0) + i) % 2**32 for i in range(drawing.num_images)]
+        self.seeds = [((drawing.seed or 0) + i) % SEEDS for i in range(drawing.num_images)]
         """The seed of each image."""
         self.created: float = time.time()
         """When it was submitted (time.time)."""

@@ -129,6 +129,7 @@ def prepare_part(
     adapters: Adapters,
     previews: Previews,
     rank: int,
+    lanes: int,
 ) -> None:
     """Prepares a part for a running batch; loads what it needs.
 
@@ -139,6 +140,7 @@ def prepare_part(
         adapters: the adapters that are loaded.
         previews: what previews are made with.
         rank: the least total rank of batches with adapters.
+        lanes: the most lanes of a batch on each device.
 
     Raises:
         Exception: whatever is wrong with the drawing; see `refusal`.
@@ -150,6 +152,11 @@ def prepare_part(
     own = texts.setdefault(part.pipe.parts.adapters, TextCache())
     request = make_request(part.pipe, drawing.sampler, (), arguments, texts=own, generation=part)
     run = prepare(request)
+    if len(run.weights) >= lanes:
+        raise Refused(
+            f"prompt must have at most {lanes - 1} parts that AND joins (got {len(run.weights)})",
+            param="prompt",
+        )
     draws_noise = bool(run.schedule.draws_noise.any())
     part.request = PartRequest(request, previews, draws_noise=draws_noise)
     part.request.finish = run.finish

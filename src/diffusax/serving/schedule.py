@@ -27,6 +27,7 @@ from diffusax.serving.metrics import Metrics
 from diffusax.serving.parts import Part, prepare_part, refusal
 from diffusax.serving.previews import Previews
 from diffusax.serving.sizes import KindSizes, memory_in_use
+from diffusax.serving.strength import count_steps
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Schedule:
             "adapters": Adapters(),
             "previews": Previews(),
             "rank": settings.adapter_rank,
+            "lanes": settings.lanes,
         }
         self._queue = FairQueue()
         self._parts: dict[str, list[Part]] = {}
@@ -348,8 +350,5 @@ def _work(job: Job) -> float:
     drawing = job.drawing
     guided = drawing.guidance_scale is None or drawing.guidance_scale > 1
     lanes = 1 + guided + (drawing.image_guidance_scale is not None)
-    steps = (drawing.num_inference_steps or 1) * (
-        1.0 if drawing.strength is None else drawing.strength
-    )
     pixels = (drawing.width or 512) * (drawing.height or 512)
-    return max(steps, 1.0) * lanes * pixels / 2**20
+    return count_steps(drawing) * lanes * pixels / 2**20

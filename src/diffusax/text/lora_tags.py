@@ -1,47 +1,90 @@
-"""LoRAs that a prompt names, as in A1111's web UI: `a cat <lora:style:0.8>`."""
+"""LoRAs and other extra networks that a prompt names, as in A1111: `a cat <lora:style:0.8>`."""
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
-_TAG = re.compile(r"<lora:([^<>:]+)((?::[^<>:]*)*)>")
+_TAG = re.compile(r"<(\w+):([^>]+)>")
+"""An extra network, as in stable-diffusion-webui's extra_networks.py."""
+_LORA = ("lora", "lyco")
+_ENCODERS = ("text_encoder", "text_encoder_2")
+_DENOISERS = ("unet", "transformer")
+_KEYWORDS = ("te", "unet")
+_MOST = 100.0
+"""The largest weight of a LoRA."""
 
 
 def read_tags(prompt: str) -> tuple[str, dict[str, Any]]:
-    """Returns a prompt without its LoRAs, and their weights by name.
+    """Returns a prompt without its extra networks, and the weights of its LoRAs by name.
 
     `<lora:NAME>` has a weight of 1. `<lora:NAME:A>` has the weight A, and `<lora:NAME:A:B>` has A
-    for the text encoders and B for the rest; these may also be given as `te=A` and `unet=B`
-    (stable-diffusion-webui, extra_networks_lora.py).
+    for the text encoders and B for the rest; these may also be given as `te=A` and `unet=B`, of
+    which `unet` is what `te` is where it is missing. The weights of a LoRA that is named twice are
+    added, and `lyco` is another word for `lora` (stable-diffusion-webui, extra_networks_lora.py).
+    Other extra networks, such as `<hypernet:NAME:1>`, are cut out; see `unread_tags`.
 
     Raises:
-        ValueError: a weight is no number, or a LoRA is named twice.
+        ValueError: a LoRA has no name, or a weight that is no number from -100 to 100.
     """
     found: dict[str, Any] = {}
 
     def take(tag: re.Match[str]) -> str:
-        name, weights = tag[1], tag[2].split(":")[1:]
-        if name in found:
-            raise ValueError(f"the prompt names the LoRA {name!r} twice")
-        found[name] = _weight(tag[0], weights)
+        if tag[1] in _LORA:
+            name, weight = _lora(tag[0], tag[2].split(":"))
+            found[name] = add_weights(found[name], weight) if name in found else weight
         return ""
 
-    text = _TAG.sub(take, prompt)
-    return (re.sub(r"  +", " ", text).strip(), found) if found else (prompt, {})
+    text, count = _TAG.subn(take, prompt)
+    return (re.sub(r"  +", " ", text).strip() if count else prompt), found
 
 
-def _weight(tag: str, texts: list[str]) -> Any:
-    named = dict(text.split("=", 1) for text in texts if "=" in text)
-    given = [text for text in texts if "=" not in text]
-    if len(given) > 2 or set(named) - {"te", "unet"}:
-        raise ValueError(f"{tag} must have at most two weights, of the text encoders and the rest")
-    first = _number(tag, named.get("te", given[0] if given else "1"))
-    second = named.get("unet", given[1] if len(given) > 1 else None)
-    if second is None and "te" not in named:
-        return first
-    unet = _number(tag, given[0] if given else "1") if second is None else _number(tag, second)
-    encoders = dict.fromkeys(("text_encoder", "text_encoder_2"), first)
-    return {"unet": unet, "transformer": unet, **encoders}
+def unread_tags(prompt: str) -> list[str]:
+    """Returns what of a prompt's extra networks `read_tags` does not apply, as it is written."""
+    found = []
+    for tag in _TAG.finditer(prompt):
+        if tag[1] not in _LORA:
+            found.append(tag[0])
+            continue
+        found += [f"{word} of {tag[0]}" for word in _named(tag[2].split(":")) - {*_KEYWORDS, "dyn"}]
+    return found
+
+
+def add_weights(first: Any, second: Any) -> Any:
+    """Returns the sum of two weights of a LoRA: numbers, or numbers by component."""
+    if not isinstance(first, Mapping) and not isinstance(second, Mapping):
+        return first + second
+
+    def of(weight: Any, name: str) -> float:
+        own: float = weight[name] if isinstance(weight, Mapping) else weight
+        return own
+
+    named = first if isinstance(first, Mapping) else second
+    return {name: of(first, name) + of(second, name) for name in named}
+
+
+def _lora(tag: str, items: list[str]) -> tuple[str, Any]:
+    """Returns the name and the weight that a tag gives a LoRA."""
+    named = {word: item.partition("=")[2] for item in items for word in _named([item])}
+    name, *given = [item for item in items if not _named([item])] or [""]
+    if not name.strip():
+        raise ValueError(f"{tag} must have the name of a LoRA")
+    if len(given) > 2 or "dyn" in named:
+        raise ValueError(
+            f"{tag} must have at most two weights, of the text encoders and the rest; there are no "
+            "dynamic ranks"
+        )
+    te = _number(tag, named.get("te", given[0] if given else "1"))
+    unet = _number(tag, named.get("unet", given[1] if len(given) > 1 else str(te)))
+    if te == unet:
+        return name.strip(), te
+    return name.strip(), {**dict.fromkeys(_DENOISERS, unet), **dict.fromkeys(_ENCODERS, te)}
+
+
+def _named(items: list[str]) -> set[str]:
+    """Returns the keywords among the items of a tag."""
+    pairs = (item.split("=") for item in items)
+    return {pair[0].strip() for pair in pairs if len(pair) == 2}
 
 
 def _number(tag: str, text: str) -> float:
@@ -49,6 +92,8 @@ def _number(tag: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{tag} must have a number as weight (got {text!r})")
+    if not abs(value) <= _MOST:
+        raise ValueError(
+            f"{tag} must have a number from -{_MOST:g} to {_MOST:g} as weight (got {text!r})"
+        )
     return value

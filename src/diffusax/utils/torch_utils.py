@@ -8,8 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import wants_tensors
 from diffusax.models.network import floating_dtype
 from diffusax.runtime.noise import draw_like
+from diffusax.tensors import as_tensor
 
 
 def randn_tensor(
@@ -32,7 +34,8 @@ def randn_tensor(
         layout: accepted, as diffusers' argument; arrays have one layout.
 
     Returns:
-        A tensor of PyTorch where generator, dtype or device is PyTorch's, and else an array of JAX.
+        A tensor of PyTorch where generator, dtype or device is PyTorch's, or the program works with
+        PyTorch; and else an array of JAX.
 
     Raises:
         ValueError: generator is none of these, or a list of another length.
@@ -42,8 +45,12 @@ def randn_tensor(
         return _tensor(shape, generator, device, dtype)
     if isinstance(generator, list | tuple) and len(generator) == 1:
         generator = generator[0]
+    tensors = wants_tensors(None)
+    if tensors and generator is None:
+        return _tensor(shape, None, None, None)
     numbers = draw_like(np.broadcast_to(np.float32(0), shape), generator)
-    return jnp.asarray(numbers, floating_dtype(dtype) or np.float32)
+    found = jnp.asarray(numbers, floating_dtype(dtype) or np.float32)
+    return as_tensor(found) if tensors else found
 
 
 def is_compiled_module(module: Any) -> bool:

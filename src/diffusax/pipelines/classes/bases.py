@@ -3,7 +3,6 @@
 import numpy as np
 
 from diffusax.models.transformers.flux2 import text_ids
-from diffusax.pipelines import diffusers_methods
 from diffusax.pipelines.families import (
     FLUX,
     FLUX2_KLEIN,
@@ -15,6 +14,7 @@ from diffusax.pipelines.families import (
 from diffusax.pipelines.lora import LoraMethods, write_layers
 from diffusax.pipelines.pipeline import DiffusionPipeline
 from diffusax.pipelines.prompts import encodes_prompts
+from diffusax.tensors import alike, as_numpy, as_tensor, is_tensor
 
 # fmt: off
 
@@ -26,7 +26,6 @@ class StableDiffusion(DiffusionPipeline):
     extra_components = IMAGE_PROMPTS
     returns_flags = True
     safety_checker = None
-    _encode_prompt = diffusers_methods.encode_prompt_together
 
     @encodes_prompts
     def encode_prompt(
@@ -39,6 +38,34 @@ class StableDiffusion(DiffusionPipeline):
         The second is None without guidance. device changes nothing; lora_scale multiplies the
         weights of LoRAs. options: long_prompt, prompt_weighting and adapters.
         """
+
+
+    def _encode_prompt(
+        self, prompt, device, num_images_per_prompt, do_classifier_free_guidance,
+        negative_prompt=None, prompt_embeds=None, negative_prompt_embeds=None, lora_scale=None,
+        **options,
+    ):
+        """Returns the embeddings of negative prompts, then those of prompts, one array n t d.
+
+        See `encode_prompt`, which old programs use by this name. Without guidance they are those of
+        the prompts alone.
+        """
+        prompts, negatives = self.encode_prompt(
+            prompt, device, num_images_per_prompt, do_classifier_free_guidance, negative_prompt,
+            prompt_embeds, negative_prompt_embeds, lora_scale, **options,
+        )
+        if negatives is None:
+            return prompts
+        return alike(np.concatenate([as_numpy(negatives), as_numpy(prompts)]), prompts)
+
+    def decode_latents(self, latents):
+        """Decodes latents of a run, b c h w, to a NumPy array b H W 3 in [0, 1], for old programs.
+
+        Raises:
+            ValueError: latents have another shape.
+        """
+        images = self.vae.decode(latents / self.vae.config.scaling_factor).sample
+        return self.image_processor.postprocess(images, output_type="np")
 
 
 class StableDiffusionXL(DiffusionPipeline):
@@ -105,7 +132,8 @@ class Flux2Klein(_TransformerLoRAs, DiffusionPipeline):
             prompt, device, num_images_per_prompt, prompt_embeds, max_sequence_length,
             text_encoder_out_layers, **options,
         )
-        return embeds, np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
+        positions = np.tile(text_ids(embeds.shape[1]), (len(embeds), 1, 1))
+        return embeds, as_tensor(positions) if is_tensor(embeds) else positions
 
 
 class ZImage(_TransformerLoRAs, DiffusionPipeline):
@@ -140,6 +168,21 @@ class Flux(DiffusionPipeline):
         Their shapes are (prompts images) t d, (prompts images) p and t 3. device changes nothing;
         lora_scale multiplies the weights of LoRAs. options: adapters.
         """
+
+    @staticmethod
+    def _pack_latents(latents, batch_size, num_channels_latents, height, width):
+        """Makes a token of each 2x2 latents, b c h w -> b (h/2 w/2) 4c; h and w in latents."""
+        shape = batch_size, num_channels_latents, height // 2, 2, width // 2, 2
+        patches = as_numpy(latents).reshape(shape).transpose(0, 2, 4, 1, 3, 5)
+        return alike(patches.reshape(batch_size, -1, num_channels_latents * 4), latents)
+
+    @staticmethod
+    def _unpack_latents(latents, height, width, vae_scale_factor):
+        """Inverts `_pack_latents`; height and width are those of the image in pixels."""
+        b, _, c = latents.shape
+        h, w = (int(side) // (vae_scale_factor * 2) for side in (height, width))
+        patches = as_numpy(latents).reshape(b, h, w, c // 4, 2, 2).transpose(0, 3, 1, 4, 2, 5)
+        return alike(patches.reshape(b, c // 4, h * 2, w * 2), latents)
 
     @classmethod
     def save_lora_weights(

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers import noise_levels
 from diffusax.samplers.by_hand import as_jax
 from diffusax.samplers.methods.alpha_methods import Limits
@@ -36,10 +37,13 @@ class DiscreteScheduler(Scheduler, sampler=False):
         check_one_spacing(self)
 
     @property
-    def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float64, read-only."""
+    def alphas_cumprod(self) -> Any:
+        """alpha-bar for each training timestep, float64, read-only.
+
+        For programs in PyTorch it is a tensor in float32, see `timesteps`.
+        """
         rescale = getattr(self, "rescale_betas_zero_snr", False)
-        return noise_levels.alphas_cumprod(
+        found = noise_levels.alphas_cumprod(
             num_train_timesteps=self.num_train_timesteps,
             beta_start=self.beta_start,
             beta_end=self.beta_end,
@@ -48,6 +52,7 @@ class DiscreteScheduler(Scheduler, sampler=False):
             rescale_zero_snr=rescale,
             floor=rescale and self.zero_snr_floor,
         )
+        return for_reader(found)
 
     @property
     def diffusion(self) -> Diffusion:

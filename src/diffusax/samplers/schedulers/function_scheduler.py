@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.samplers.methods.predictions import x0_from
 from diffusax.samplers.processes import Kind, Process
 from diffusax.samplers.rows import RAW, SLOTS, Row, X
@@ -165,9 +166,9 @@ class FunctionScheduler(Scheduler, sampler=False):
         return self.like.forward_process
 
     @property
-    def alphas_cumprod(self) -> np.ndarray:
-        """alpha-bar for each training timestep, float64, read-only."""
-        return self.like.alphas_cumprod
+    def alphas_cumprod(self) -> Any:
+        """alpha-bar for each training timestep, see the property of `like`."""
+        return for_reader(self.like.alphas_cumprod)
 
     def to_config(self) -> dict[str, Any]:
         """Returns the scheduler_config.json of `like`."""

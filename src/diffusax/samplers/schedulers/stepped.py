@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diffusax.callers import for_reader
 from diffusax.runtime.bounded import is_traced
 from diffusax.samplers import by_hand
 from diffusax.samplers.by_hand import METHOD, HandRun, SchedulerOutput, StepOptions, Stepping
@@ -61,18 +62,21 @@ class Stepped:
     whole_timesteps: ClassVar[bool] = False
 
     @property
-    def timesteps(self) -> np.ndarray:
+    def timesteps(self) -> Any:
         """The timesteps of the run, one for each row, or before `set_timesteps` of the training: n.
 
-        A NumPy array to iterate over, of int64 or float32 as in diffusers.
+        A NumPy array to iterate over, of int64 or float32 as in diffusers; a tensor of PyTorch
+        where the module that reads it has imported PyTorch and not JAX.
         """
         run = self._hand_run
         values = self._untimed().timesteps if run is None else run.whole.timesteps
-        return values.astype(np.int64 if self.whole_timesteps else np.float32)
+        return for_reader(values.astype(np.int64 if self.whole_timesteps else np.float32))
 
     @property
-    def sigmas(self) -> np.ndarray:
+    def sigmas(self) -> Any:
         """The noise levels of the run's rows, and the one that it ends at: n+1, float32.
+
+        An array or a tensor, see `timesteps`.
 
         Raises:
             AttributeError: the sampler works on alphas_cumprod, as diffusers' class does.
@@ -84,7 +88,7 @@ class Stepped:
                 f"{type(self).__name__!r} has no attribute 'sigmas'; its noise levels are "
                 "alphas_cumprod"
             )
-        return values.astype(np.float32)
+        return for_reader(values.astype(np.float32))
 
     @property
     def init_noise_sigma(self) -> float:

@@ -20,13 +20,14 @@ export class Loras extends EventTarget {
     return this.#known.map(({ name }) => name);
   }
 
-  /** Takes {name: weight}; names that the server does not have are left out. */
+  /** Takes {name: weight}; names that the server does not have are left out, and returned. */
   write(weights) {
     const known = this.names;
     const usable = Object.entries(weights ?? {}).filter(([name]) => !known.length || known.includes(name));
     this.weights = Object.fromEntries(usable);
     this.#show();
     this.#changed();
+    return Object.keys(weights ?? {}).filter((name) => !(name in this.weights));
   }
 
   #changed() {

@@ -23,7 +23,7 @@ const controls = new Controls();
 const grid = new Grid();
 const drafts = new Drafts({ settings, source, loras, controls, grid });
 const work = new Work();
-const viewer = new Viewer({ settings: use, seed: useSeed, source: begin, inpaint, control }, possible);
+const viewer = new Viewer({ settings: useOf, seed: useSeed, source: begin, inpaint, control }, possible);
 const gallery = new Gallery(work, { open: (picture, list) => viewer.show(picture, list) });
 let can = null;
 let lastSeed = null;
@@ -129,12 +129,30 @@ $("#seed-last").addEventListener("click", () => {
 
 // What can be done with a picture
 
-function use(found) {
-  const { settings: written, ...plain } = found.settings ? found : { settings: found };
-  settings.write(written);
-  loras.write(written.adapters ?? {});
+/** Writes an image's settings into the form; returns in words what of them it has no place for. */
+function use({ settings: written, left_out = [] }) {
+  const { left, missing } = settings.restore(written);
+  const tags = [...(written.prompt ?? "").matchAll(/<lora:([^:<>]+)/g)].map(([, name]) => name);
+  const unknown = [...loras.write(written.adapters ?? {}), ...tags.filter((name) => !loras.names.includes(name))];
+  if (written.eta) left.push(`Eta DDIM: ${written.eta}`);
+  if ((written.strength_rule ?? "diffusers") !== "diffusers") left.push(`Strength rule: ${written.strength_rule}`);
+  left.push(...unknown.map((name) => `LoRA: ${name}`), ...left_out);
+  const kept = [];
+  if (source.picture) kept.push("the picture to begin with");
+  if (controls.entries.length) kept.push("the ControlNets");
+  if (grid.on) kept.push("the grid");
   say("The settings are taken over.");
-  if (plain.id) $("#prompt").focus();
+  return { left: [...new Set(left)], missing, kept };
+}
+
+/** Takes over the settings of a picture in the gallery. */
+function useOf({ settings: written }) {
+  const left_out = (written.controls ?? []).map(({ model }) => `ControlNet: ${model}`);
+  const began = written.strength !== null && written.strength !== undefined;
+  if (began || written.image_guidance_scale) left_out.push("the image that it began with");
+  const told = restore.inWords(use({ settings: written, left_out }), false);
+  if (told) notice(`The settings are taken over${told}`, { seconds: 20 });
+  $("#prompt").focus();
 }
 
 function useSeed({ settings: { seed } }) {

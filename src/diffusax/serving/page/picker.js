@@ -12,8 +12,8 @@ export function picker(label, take) {
 }
 
 /** Makes a place that calls `take(file)` with the picture files that it gets. */
-export function filePicker(label, take) {
-  const input = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", className: "unseen" });
+export function filePicker(label, take, accept = "image/png,image/jpeg,image/webp") {
+  const input = h("input", { type: "file", accept, className: "unseen" });
   const place = h("label", { className: "picker" }, input, h("span", {}, label));
   const got = async (file) => {
     if (!file) return;

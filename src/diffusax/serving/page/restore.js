@@ -1,20 +1,33 @@
-/** Brings the settings of a dropped or pasted PNG back. */
+/** Brings the settings of a dropped or pasted image back. */
 
 import * as api from "./api.js";
 import { $, notice } from "./dom.js";
 import { filePicker, pictureOf } from "./picker.js";
 
+/** The most things that a message names. */
+const MOST = 8;
+
 /** Returns the settings in a picture, which the server reads, or null where it finds none. */
 async function settingsOf(file) {
   try {
-    return (await api.pngInfo(file)).settings;
+    return await api.pngInfo(file);
   } catch (error) {
     if (error.status === 422) return null;
     throw error;
   }
 }
 
-/** Takes what is dropped on the page, pasted or chosen: `use(settings)`, or `begin(file)` where it has none. */
+/** Says what of an image's settings is not in the form, or "" where all of it is. */
+export function inWords({ left, missing, kept }, whole = true) {
+  const named = left.length > MOST ? [...left.slice(0, MOST), `${left.length - MOST} more`] : left;
+  const parts = [named.length ? `, but for: ${named.join("; ")}.` : ""];
+  if (whole && missing.length) parts.push(` It does not tell ${missing.join(", ")}: as the model has it now.`);
+  if (kept.length) parts.push(` Still in the form: ${kept.join(", ")}.`);
+  const text = parts.join("");
+  return text && !named.length ? `.${text}` : text;
+}
+
+/** Takes what is dropped on the page, pasted or chosen: `use(found)`, or `begin(file)` where it has none. */
 export function listen(use, begin) {
   const veil = $("#drop");
   let depth = 0;
@@ -30,7 +43,7 @@ export function listen(use, begin) {
     over(-depth);
     const file = pictureOf(event.dataTransfer);
     if (file) restore(file);
-    else notice("That was no picture; drop a PNG.", { error: true });
+    else notice("That was no picture; drop one.", { error: true });
   });
   document.addEventListener("paste", (event) => {
     const file = pictureOf(event.clipboardData);
@@ -40,18 +53,18 @@ export function listen(use, begin) {
     begin(file);
   });
 
-  $("#restore").append(filePicker("Settings from a PNG", restore));
+  $("#restore").append(filePicker("Settings from an image", restore, "image/*"));
 
   async function restore(file) {
     const beginning = { "Begin with it": () => begin(file) };
-    let settings;
+    let found;
     try {
-      settings = await settingsOf(file);
+      found = await settingsOf(file);
     } catch (error) {
       return notice(error.message, { error: true, actions: beginning });
     }
-    if (!settings) return notice(`${file.name} has no settings in it.`, { actions: beginning, seconds: 20 });
-    use(settings);
-    return notice(`The settings of ${file.name} are back.`, { actions: beginning });
+    if (!found) return notice(`${file.name} has no settings in it.`, { actions: beginning, seconds: 20 });
+    const told = inWords(use(found));
+    return notice(`The settings of ${file.name} are back${told || "."}`, { actions: beginning, seconds: told ? 30 : 8 });
   }
 }

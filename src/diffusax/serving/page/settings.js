@@ -11,11 +11,18 @@ const NUMBERS = [...SIZES, "num_inference_steps", "guidance_scale", "image_guida
 const MORE = ["seed", "num_images", "strength", "mask_blur", "padding_mask_crop", "clip_skip"];
 const LARGER = ["larger_scale", "larger_strength"];
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler"];
+const SWITCHES = ["prompt_weighting", "long_prompt"];
 /** What a model does not set. */
 const PLAIN = {
   ...{ guidance_rescale: 0, seed: "", num_images: 1, clip_skip: "" },
   ...{ strength: 0.7, mask_blur: 4, padding_mask_crop: "" },
   ...{ larger_scale: 2, larger_strength: 0.5, larger_on: false },
+  ...{ prompt_weighting: true, long_prompt: true },
+};
+/** What an image cannot be generated again without, and how it is called. */
+const ASKED = {
+  ...{ seed: "seed", num_inference_steps: "steps", guidance_scale: "guidance", sampler: "sampler" },
+  ...{ width: "width", height: "height" },
 };
 const SHAPES = ["1:1", "3:2", "2:3", "4:3", "3:4", "16:9", "9:16"];
 
@@ -112,7 +119,7 @@ export class Settings extends EventTarget {
       values[name] = value === "" ? null : Number(value);
     }
     values.sampler ||= null;
-    values.larger_on = field("larger_on").checked;
+    for (const name of [...SWITCHES, "larger_on"]) values[name] = field(name).checked;
     return values;
   }
 
@@ -123,9 +130,38 @@ export class Settings extends EventTarget {
       this.#chosen();
     }
     const own = { ...PLAIN, ...this.#defaults(this.model) };
-    for (const name of [...TEXTS, ...NUMBERS, ...MORE, ...LARGER, "larger_on"])
+    for (const name of [...TEXTS, ...NUMBERS, ...MORE, ...LARGER, ...SWITCHES, "larger_on"])
       if (name in values && name !== "model") set(name, values[name] ?? own[name]);
     this.#changed();
+  }
+
+  /**
+   * Writes an image's settings: what they lack becomes what the model has by itself, so that nothing of an earlier
+   * drawing stays. Returns what could not be written (`left`), and what of an image they lack (`missing`), in words.
+   */
+  restore(given) {
+    const values = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null && value !== undefined));
+    const left = [];
+    const model = values.model && this.#named(values.model);
+    if (model) this.write({ model: model.name });
+    else if (values.model) left.push(`Model: ${values.model}`);
+    const { samplers = [], sampler } = this.model ?? {};
+    if (values.sampler && !samplers.includes(values.sampler)) {
+      if (values.sampler !== sampler) left.push(`Sampler: ${values.sampler}`);
+      delete values.sampler;
+    }
+    const missing = Object.entries(ASKED).filter(([name]) => !(name in given) || given[name] === null);
+    const own = { ...PLAIN, ...this.#defaults(this.model), prompt: "", negative_prompt: "" };
+    this.write({ ...own, ...values, model: null });
+    return { left, missing: missing.map(([, title]) => title) };
+  }
+
+  /** Returns the model of a name, a title or a file's name. */
+  #named(name) {
+    const plain = (text) => (text ?? "").toLowerCase().replace(/\.(safetensors|ckpt)$/, "");
+    const titles = ({ name, title, path }) => [name, title, path?.split("/").at(-1)].map(plain);
+    const exact = this.models.find((one) => one.name === name);
+    return exact ?? this.models.find((one) => titles(one).includes(plain(name)));
   }
 
   /** Shows the first field whose value is not possible; returns whether all are. */

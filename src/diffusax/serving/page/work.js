@@ -178,7 +178,8 @@ export class Work extends EventTarget {
       await this.#failed(record, error.message);
       return true;
     }
-    const { settings, seeds } = answer;
+    const { settings, seeds, warnings } = answer;
+    if (warnings?.length) notice(warnings.join("; "), { seconds: 20 });
     const sent = { state: "sent", remote: answer.id, settings, seeds, claim: null };
     const written = await store.update("jobs", record.id, (one) => void Object.assign(one, sent));
     if (!written) await api.cancel(answer.id);

@@ -1,6 +1,7 @@
 """The fields of requests as dataclasses, whose types and ranges msgspec checks and describes."""
 
 import dataclasses
+import re
 import reprlib
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -12,6 +13,9 @@ from diffusax.serving.errors import Refused
 from diffusax.typed.convert import Mismatch, Words, by_type, convert, field_types, in_words
 
 T = TypeVar("T")
+
+_OUT_OF_RANGE = re.compile(r"Expected `\w+` (?:[<>]|of length)")
+"""What msgspec says of a value of the right type."""
 
 Picture = Annotated[
     str, Meta(description="A PNG, JPEG or WebP picture: base64, or a data URI with base64.")
@@ -67,6 +71,7 @@ def read_fields(
     strict: bool = True,
     tolerant: bool = False,
     ignored: Collection[str] = (),
+    unused: Collection[str] = (),
 ) -> T:
     """Makes a dataclass of a request's values.
 
@@ -76,6 +81,8 @@ def read_fields(
         strict: whether texts are no numbers, as in JSON; in forms everything is a text.
         tolerant: whether values with other names are left out, and not refused.
         ignored: names of other values that are left out.
+        unused: names of fields that nothing uses here, whose values are of their types in any
+            range.
 
     Raises:
         Refused: a value is not of its type or not in its range, or its name is unknown.
@@ -89,17 +96,15 @@ def read_fields(
             shown = _BRIEFLY.repr(name)
             text = f"{shown} is no field here; use some of {', '.join(hints)}"
             raise Refused(text, param=name[:100], code="unknown_parameter")
-        if value is not None:
-            found[name] = _converted(name, value, hints[name], strict)
+        if value is None:
+            continue
+        try:
+            found[name] = convert(value, hints[name], strict=strict)
+        except Mismatch as wrong:
+            if name not in unused or not _OUT_OF_RANGE.match(wrong.reason):
+                raise Refused(_WORDS.tell(name, wrong), param=name) from None
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         defaults = (field.default, field.default_factory)
         if field.name not in found and defaults == (dataclasses.MISSING,) * 2:
             raise Refused(f"{field.name} must be given", param=field.name, code="missing_parameter")
     return kind(**found)
-
-
-def _converted(name: str, value: Any, hint: Any, strict: bool) -> Any:
-    try:
-        return convert(value, hint, strict=strict)
-    except Mismatch as wrong:
-        raise Refused(_WORDS.tell(name, wrong), param=name) from None

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.errors import NotFound
 from diffusax.serving.fields import CONTROL_FIELDS, FIELDS
-from diffusax.serving.infotext import read_settings, write_infotext
+from diffusax.serving.infotext import read_image, write_infotext
 from diffusax.serving.jobs import Job, State
 from diffusax.serving.web.bodies import content_type, read_form, read_json
 from diffusax.serving.web.fields import Deadline, DrawingFields, Picture, read_fields
@@ -20,9 +20,8 @@ from diffusax.serving.web.pictures import (
     data_uri,
     decode_base64,
     encode,
-    open_picture,
+    open_with_texts,
     png,
-    text_of,
 )
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import (
@@ -33,6 +32,7 @@ from diffusax.serving.web.service import (
     to_drawing,
 )
 from diffusax.serving.web.streams import KEEP_ALIVE, sse, stream
+from diffusax.text.prompt_warnings import prompt_warnings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,8 @@ class JobAnswer:
     """The addresses of the images that are done."""
     settings: dict[str, Any]
     """The drawing without its pictures, with all values that the model gave."""
+    warnings: list[str]
+    """What of the prompts is not read as A1111 reads it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,17 +85,19 @@ class JobsAnswer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PngInfoFields:
-    """A PNG with settings in its text."""
+    """An image with settings in its file."""
 
     image: Picture
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PngInfoAnswer:
-    """The settings of a picture, as fields of a drawing, and their text."""
+    """The settings of an image as fields of a drawing, and as text in A1111's form."""
 
     settings: dict[str, Any]
     text: str
+    left_out: list[str]
+    """What the file states and the fields lack."""
 
 
 def settings_of(drawing: Drawing) -> dict[str, Any]:
@@ -127,7 +131,10 @@ def describe(job: Job, *, settings: bool = True) -> dict[str, Any]:
             for i, image in enumerate(job.images)
         ],
     }
-    return {**found, "settings": settings_of(job.drawing)} if settings else found
+    if not settings:
+        return found
+    warnings = prompt_warnings(job.drawing.prompt, job.drawing.negative_prompt)
+    return {**found, "settings": settings_of(job.drawing), "warnings": list(warnings)}
 
 
 @operation(
@@ -226,7 +233,7 @@ async def image(request: Request) -> Response:
 @operation(
     "POST",
     "/png-info",
-    "The settings that a PNG's text holds.",
+    "The settings that an image's file holds, whichever program wrote them.",
     group="Jobs",
     body=PngInfoFields,
     form=PngInfoFields,
@@ -242,14 +249,13 @@ async def png_info(request: Request) -> Response:
         sent: str | bytes = files.get("image", [b""])[0]
     else:
         sent = read_fields(PngInfoFields, await read_json(request)).image
-    return Json(await in_thread(_read_png, sent, settings.most_pixels))
+    return Json(await in_thread(_read_image, sent, settings.most_pixels))
 
 
-def _read_png(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
-    """Returns the settings in a picture, which is sent as a file or in base64."""
+def _read_image(sent: str | bytes, most_pixels: int) -> dict[str, Any]:
+    """Returns the settings in an image, which is sent as a file or in base64."""
     data = decode_base64(sent, "image") if isinstance(sent, str) else sent
-    picture = open_picture(data, "image", most_pixels)
-    return {"settings": read_settings(picture), "text": text_of(picture)}
+    return vars(read_image(open_with_texts(data, "image", most_pixels)))
 
 
 OPERATIONS = (submit, list_jobs, show, cancel, events, image, png_info)

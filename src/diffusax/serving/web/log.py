@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from diffusax.serving.jobs import Event, Job
+from diffusax.text.prompt_warnings import prompt_warnings
 
 _POLLED = ("/health", "/ready", "/metrics")
 """What watchers ask for again and again."""
@@ -64,6 +65,10 @@ def log_job(job: Job, prompts: bool) -> None:
         "steps": drawing.num_inference_steps,
         "images": drawing.num_images,
     }
+    warnings = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    if warnings:
+        # They quote the prompts.
+        fields["warnings"] = list(warnings) if prompts else len(warnings)
     if prompts:
         fields |= {"prompt": drawing.prompt, "negative_prompt": drawing.negative_prompt}
     LOG.info("job", extra={"fields": fields})

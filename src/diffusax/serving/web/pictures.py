@@ -10,9 +10,12 @@ from PIL import Image, ImageOps
 
 from diffusax.images.pictures import png_parameters
 from diffusax.images.reading import load_image
+from diffusax.infotext.files import open_image
 from diffusax.serving.errors import Refused
 from diffusax.serving.web.budget import take_pixels
 
+_LONGEST_COMMENT = 65_000
+"""The most bytes of a comment in EXIF."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 
@@ -67,8 +70,6 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
                 take_pixels(image.width * image.height, param)
                 upright = ImageOps.exif_transpose(image)
                 upright.load()
-                # exif_transpose returns another image, without the texts of a PNG.
-                upright.text = getattr(image, "text", {})  # type: ignore[attr-defined]
                 return upright
     except Image.DecompressionBombError:
         raise _too_large(param, most_pixels, "many times as many") from None
@@ -79,6 +80,29 @@ def open_picture(data: bytes, param: str, most_pixels: int) -> Image.Image:
     except Exception as error:
         # For a broken file Pillow's readers raise errors of nearly every class.
         reason = str(error) or type(error).__name__
+    raise Refused(f"{param} must be a picture ({reason})", param=param)
+
+
+def open_with_texts(data: bytes, param: str, most_pixels: int) -> Image.Image:
+    """Opens an image for the texts in its file, some of which need its pixels.
+
+    Raises:
+        Refused: the bytes are no image, or it has too many pixels.
+    """
+    try:
+        image = open_image(data)
+    except Image.DecompressionBombError:
+        raise _too_large(param, most_pixels, "many times as many") from None
+    except Image.UnidentifiedImageError:
+        reason = "the bytes are no image of a known format"
+    except Exception as error:
+        # For a broken file Pillow's readers raise errors of nearly every class.
+        reason = str(error) or type(error).__name__
+    else:
+        if image.width * image.height > most_pixels:
+            raise _too_large(param, most_pixels, f"{image.width}x{image.height}")
+        take_pixels(image.width * image.height, param)
+        return image
     raise Refused(f"{param} must be a picture ({reason})", param=param)
 
 
@@ -111,19 +135,28 @@ def png(image: Image.Image, text: str = "") -> bytes:
 def encode(
     image: Image.Image, kind: str = "png", *, text: str = "", quality: int | None = None
 ) -> bytes:
-    """Encodes a picture as "png", "jpeg" or "webp". quality: from 0 to 100, for the latter two."""
+    """Encodes a picture as "png", "jpeg" or "webp".
+
+    Arguments:
+        image: the picture.
+        kind: the format.
+        text: the settings, which a PNG holds as `parameters` and the others in EXIF's UserComment,
+            as A1111 writes them.
+        quality: from 0 to 100, for JPEG and WebP.
+    """
     file = io.BytesIO()
     if kind == "png":
         options: dict[str, Any] = {"pnginfo": png_parameters(text)} if text else {}
     else:
         image, options = image.convert("RGB"), {"quality": 90 if quality is None else quality}
+        comment = b"UNICODE\0" + text.encode("utf-16-be")
+        # A JPEG's EXIF has a bound.
+        if text and len(comment) < _LONGEST_COMMENT:
+            exif = Image.Exif()
+            exif[0x8769] = {0x9286: comment}
+            options["exif"] = exif
     image.save(file, kind.upper(), **options)
     return file.getvalue()
-
-
-def text_of(image: Image.Image) -> str:
-    """Returns the text with settings of a picture that was opened here; "" where it has none."""
-    return getattr(image, "text", {}).get("parameters", "")
 
 
 def in_base64(data: bytes) -> str:

@@ -1,15 +1,21 @@
 """Answers in JSON, and errors in the form that each API's clients read."""
 
+import logging
 import math
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.webui_words import in_webui_words
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "rate_limit_error"}
+_DEEPEST = 64
+_log = logging.getLogger(__name__)
 _AGAIN = {429: 1.0, 503: 10.0}
 """The seconds after which to ask again, where the error does not tell."""
 
@@ -21,13 +27,60 @@ class Json(Response):
 
     def render(self, content: Any) -> bytes:
         """Encodes the content."""
-        return msgspec.json.encode(content)
+        return encode_json(content)
+
+
+def encode_json(content: Any) -> bytes:
+    """Encodes anything as JSON: what has no JSON becomes text, and broken letters question marks.
+
+    So a value that comes from a file or a library is never the end of a request; the log tells it.
+    """
+    try:
+        return msgspec.json.encode(content, enc_hook=_plain)
+    except Exception:
+        _log.exception("a reply held what has no JSON")
+    try:
+        return msgspec.json.encode(_cleaned(content, 0))
+    except Exception:
+        _log.exception("a reply could not be encoded")
+        return b'{"error":{"message":"the answer could not be written as JSON; the log says why"}}'
+
+
+def _plain(value: Any) -> Any:
+    """Returns what a value without JSON stands for: a number, a list, or its text."""
+    if isinstance(value, str):
+        # A subclass, such as Pillow's texts.
+        return str.__str__(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return float(value) if isinstance(value, Real) else str(value)
+
+
+def _cleaned(value: Any, depth: int) -> Any:
+    """Returns a value of dicts, lists, texts and numbers alone."""
+    if depth > _DEEPEST:
+        return str(type(value).__name__)
+    if isinstance(value, Mapping):
+        return {_text(key): _cleaned(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_cleaned(item, depth + 1) for item in value]
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    found = _plain(value)
+    return _text(found) if isinstance(found, str) else _cleaned(found, depth + 1)
+
+
+def _text(value: Any) -> str:
+    return str(value).encode(errors="replace").decode()
 
 
 def error_body(path: str, error: Refused) -> dict[str, Any]:
     """Returns the content of an error: A1111's form under /sdapi, and OpenAI's elsewhere."""
     message = str(error)
     if path.startswith(("/sdapi/", "/controlnet/")):
+        message = in_webui_words(message)
         return {"error": type(error).__name__, "detail": message, "body": "", "errors": message}
     kind = _TYPES.get(error.status)
     kind = kind or ("invalid_request_error" if error.status < 500 else "server_error")

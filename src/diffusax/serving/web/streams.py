@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from starlette.responses import StreamingResponse
+
+from diffusax.serving.web.replies import encode_json
 
 KEEP_ALIVE = b": still there\n\n"
 """A comment, which tells proxies and clients that the connection lives."""
@@ -12,7 +13,7 @@ KEEP_ALIVE = b": still there\n\n"
 
 def sse(event: str, data: Any) -> bytes:
     """Encodes one event, whose data become JSON."""
-    return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(data))
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), encode_json(data))
 
 
 def stream(events: AsyncIterator[bytes]) -> StreamingResponse:

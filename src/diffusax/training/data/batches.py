@@ -23,10 +23,17 @@ class DataConfig(Options):
     """Where examples come from and how images are prepared."""
 
     group: ClassVar[str] = "data."
+    captions_may_lack: ClassVar[bool] = False
+    """Whether another text stands for captions that are missing."""
 
     path: str = ""
     """The data set: a folder or glob of Parquet shards, a folder of images, a Hub data-set id, or a
     folder that cache-latents wrote."""
+    split: str | None = None
+    """The split of the data set, such as train or test, several with + between, or all; by default
+    train where the data set has splits."""
+    subset: str | None = None
+    """The subset of the data set that its card names; by default the card's default."""
     own_part: bool = False
     """Read the data as this process's own part, which download --part wrote to the machine's disk;
     by default all processes see the same data and share its rows."""

@@ -303,7 +303,7 @@ def _columns(config: CacheConfig) -> tuple[str, ...]:
     used = _KINDS[config.recipe].columns
     unused = [name for kind in _KINDS.values() for name in kind.columns if name not in used]
     if "caption_column" not in used:
-        unused += ["trigger", "shuffle_tags", "keep_tags", "tag_separator"]
+        unused += ["caption_lines", "trigger", "shuffle_tags", "keep_tags", "tag_separator"]
     for name in unused:
         if getattr(config.data, name) != getattr(CacheDataConfig, name):
             raise ValueError(f"data.{name} is nothing that recipe={config.recipe} reads")

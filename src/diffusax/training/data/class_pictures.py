@@ -15,7 +15,8 @@ from tqdm.auto import tqdm
 from diffusax.files import load_json, locked, write_json, written_whole
 from diffusax.pipelines import DiffusionPipeline
 from diffusax.runtime.mesh import make_mesh, parse_mesh
-from diffusax.training.data.sources import IMAGE_SUFFIXES, FolderSource
+from diffusax.training.data.folders import FolderSource
+from diffusax.training.data.picture_files import list_folder, without_companions
 
 log = logging.getLogger(__name__)
 
@@ -170,8 +171,8 @@ def class_source(folder: Path, count: int, column: str) -> FolderSource:
 
 def _others(folder: Path) -> list[str]:
     """Returns the names of the pictures that were not drawn here, sorted."""
-    files = (f for f in folder.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES)
-    return sorted(str(f.relative_to(folder)) for f in files if not _OWN.fullmatch(f.name))
+    images = without_companions(list_folder(folder)).images
+    return sorted(image for image in images if not _OWN.fullmatch(image.rpartition("/")[2]))
 
 
 def _missing(folder: Path, numbers: range) -> list[int]:

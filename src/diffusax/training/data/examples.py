@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from diffusax.images.reading import load_image, open_upright
 from diffusax.training.data.batches import DataConfig, Element
 from diffusax.training.data.buckets import SIZE, Size
+from diffusax.training.data.captions import Lines
 
 MAX_ASPECT = 16
 """Longer images are cut to this many times their shorter side before they are resized."""
@@ -37,6 +38,9 @@ class CaptionedDataConfig(ImageDataConfig):
     caption_column: str = "text"
     """The column with the captions: a text, or a list from which one is drawn each time. Captions
     that are too long for the text encoder are cut off."""
+    caption_lines: Lines = "first"
+    """What a text file beside an image says with several lines: the caption is the first, any of
+    them, drawn each time, or all of them."""
     trigger: str = ""
     """Words to put before each caption, with tag_separator between."""
     shuffle_tags: bool = False

@@ -1,5 +1,6 @@
 """Opens the data set that a run's options name, and says which share of it this process reads."""
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,12 @@ from diffusax.training.data.buckets import (
     sizes_of_area,
 )
 from diffusax.training.data.examples import CaptionedDataConfig
+from diffusax.training.data.finding import open_source
+from diffusax.training.data.folders import FolderSource
 from diffusax.training.data.picture_sizes import sizes_in_columns, sizes_in_headers
-from diffusax.training.data.sources import FolderSource, Source, check_columns, open_source
+from diffusax.training.data.sources import Facts, Kind, Source, check_columns
 from diffusax.training.data.streaming import StreamedSource
+from diffusax.training.data.summary import log_summary
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +31,9 @@ log = logging.getLogger(__name__)
 def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = "") -> Source:
     """Opens the data set that the options name, with these columns and that of the masks.
 
-    leave_out: a folder whose images are no part of it; see `find_pictures`.
+    What was found is in the log; see `log_summary`.
+
+    leave_out: a folder whose images are no part of it; see `list_folder`.
 
     Raises:
         ValueError: there is no such data set, or a column is missing; lists those that exist.
@@ -40,12 +46,24 @@ def open_data(config: DataConfig, columns: Sequence[str], *, leave_out: str = ""
         _check_tags(config)
     mask = config.mask_column
     source = _open(config, [*columns, *([mask] if mask else [])], leave_out)
-    if mask and isinstance(source, FolderSource) and mask not in source.files[0]:
-        raise ValueError(
-            f"{config.path} has no pictures in data.mask_column={mask}; name each by "
-            f"{mask}_file_name in a metadata.jsonl, or use data.mask=alpha"
-        )
+    if isinstance(config, CaptionedDataConfig) and config.caption_lines != "first":
+        _check_lines(config, source)
+    log_summary(source, columns, kinds_of(config))
     return source
+
+
+def kinds_of(config: DataConfig) -> dict[str, Kind]:
+    """Returns what the columns hold that a data set's options name."""
+    named: dict[str, Kind] = {}
+    for field in dataclasses.fields(config):
+        column = getattr(config, field.name)
+        if not isinstance(column, str) or not column:
+            continue
+        if field.name.endswith(("image_column", "mask_column")):
+            named[column] = "image"
+        elif field.name in ("caption_column", "edit_prompt_column"):
+            named[column] = "text or none" if config.captions_may_lack else "text"
+    return named
 
 
 def open_images(
@@ -66,7 +84,7 @@ def open_images(
         side: the side in pixels of the square whose area the buckets have, if their sizes are not
             given.
         factor: the number of pixels per latent or token, which divides all sizes.
-        leave_out: a folder whose images are no part of the data set; see `find_pictures`.
+        leave_out: a folder whose images are no part of the data set; see `list_folder`.
 
     Raises:
         ValueError: the errors of `open_data`; a size is not a multiple of the factor; or more than
@@ -113,6 +131,16 @@ def own_share(config: DataConfig) -> tuple[int, int]:
     return (0, 1) if config.own_part else (jax.process_index(), jax.process_count())
 
 
+def _check_lines(config: CaptionedDataConfig, source: Source) -> None:
+    """Raises ValueError where no text file has a caption, so that its lines do not matter."""
+    kinds = getattr(source, "facts", Facts()).captions
+    if not any(kind.startswith((".", "default.")) for kind in kinds):
+        raise ValueError(
+            f"data.caption_lines={config.caption_lines} does nothing, as the captions of "
+            f"{config.path} are in no text files beside the images; leave it out"
+        )
+
+
 def _check_tags(config: CaptionedDataConfig) -> None:
     """Raises ValueError where options of tags are given that change no caption."""
     if config.keep_tags and not config.shuffle_tags:
@@ -129,10 +157,27 @@ def _check_tags(config: CaptionedDataConfig) -> None:
 
 
 def _open(config: DataConfig, columns: Sequence[str], leave_out: str = "") -> Source:
-    if not config.streaming:
-        return open_source(config.path, columns, leave_out=leave_out)
-    limit = int(config.streaming_cache * 1e9)
-    return StreamedSource.open(config.path, columns, limit=limit, window=config.streaming_window)
+    """Opens the data set with these columns; checks those that the options say more of."""
+    kinds = {name: kind for name, kind in kinds_of(config).items() if name in columns}
+    if config.streaming:
+        return StreamedSource.open(
+            config.path,
+            columns,
+            limit=int(config.streaming_cache * 1e9),
+            window=config.streaming_window,
+            split=config.split,
+            subset=config.subset,
+            kinds=kinds,
+        )
+    return open_source(
+        config.path,
+        columns,
+        kinds=kinds,
+        split=config.split,
+        subset=config.subset,
+        leave_out=leave_out,
+        caption_lines=getattr(config, "caption_lines", "first"),
+    )
 
 
 def _image_sizes(source: Source, config: DataConfig, image_column: str) -> np.ndarray:

@@ -1,36 +1,65 @@
-"""The files in a folder of pictures: pictures, captions beside them, and rows of metadata."""
+"""The files in a folder of images: which are data, and which other programs left there."""
 
 import collections
-import csv
-import json
+import dataclasses
 import logging
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 from PIL import Image
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTION_FILE = 2**20
-"""The largest size of a caption's file in bytes."""
 # Not every Pillow comes with AVIF.
 _AVIF = (".avif",) if ".avif" in Image.registered_extensions() else ()
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", *_AVIF)
-_CAPTION_SUFFIX = ".txt"
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+"""The files that say what images of a folder show, as `datasets` names them; first the one that
+wins where a folder has several."""
+SHARD_SUFFIXES = (".parquet", ".arrow")
+"""The suffixes of files with rows."""
+
+# OneTrainer's masks and conditioning images, and what graphic programs and browsers write.
+_MASK = re.compile(r"(.+)-(?:masklabel|condlabel)", re.IGNORECASE)
+_COMPANION = re.compile(r"(.+)[-_.](?:mask|thumb|thumbnail|preview)", re.IGNORECASE)
+_SIDE_FOLDERS = frozenset(
+    [
+        *("mask", "masks", "_controls", "conditioning", "conditioning_images", "reg", "@eadir"),
+        *("sample", "samples", "preview", "previews"),
+        *("thumb", "thumbs", "thumbnail", "thumbnails"),
+    ]
+)
+"""The folders, in lower case, whose images other programs put beside those to learn."""
+_HARMLESS = frozenset([".npz", ".safetensors", ".ini", ".db", ".ds_store", ".gitattributes"])
+"""The suffixes of files beside images that nobody takes for data: caches, systems' own, notes."""
 
 
-def visible(folder: Path, files: Iterable[Path]) -> list[Path]:
-    """Returns the files that are not hidden and in no hidden folder below the folder, sorted.
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The files of a folder, as sorted paths in it with slashes."""
 
-    Editors and operating systems leave copies there, such as .ipynb_checkpoints/a.png and ._a.jpg.
-    """
-    parts = ((file, file.relative_to(folder).parts) for file in files)
-    return sorted(file for file, names in parts if not any(name[0] == "." for name in names))
+    folder: Path
+    images: tuple[str, ...]
+    others: tuple[str, ...]
+    """All files that are no images."""
+
+    def named(self, names: Iterable[str]) -> list[str]:
+        """Returns the files with one of these names in lower case, in whatever folder they are."""
+        wanted = frozenset(names)
+        return [path for path in self.others if PurePosixPath(path).name.lower() in wanted]
+
+    def ending(self, suffixes: Sequence[str]) -> list[str]:
+        """Returns the other files with one of these suffixes."""
+        return [path for path in self.others if suffix_of(path) in suffixes]
 
 
-def find_pictures(folder: Path, leave_out: str = "") -> list[Path]:
-    """Returns the pictures at any depth of a folder, without hidden ones; logs its other files.
+def list_folder(folder: Path, leave_out: str = "") -> Listing:
+    """Lists the files at any depth of a folder, without hidden ones.
+
+    Hidden are names with a dot in front, such as .ipynb_checkpoints/a.png and ._a.jpg, and folders
+    with two underscores in front, such as __MACOSX, as for `datasets`.
 
     leave_out: a folder that is not looked into, such as that of the run's results.
 
@@ -43,18 +72,72 @@ def find_pictures(folder: Path, leave_out: str = "") -> list[Path]:
             f"{folder} is the data set and the run's output, whose pictures would become data; "
             "give another output, which may be a folder in it"
         )
-    files = [
-        file
-        for file in visible(folder, folder.rglob("*"))
-        if not file.is_dir() and not (results and file.is_relative_to(results))
-    ]
-    others = collections.Counter(file.suffix.lower() or "without an ending" for file in files)
-    for suffix in (*IMAGE_SUFFIXES, _CAPTION_SUFFIX):
-        del others[suffix]
-    if others:
-        kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
-        log.warning("%s has files that are not read: %s", folder, kinds)
-    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    files = sorted(_walk(folder, results), key=lambda path: path.split("/"))
+    images = tuple(path for path in files if suffix_of(path) in IMAGE_SUFFIXES)
+    return Listing(folder, images, tuple(p for p in files if suffix_of(p) not in IMAGE_SUFFIXES))
+
+
+def without_companions(listing: Listing) -> Listing:
+    """Returns a folder without the images that other programs put beside those to learn.
+
+    The log names them.
+
+    They are masks (a-masklabel.png, a_mask.png beside a.png), thumbnails and previews, and the
+    images in folders such as masks, samples or thumbnails that have others beside them.
+    """
+    inside = [path for path in listing.images if not _in_side_folder(path)]
+    kept = inside or list(listing.images)
+    stems = {path.rpartition(".")[0].lower() for path in kept}
+    images = [path for path in kept if not _is_companion(path, stems)] or kept
+    chosen = set(images)
+    if aside := [path for path in listing.images if path not in chosen]:
+        log.warning(
+            "%s: %d pictures are not read, as they look like masks, thumbnails or samples of other "
+            "programs, such as %s; to read them, give their folder as the data set, or name them "
+            "in a %s",
+            listing.folder,
+            len(aside),
+            aside[0],
+            METADATA[0],
+        )
+    return dataclasses.replace(listing, images=tuple(images))
+
+
+def log_unread(folder: Path, paths: Iterable[str]) -> None:
+    """Names the kinds of files that are not read, but for those that nobody takes for data."""
+    others = collections.Counter(suffix_of(path) or "without an ending" for path in paths)
+    kinds = [f"{suffix} {n}" for suffix, n in sorted(others.items()) if suffix not in _HARMLESS]
+    if kinds:
+        log.warning("%s has files that are not read: %s", folder, ", ".join(kinds))
+
+
+def suffix_of(path: str) -> str:
+    """Returns the suffix of a path in lower case."""
+    return PurePosixPath(path).suffix.lower()
+
+
+def stem_of(path: str) -> str:
+    """Returns the name of a path without its suffix."""
+    return PurePosixPath(path).stem
+
+
+def _walk(folder: Path, leave_out: Path | None) -> Iterator[str]:
+    seen: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        below, stat = Path(place), os.stat(place)
+        if (stat.st_dev, stat.st_ino) in seen:
+            # Links may lead around in a circle, or to one folder twice.
+            folders.clear()
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "__")) and (not leave_out or below / name != leave_out)
+        )
+        start = below.relative_to(folder).as_posix()
+        start = "" if start == "." else f"{start}/"
+        yield from (start + name for name in files if not name.startswith("."))
 
 
 def _inside(folder: Path, path: str) -> Path | None:
@@ -63,63 +146,14 @@ def _inside(folder: Path, path: str) -> Path | None:
     return folder / resolved.relative_to(root) if resolved.is_relative_to(root) else None
 
 
-def captions_beside(pictures: Sequence[Path]) -> list[str] | None:
-    """Reads the .txt files beside pictures; returns None where there are none.
-
-    Raises:
-        ValueError: only some pictures have such a file, or one of them holds no caption.
-    """
-    texts = [picture.with_suffix(_CAPTION_SUFFIX) for picture in pictures]
-    present = [text.is_file() for text in texts]
-    if not any(present):
-        return None
-    if not all(present):
-        raise ValueError(
-            f"{pictures[present.index(False)]} has no caption in a .txt file, and others have; "
-            "write one for each picture"
-        )
-    large = next((text for text in texts if text.stat().st_size > MAX_CAPTION_FILE), None)
-    if large is not None:
-        raise ValueError(f"{large} is no caption: it has more than {MAX_CAPTION_FILE} bytes")
-    return [_caption(text) for text in texts]
+def _in_side_folder(path: str) -> bool:
+    return any(part.lower() in _SIDE_FOLDERS for part in path.split("/")[:-1])
 
 
-def metadata_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers of lines and the rows of a metadata.jsonl or .csv, without blank lines.
-
-    Raises:
-        ValueError: a line cannot be read.
-    """
-    try:
-        yield from _csv_rows(file) if file.suffix == ".csv" else _json_rows(file)
-    except UnicodeDecodeError:
-        raise _not_utf8(file) from None
-
-
-def _json_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    # Unlike splitlines, files split only at line ends, not at other separators inside a text.
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{file} line {number}: {error}") from None
-
-
-def _csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
-        yield from ((reader.line_num, row) for row in reader)
-
-
-def _caption(file: Path) -> str:
-    try:
-        return file.read_text("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise _not_utf8(file) from None
-
-
-def _not_utf8(file: Path) -> ValueError:
-    return ValueError(f"{file} is not text in UTF-8; save it as such")
+def _is_companion(path: str, stems: set[str]) -> bool:
+    """Returns whether an image is another one's mask, thumbnail or preview. stems: lower case."""
+    stem = path.rpartition(".")[0]
+    if _MASK.fullmatch(stem):
+        return True
+    found = _COMPANION.fullmatch(stem)
+    return found is not None and found[1].lower() in stems

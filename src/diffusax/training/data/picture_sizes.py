@@ -15,7 +15,8 @@ from diffusax.files import written_whole
 from diffusax.images.reading import upright_size
 from diffusax.training.data.broken import Broken, Tally
 from diffusax.training.data.examples import image_file
-from diffusax.training.data.sources import ArrowSource, FolderSource, Source, cache_folder
+from diffusax.training.data.folders import FolderSource
+from diffusax.training.data.sources import ArrowSource, Source, cache_folder
 
 log = logging.getLogger(__name__)
 

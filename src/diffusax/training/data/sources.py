@@ -1,37 +1,26 @@
-"""Random access to the rows of a data set: Parquet shards, image folders, cached latents.
+"""Random access to the rows of a data set: Parquet and Arrow shards, cached latents.
 
 A row is a dict of plain values. Parquet is unpacked once into memory-mapped Arrow files, as Hugging
 Face `datasets` does, so that any row is one read away and worker processes share the pages.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-import huggingface_hub
-
-from diffusax.checkpoints.hub import hub_errors
 from diffusax.extras import require_extra
-from diffusax.hub_data import Reference
-from diffusax.training.data.picture_files import (
-    IMAGE_SUFFIXES,
-    captions_beside,
-    find_pictures,
-    metadata_rows,
-    visible,
-)
+from diffusax.hub_data.splits import Split
+from diffusax.training.data.broken import MAX_BROKEN
 
-log = logging.getLogger(__name__)
-
-DATASET_PATTERNS = ("*.parquet", "**/*.parquet")
-METADATA = ("metadata.jsonl", "metadata.csv")
+Kind = Literal["image", "text", "text or none"]
+"""What a column holds: images, texts or lists of texts, or texts that may be missing."""
 
 
 class Source(Protocol):
@@ -45,44 +34,28 @@ class Source(Protocol):
         """Returns where the row comes from, for messages."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What was found while a data set was opened, for the first lines of a run."""
+
+    place: str = ""
+    """The folder or the Hub's name, and what was read in it."""
+    captions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The number of rows by the kind of their caption's source."""
+    split: str = ""
+    """The splits that are read; empty where there are none."""
+    left: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The number of files of each split that is not read."""
+    subset: str = ""
+    """The subset of the data set's card, where it has several."""
+
+    def of(self, place: str, split: Split) -> "Facts":
+        """Returns the facts with a place and what was chosen of it."""
+        return Facts(place, self.captions, split.name, split.left, split.subset)
+
+
 class SourceFailed(ValueError):
     """A source cannot be read, which is not the fault of a row and stops a run."""
-
-
-def open_source(path: str, columns: Sequence[str], *, leave_out: str = "") -> Source:
-    """Opens a data set from a folder, a glob of Parquet files, or the Hub.
-
-    Names on the Hub are owner/name, owner/name@revision, or hf://datasets/owner/name@revision/path.
-
-    A folder holds Parquet shards (at any depth); or images with a metadata.jsonl or metadata.csv
-    whose rows have a file_name; or images with a .txt file beside each; or images alone, whose file
-    names then are the captions. Hidden files and folders are no part of it.
-
-    leave_out: a folder whose images are no part of the data set; see `find_pictures`.
-
-    Raises:
-        ValueError: there is no such data set, or a column is missing; lists those that exist.
-    """
-    if path.startswith("hf://"):
-        path = str(_snapshot(path))
-    if any(c in path for c in "*?["):
-        anchor = Path(path).anchor
-        files = sorted(Path(anchor or ".").glob(path.removeprefix(anchor)))
-        if not files:
-            raise ValueError(f"no file matches {path!r}")
-        return ArrowSource.from_parquet(files, columns)
-    folder = _folder(path)
-    if folder.is_file():
-        if folder.suffix.lower() in IMAGE_SUFFIXES or folder.name in METADATA:
-            raise ValueError(f"{path} is a file of a data set; give the folder that it is in")
-        return ArrowSource.from_parquet([folder], columns)
-    if any((folder / name).is_file() for name in METADATA):
-        return FolderSource.from_metadata(folder, columns)
-    found = {file for pattern in DATASET_PATTERNS for file in folder.glob(pattern)}
-    shards = visible(folder, found)
-    if shards:
-        return ArrowSource.from_parquet(shards, columns)
-    return FolderSource.from_names(folder, columns, leave_out=leave_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +66,28 @@ class ArrowSource:
     names: tuple[str, ...]
     """The files' names in messages."""
 
+    facts: Facts = dataclasses.field(default_factory=Facts, compare=False)
+
     @classmethod
-    def from_parquet(cls, shards: Sequence[Path], columns: Sequence[str]) -> "ArrowSource":
-        """Unpacks the columns of each shard into the cache, unless an earlier run has."""
+    def from_shards(
+        cls,
+        shards: Sequence[Path],
+        columns: Sequence[str],
+        kinds: Mapping[str, Kind] | None = None,
+        facts: Facts | None = None,
+    ) -> "ArrowSource":
+        """Unpacks the columns of each Parquet or Arrow file into the cache, unless they are there.
+
+        kinds: what columns hold, which is checked; others may hold anything.
+
+        Raises:
+            ValueError: a file is not whole, lacks a column or has another kind of values in it.
+        """
         files = [_unpack(shard, columns) for shard in shards]
-        return cls(tuple(map(str, files)), tuple(map(str, shards)))
+        found = cls(tuple(map(str, files)), tuple(map(str, shards)), facts or Facts())
+        for column, kind in (kinds or {}).items():
+            found._check(column, kind)
+        return found
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -139,130 +129,26 @@ class ArrowSource:
             return cell
         return cell | {"path": str(path_inside(Path(self.names[part]).parent, cell["path"]))}
 
+    def _check(self, column: str, kind: Kind) -> None:
+        """Raises ValueError where a column holds something else than it has to."""
+        types = require_extra("pyarrow", "train").types
+        empty = 0
+        for table, name in zip(self._tables, self.names):
+            own = table.column(column)
+            check_type(own.type, column, kind, name, types)
+            empty += own.null_count
+        if kind != "text or none" and empty > MAX_BROKEN * len(self):
+            raise ValueError(
+                f"{self.names[0]}: {column} is null in {empty} of {len(self)} rows; remove these "
+                "rows, or write what is missing"
+            )
+
     def _locate(self, index: int) -> tuple[int, int]:
         part = bisect.bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "names": self.names}
-
-
-@dataclasses.dataclass(frozen=True)
-class FolderSource:
-    """Image files with their columns."""
-
-    folder: str
-    rows: tuple[dict[str, Any], ...]
-    files: tuple[dict[str, Any], ...]
-    """For each column, the names of an image's files in the folder: one, or a list."""
-
-    @classmethod
-    def from_metadata(cls, folder: Path, columns: Sequence[str]) -> "FolderSource":
-        """Reads rows from metadata.jsonl or .csv, like `datasets`' ImageFolder.
-
-        file_name is the image in the first column, x_file_name one in the column x, and
-        x_file_names a list of them.
-        """
-        file = next(folder / name for name in METADATA if (folder / name).is_file())
-        rows, files = [], []
-        for number, row in metadata_rows(file):
-            where = f"{file} line {number}"
-            names = _take_file_names(row, columns) if isinstance(row, dict) else {}
-            every = [name for value in names.values() for name in _as_list(value)]
-            if not every or not all(isinstance(name, str) and name for name in every):
-                raise ValueError(f"{where} must be a row with a file_name")
-            try:
-                for name in every:
-                    path_inside(folder, name)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-            for column in columns:
-                if any(isinstance(cell, dict) for cell in _as_list(row.get(column))):
-                    raise ValueError(f"{where} must name its images by {column}_file_name")
-            rows.append(row)
-            files.append(names)
-        if not rows:
-            raise ValueError(f"{file} has no rows")
-        check_columns(columns, {**rows[0], **files[0]}, file)
-        return cls(str(folder), tuple(rows), tuple(files))
-
-    @classmethod
-    def from_names(
-        cls, folder: Path, columns: Sequence[str], *, leave_out: str = ""
-    ) -> "FolderSource":
-        """Finds images with their captions in text files beside them, or in their names.
-
-        The caption of "red apple.png" is the text in "red apple.txt", or "red apple" if no image
-        has such a file.
-
-        leave_out: a folder whose images are left out; see `find_pictures`.
-
-        Raises:
-            ValueError: there are no images, only some of them have a text file, more columns are
-                asked for than an image and its caption, or the folder is the one to leave out.
-        """
-        files = find_pictures(folder, leave_out)
-        if not files:
-            raise ValueError(
-                f"{folder} holds neither Parquet files, nor {' or '.join(METADATA)}, nor images"
-            )
-        image_column, *others = columns
-        if more := others[1:]:
-            raise ValueError(
-                f"{folder} holds images with captions at most, and nothing of "
-                f"{' and '.join(map(repr, more))}; name them in a {METADATA[0]}"
-            )
-        captions = captions_beside(files) if others else None
-        if captions is None:
-            captions = [file.stem for file in files]
-            if others:
-                log.warning("%s has no captions; the names of the files serve as such", folder)
-        rows = tuple(dict.fromkeys(others, caption) for caption in captions)
-        cells = tuple({image_column: str(file.relative_to(folder))} for file in files)
-        return cls(str(folder), rows, cells)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        cells = {column: self._cells(names) for column, names in self.files[index].items()}
-        return {**self.rows[index], **cells}
-
-    def name(self, index: int) -> str:
-        """Returns the image's file, or the first of several, for messages."""
-        first = next(iter(self.files[index].values()))
-        return str(Path(self.folder) / _as_list(first)[0])
-
-    def _cells(self, names: Any) -> Any:
-        if isinstance(names, list):
-            return [self._cells(name) for name in names]
-        return {"path": str(Path(self.folder) / names), "bytes": None}
-
-
-def _folder(path: str) -> Path:
-    if Path(path).exists():
-        return Path(path)
-    if Reference.parse(path) is None:
-        raise ValueError(
-            f"there is no file or folder {path!r} here, and a Hub data set is called owner/name"
-        )
-    return _snapshot(path)
-
-
-def _snapshot(path: str) -> Path:
-    """Downloads a Hub data set and returns its folder in the Hub's cache, or the path inside it."""
-    reference = Reference.parse(path)
-    if reference is None:
-        raise ValueError(f"a Hub data set is called hf://datasets/owner/name (got {path!r})")
-    patterns = [*DATASET_PATTERNS, *METADATA, "**/*.txt", *(f"**/*{s}" for s in IMAGE_SUFFIXES)]
-    if reference.path:
-        patterns = [reference.path, f"{reference.path}/**"]
-    repo, revision = reference.repo, reference.revision
-    with hub_errors(repo, revision):
-        folder = huggingface_hub.snapshot_download(
-            repo, repo_type="dataset", revision=revision, allow_patterns=patterns
-        )
-    return Path(folder) / reference.path
+        return {"files": self.files, "names": self.names, "facts": self.facts}
 
 
 def path_inside(folder: Path, name: str) -> Path:
@@ -277,24 +163,35 @@ def path_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _take_file_names(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Removes the names of images from a row of metadata and returns them by column."""
-    keys = [(columns[0], "file_name")]
-    keys += [(c, f"{c}_{ending}") for c in columns for ending in ("file_name", "file_names")]
-    return {column: row.pop(key) for column, key in keys if key in row}
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def check_columns(wanted: Sequence[str], present: Any, where: Path) -> None:
+def check_columns(wanted: Sequence[str], present: Any, where: str | Path) -> None:
     """Raises ValueError where a column is missing; lists those that exist."""
     missing = [column for column in wanted if column not in present]
     if missing:
         raise ValueError(
             f"{where} has no column {', '.join(map(repr, missing))}; it has "
-            f"{', '.join(sorted(present))}"
+            f"{', '.join(sorted(present))}; options such as caption_column name those to read"
+        )
+
+
+def check_type(own: Any, column: str, kind: Kind, where: str, types: Any) -> None:
+    """Raises ValueError where a column of Arrow's type `own` cannot hold what it has to."""
+
+    def is_kind(t: Any) -> bool:
+        if types.is_null(t):
+            return kind == "text or none"
+        if types.is_list(t) or types.is_large_list(t) or types.is_fixed_size_list(t):
+            return is_kind(t.value_type)
+        if types.is_dictionary(t):
+            return is_kind(t.value_type)
+        if kind == "image":
+            return types.is_binary(t) or types.is_large_binary(t) or types.is_struct(t)
+        return types.is_string(t) or types.is_large_string(t) or types.is_string_view(t)
+
+    if not is_kind(own):
+        what = "images (bytes, or bytes and path)" if kind == "image" else "texts"
+        raise ValueError(
+            f"{where}: the column {column!r} holds {own}, not {what}; name another by an option "
+            "such as image_column or caption_column"
         )
 
 
@@ -312,35 +209,76 @@ def cache_folder() -> Path:
         raise ValueError("there is no home folder; set DIFFUSAX_CACHE to a folder") from None
 
 
+def column_names(shard: Path) -> list[str]:
+    """Returns the names of a Parquet or Arrow file's columns.
+
+    Raises:
+        ValueError: the file is not whole.
+    """
+    with _opened(shard) as (schema, _):
+        return list(schema.names)
+
+
 def _unpack(shard: Path, columns: Sequence[str]) -> Path:
-    """Writes a Parquet file's columns to an Arrow file in the cache, which appears only when whole.
+    """Writes a file's columns to an Arrow file in the cache, which appears only when whole.
 
     It takes as much room as the columns unpacked, which may be many times the size of the shard.
     """
     pyarrow = require_extra("pyarrow", "train")
-    parquet = require_extra("pyarrow.parquet", "train")
-    try:
-        file = parquet.ParquetFile(shard)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{shard} is not a whole Parquet file: {error}") from None
-    check_columns(columns, file.schema_arrow.names, shard)
-    stat = shard.stat()
-    identity = [str(shard.resolve()), stat.st_mtime_ns, stat.st_size, *columns]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
-    target = cache_folder() / "arrow" / f"{digest}.arrow"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    schema = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
-    try:
-        with pyarrow.ipc.new_file(str(partial), schema) as writer:
-            # Few rows at a time, because a small file may repeat a large value many times.
-            for batch in file.iter_batches(batch_size=32, columns=list(columns)):
-                writer.write_batch(batch.select(list(columns)))
-        os.replace(partial, target)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{shard} cannot be unpacked to {target.parent}: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with _opened(shard) as (schema, batches):
+        check_columns(columns, schema.names, shard)
+        stat = shard.stat()
+        identity = [str(shard.resolve()), stat.st_mtime_ns, stat.st_size, *columns]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+        target = cache_folder() / "arrow" / f"{digest}.arrow"
+        if target.is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}.partial")
+        own = pyarrow.schema([schema.field(name) for name in columns])
+        try:
+            with pyarrow.ipc.new_file(str(partial), own) as writer:
+                for batch in batches(list(columns)):
+                    writer.write_batch(batch.select(list(columns)))
+            os.replace(partial, target)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"{shard} cannot be unpacked to {target.parent}: {error}") from None
+        finally:
+            partial.unlink(missing_ok=True)
     return target
+
+
+@contextlib.contextmanager
+def _opened(shard: Path) -> Iterator[tuple[Any, Callable[[list[str]], Any]]]:
+    """Opens a Parquet file, or an Arrow file as `datasets` writes it; gives schema and batches."""
+    pyarrow = require_extra("pyarrow", "train")
+    parquet = require_extra("pyarrow.parquet", "train")
+    arrow = shard.suffix.lower() == ".arrow"
+    try:
+        file = _open_arrow(shard) if arrow else parquet.ParquetFile(shard)
+    except (pyarrow.ArrowException, OSError) as error:
+        kind = "Arrow" if arrow else "Parquet"
+        raise ValueError(f"{shard} is not a whole {kind} file: {error}") from None
+    if arrow:
+        yield file.schema, lambda columns: _batches(file)
+        return
+    with file:
+        # Few rows at a time, because a small file may repeat a large value many times.
+        yield file.schema_arrow, lambda columns: file.iter_batches(batch_size=32, columns=columns)
+
+
+def _open_arrow(shard: Path) -> Any:
+    """Opens a stream of batches, which is what `datasets` writes, or a file of them."""
+    pyarrow = require_extra("pyarrow", "train")
+    mapped = pyarrow.memory_map(str(shard))
+    try:
+        return pyarrow.ipc.open_stream(mapped)
+    except pyarrow.ArrowInvalid:
+        return pyarrow.ipc.open_file(mapped)
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    if hasattr(reader, "num_record_batches"):
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        yield from reader

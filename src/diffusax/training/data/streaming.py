@@ -5,16 +5,17 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffusax.extras import require_extra
 from diffusax.hub_data import HubFile, Reference, in_bytes, open_dataset
 from diffusax.training.data.row_groups import RowGroups, column_chunks
-from diffusax.training.data.sources import check_columns
+from diffusax.training.data.sources import Facts, Kind, check_columns, check_type
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,19 @@ class StreamedSource:
     """The number of bytes of row groups to keep on disk."""
     window: int = 0
     """The number of row groups that are mixed at a time; 0 mixes all rows."""
+    facts: Facts = dataclasses.field(default_factory=Facts, compare=False)
 
     @classmethod
     def open(
-        cls, path: str, columns: Sequence[str], *, limit: int, window: int = 0
+        cls,
+        path: str,
+        columns: Sequence[str],
+        *,
+        limit: int,
+        window: int = 0,
+        split: str | None = None,
+        subset: str | None = None,
+        kinds: Mapping[str, Kind] | None = None,
     ) -> "StreamedSource":
         """Opens the data set; reads only the files' footers.
 
@@ -49,10 +59,13 @@ class StreamedSource:
             columns: the names of the columns to read.
             limit: the number of bytes of row groups to keep on disk.
             window: the number of row groups that are mixed at a time; 0 mixes all rows.
+            split: the splits to read; by default train, if there are splits.
+            subset: a config of the data set's card; by default the only one, or the default.
+            kinds: what columns hold, which is checked; others may hold anything.
 
         Raises:
-            ValueError: the data set is not on the Hub, has no Parquet files or lacks a column, or
-                the Hub does not answer.
+            ValueError: the data set is not on the Hub, has no Parquet files, no such split or lacks
+                a column, or the Hub does not answer.
         """
         reference = Reference.parse(path)
         if reference is None or (Path(path).exists() and not path.startswith("hf://")):
@@ -60,12 +73,17 @@ class StreamedSource:
             raise ValueError(f"streaming needs a Hub data set, and {path!r} {where}")
         dataset = open_dataset(reference.repo, reference.revision)
         files = dataset.shards(below=reference.path, suffixes=(".parquet",))
+        files, chosen = dataset.split_of(files, below=reference.path, split=split, subset=subset)
         reader = RowGroups(dataset.repo, dataset.commit, columns, limit)
         with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
             footers = list(pool.map(reader.footer, files))
+        types = require_extra("pyarrow", "train").types
         groups, counts, nbytes = [], [], 0
         for number, (file, footer) in enumerate(zip(files, footers, strict=True)):
-            check_columns(columns, footer.schema.to_arrow_schema().names, Path(file.path))
+            schema = footer.schema.to_arrow_schema()
+            check_columns(columns, schema.names, file.path)
+            for column, kind in (kinds or {}).items():
+                check_type(schema.field(column).type, column, kind, file.path, types)
             groups += [(number, i) for i in range(footer.num_row_groups)]
             counts += [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
             nbytes += _size(footer, columns)
@@ -93,6 +111,7 @@ class StreamedSource:
             ends,
             limit,
             window,
+            Facts().of(f"{path}, streamed", chosen),
         )
 
     def __len__(self) -> int:

@@ -31,6 +31,7 @@ from diffusax.training.data.cached import CachedSource, is_cache
 from diffusax.training.data.examples import picture_size
 from diffusax.training.data.opening import log_buckets, open_images
 from diffusax.training.data.sources import Source
+from diffusax.training.data.summary import log_summary
 from diffusax.training.denoising import (
     STATISTICS,
     DenoisingLoss,
@@ -107,6 +108,7 @@ class Denoiser:
             recipe = "instruct-pix2pix" if edits else plain
             check = not compile_only
             self.source = cache = CachedSource.open(data.path, base, recipe=recipe, check=check)
+            log_summary(cache, tuple(cache.shapes), {}, place=f"{data.path}, latents")
             _check_parts(data, cache)
             self.embedded = base.family.embedding_columns[0] in cache.shapes
         else:

@@ -7,7 +7,7 @@ was. Upstream: diffusers examples/dreambooth/train_dreambooth.py and train_dream
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,10 @@ from diffusax.training.data.class_pictures import (
 )
 from diffusax.training.data.examples import LOSS_WEIGHTS, CaptionedDataConfig, write_caption
 from diffusax.training.data.pairs import CLASS, INSTANCE, KeptPictures, Pairs, Repeated
+from diffusax.training.data.picture_files import IMAGE_SUFFIXES
 from diffusax.training.data.rows import caption_example
-from diffusax.training.data.sources import IMAGE_SUFFIXES, FolderSource, Source
+from diffusax.training.data.sources import Source
+from diffusax.training.data.summary import log_summary
 from diffusax.training.denoising import PRIOR, is_text
 from diffusax.training.optimizers import FineTuningOptimizerConfig
 from diffusax.training.options import require_options
@@ -45,6 +47,7 @@ _CAPTION = "text"
 class DreamBoothDataConfig(CaptionedDataConfig):
     """A few pictures of a subject."""
 
+    captions_may_lack: ClassVar[bool] = True
     caption_column: str = ""
     """The column with captions in the place of the instance prompt, which pictures without one
     keep; by default every picture has the instance prompt."""
@@ -147,9 +150,6 @@ class DreamBooth(Denoiser):
             raise ValueError("data.streaming is for large data sets; leave it out of DreamBooth")
         columns = [name for name in (data.image_column, data.caption_column) if name]
         super().__init__(config, tuple(columns), compile_only=not generate)
-        pictures = getattr(self.source, "source", self.source)
-        if isinstance(pictures, FolderSource) and data.mask_column:
-            _check_masks(pictures, data.mask_column)
         self.prior = bool(config.class_prompt)
         self.prompts = self._constant_prompts()
         self.embedded = self.embedded or bool(self.prompts)
@@ -279,7 +279,9 @@ class DreamBooth(Denoiser):
             return UndrawnPictures(folder)
         drawn.ensure(Path(folder), config.class_images)
         column = config.data.image_column
-        return KeptPictures(class_source(Path(folder), config.class_images, column), column)
+        classes = class_source(Path(folder), config.class_images, column)
+        log_summary(classes, (column,), {column: "image"}, place=f"{folder}, the class")
+        return KeptPictures(classes, column)
 
     def _cached_classes(self, folder: str, check: bool) -> Source:
         if not (self.cached and is_cache(folder)):
@@ -320,15 +322,6 @@ def _filled(cell: Any, prompt: str) -> Any:
         return [_filled(caption, prompt) for caption in cell]
     empty = cell is None or cell == [] or (isinstance(cell, str) and not cell.strip())
     return prompt if prompt and empty else cell
-
-
-def _check_masks(source: FolderSource, column: str) -> None:
-    """Raises ValueError where a column of a folder holds no pictures, to be masks."""
-    if not any(column in files for files in source.files):
-        raise ValueError(
-            f"data.mask_column={column!r}: {source.folder} has no pictures under that name; name "
-            f"each mask as {column}_file_name in a metadata.jsonl, or use data.mask=alpha"
-        )
 
 
 def _check_apart(instances: str, classes: str) -> None:

@@ -1,37 +1,28 @@
 """Makes drawings of A1111's calls."""
 
 import dataclasses
+import re
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
 
-from diffusax.serving.drawing import Drawing
+from diffusax.serving.drawing import SEEDS, Drawing
 from diffusax.serving.entries import ModelEntry
 from diffusax.serving.errors import Refused
+from diffusax.serving.fields import check_seed
 from diffusax.serving.samplers import from_webui
 from diffusax.serving.web.a1111.controlnet import fit, read_controls
 from diffusax.serving.web.a1111.fields import ImageToImage, Shared, TextToImage
 from diffusax.serving.web.a1111.inpainting import fill_masked, fit_image, read_mask
+from diffusax.serving.web.a1111.missing import check_present, with_noise
 from diffusax.serving.web.a1111.options import Options
 from diffusax.serving.web.pictures import decode_picture
 from diffusax.serving.web.settings import WebSettings, check_most
+from diffusax.text.lora_tags import read_tags
 
-_UPSCALERS = {
-    "None": Image.Resampling.LANCZOS,
-    "Lanczos": Image.Resampling.LANCZOS,
-    "Nearest": Image.Resampling.NEAREST,
-    "Latent": Image.Resampling.BILINEAR,
-    "Latent (antialiased)": Image.Resampling.BILINEAR,
-    "Latent (bicubic)": Image.Resampling.BICUBIC,
-    "Latent (bicubic antialiased)": Image.Resampling.BICUBIC,
-    "Latent (nearest)": Image.Resampling.NEAREST,
-    "Latent (nearest-exact)": Image.Resampling.NEAREST,
-}
-"""The filters of hires fix by A1111's names. Those for latents work on the picture here."""
-UPSCALERS = tuple(name for name in _UPSCALERS if not name.startswith("Latent"))
-LATENT_MODES = tuple(name for name in _UPSCALERS if name.startswith("Latent"))
+_COMMENTS = re.compile(r"(?:(?:^|\n)#[^\n]*|#[^\n]*)(?:\n|$)")
+"""Comments in prompts (stable-diffusion-webui, modules/processing_scripts/comments.py)."""
 
 
 def text_to_image(
@@ -66,9 +57,10 @@ def image_to_image(
         shared["image_guidance_scale"] = fields.image_cfg_scale
     else:
         shared["strength"] = fields.denoising_strength
+        shared["strength_rule"] = "exact" if options.fixes_steps else "webui"
     found: list[Drawing] = []
     for i, image in enumerate(images):
-        seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % 2**32
+        seed = (shared["seed"] + i * fields.batch_size * fields.n_iter) % SEEDS
         drawing = Drawing(**{**shared, "seed": seed}, **_pictures(fields, image, mask, entry))
         controls = read_controls(fields.alwayson_scripts, settings, image)
         size = size_of(fields, entry)
@@ -76,74 +68,43 @@ def image_to_image(
     return found
 
 
-def second_pass(
-    fields: TextToImage, first: Drawing, images: Mapping[int, Image.Image]
-) -> list[Drawing]:
-    """Returns the drawings of hires fix's second pass, one for each image by its seed."""
-    upscaler = fields.hr_upscaler or "Latent"
-    if upscaler not in _UPSCALERS:
-        known = ", ".join(_UPSCALERS)
-        raise Refused(
-            f"hr_upscaler must be one of {known} (got {upscaler[:60]!r})", param="hr_upscaler"
-        )
-    width, height = hires_size(fields, first)
-    prompts: dict[str, Any] = {
-        "prompt": fields.hr_prompt or first.prompt,
-        "negative_prompt": fields.hr_negative_prompt or first.negative_prompt,
-    }
-    sampler = first.sampler
-    if fields.hr_sampler_name not in (None, "", "Use same sampler"):
-        scheduler = fields.hr_scheduler
-        scheduler = fields.scheduler if scheduler == "Use same scheduler" else scheduler
-        sampler = from_webui(fields.hr_sampler_name, scheduler)
-    steps = fields.hr_second_pass_steps or first.num_inference_steps
-    strength = 0.7 if fields.denoising_strength is None else fields.denoising_strength
-    return [
-        dataclasses.replace(
-            first,
-            **prompts,
-            image=image.resize((width, height), _UPSCALERS[upscaler]),
-            strength=strength,
-            width=width,
-            height=height,
-            num_inference_steps=steps,
-            sampler=sampler,
-            guidance_scale=first.guidance_scale if fields.hr_cfg is None else fields.hr_cfg,
-            seed=seed,
-            num_images=1,
-        )
-        for seed, image in images.items()
-    ]
-
-
-def hires_size(fields: TextToImage, first: Drawing) -> tuple[int, int]:
-    """Returns the width and height of hires fix's second pass, in multiples of 8 pixels."""
-    width, height = first.width or 8, first.height or 8
-    to_x, to_y = fields.hr_resize_x, fields.hr_resize_y
-    if to_x and to_y:
-        size: tuple[float, float] = to_x, to_y
-    elif to_x or to_y:
-        # One side alone keeps the proportions.
-        scale = to_x / width if to_x else to_y / height
-        size = width * scale, height * scale
-    else:
-        size = width * fields.hr_scale, height * fields.hr_scale
-    return max(int(size[0]) // 8 * 8, 8), max(int(size[1]) // 8 * 8, 8)
-
-
 def _shared(fields: Shared, options: Options, entry: ModelEntry) -> dict[str, Any]:
     """Returns the fields of a drawing that both calls have."""
+    check_present(fields, *size_of(fields, entry))
+    check_seed(fields.seed)
     name = fields.sampler_name or fields.sampler_index
+    sampler = entry.sampler if name is None else from_webui(name, fields.scheduler)
+    sampler, eta = with_noise(fields, sampler)
     return {
-        "prompt": fields.prompt,
-        "negative_prompt": fields.negative_prompt,
+        "prompt": read_prompt(fields, fields.prompt),
+        "negative_prompt": _without_comments(fields.negative_prompt),
         "model": entry.name,
-        "seed": secrets.randbits(32) if fields.seed < 0 else fields.seed,
+        "seed": secrets.randbits(32) if fields.seed == -1 else fields.seed % SEEDS,
         "num_inference_steps": fields.steps,
         "guidance_scale": fields.cfg_scale,
-        "sampler": None if name is None else from_webui(name, fields.scheduler),
+        "sampler": sampler,
+        "eta": eta,
         "clip_skip": options.clip_skip,
     }
+
+
+def read_prompt(fields: Shared, prompt: str) -> str:
+    """Returns a prompt without comments, and without LoRAs where a call wants none.
+
+    Raises:
+        Refused: a tag of a LoRA cannot be read.
+    """
+    prompt = _without_comments(prompt)
+    if not fields.disable_extra_networks:
+        return prompt
+    try:
+        return read_tags(prompt)[0]
+    except ValueError as error:
+        raise Refused(str(error), param="prompt") from None
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENTS.sub("\n", text).strip() if "#" in text else text
 
 
 def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
@@ -152,14 +113,18 @@ def size_of(fields: Shared, entry: ModelEntry) -> tuple[int, int]:
     def rounded(value: int) -> int:
         return max(value // entry.multiple * entry.multiple, entry.multiple)
 
-    return rounded(fields.width or entry.width), rounded(fields.height or entry.height)
+    width, height = fields.width or entry.width, fields.height or entry.height
+    first = getattr(fields, "firstphase_width", 0), getattr(fields, "firstphase_height", 0)
+    if any(first):
+        width, height = (own or side for own, side in zip(first, (width, height)))
+    return rounded(width), rounded(height)
 
 
 def _iterations(drawing: Drawing, fields: Shared) -> list[Drawing]:
     """Returns a drawing for each iteration; the seeds go on from one to the next."""
     count, seed = fields.batch_size, drawing.seed or 0
     return [
-        dataclasses.replace(drawing, num_images=count, seed=(seed + i * count) % 2**32)
+        dataclasses.replace(drawing, num_images=count, seed=(seed + i * count) % SEEDS)
         for i in range(fields.n_iter)
     ]
 

@@ -1,41 +1,68 @@
 """The fields of A1111's API that change what is generated; others are read over."""
 
 import dataclasses
-from typing import Annotated, Any
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from diffusax.serving.drawing import Blur, Images, Name, Pixels, Scale, Share, Steps, Text
-from diffusax.serving.errors import Refused
-from diffusax.serving.web.fields import Picture
+from diffusax.serving.web.fields import Picture, read_fields
+from diffusax.typed.convert import field_types
+
+T = TypeVar("T")
 
 Whole = Annotated[int, Meta(ge=0, le=16_384)]
-AnySeed = Annotated[int, Meta(ge=-1, le=2**32 - 1, description="-1 takes one at random.")]
+AnySeed = Annotated[int, Meta(ge=-(2**63), description="-1 takes one at random.")]
+Amount = Annotated[float, Meta(ge=0, le=1_000_000)]
 
-_WITHOUT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "subseed_strength": ((0,), "variation seeds"),
-    "tiling": ((False,), "images that tile"),
-    "restore_faces": ((False,), "restorers of faces"),
-    "seed_resize_from_w": ((0, -1), "resizing of seeds"),
-    "seed_resize_from_h": ((0, -1), "resizing of seeds"),
-    "s_churn": ((0,), "churn"),
-    "styles": (([],), "styles; write their words into the prompt"),
-    "script_name": (("", "None", "none"), "scripts"),
-    "refiner_checkpoint": (("", "None", "none"), "refiners within a run"),
-    "firstpass_image": (("",), "images for the first pass"),
-}
-"""Fields with the values that leave them off, and the capability that other values ask for."""
+_NAMES = (
+    *("sampler_name", "sampler_index", "scheduler", "refiner_checkpoint", "script_name"),
+    *("hr_upscaler", "hr_checkpoint_name", "hr_sampler_name", "hr_scheduler", "infotext"),
+    *("mask", "latent_mask", "firstpass_image"),
+)
+"""The fields of names and pictures, where an empty text is none."""
+_NONE = ("scheduler", "hr_scheduler", "hr_checkpoint_name", "hr_sampler_name", "mask")
+"""Those of them where "None" is none, too."""
+_SAME = ("Use same checkpoint", "Use same sampler", "Use same scheduler")
+"""What stands in fields of the second pass for what the first pass has."""
 
 
-def refuse_what_is_missing(values: dict[str, Any]) -> None:
-    """Raises Refused where a value asks for what A1111's server has and this one lacks."""
-    for name, (off, what) in _WITHOUT.items():
-        value = values.get(name)
-        if value is not None and value not in off:
-            text = (
-                f"{name} must be {off[0]!r} here (got {str(value)[:60]!r}), as there are no {what}"
-            )
-            raise Refused(text, param=name, code="not_supported")
+def read_call(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Makes the fields of a call of a request's values, as A1111's server takes them.
+
+    Numbers may be texts, or true and false; an empty text is no name. Of fields that the call does
+    not use, such as those of a second pass that is off, the types alone are checked.
+
+    Raises:
+        Refused: a value has another type, or is out of its range.
+    """
+    hints = field_types(kind)
+    given = {name: _plain(name, value, hints.get(name)) for name, value in values.items()}
+    lax: dict[str, Any] = {"strict": False, "tolerant": True}
+    unused: list[str] = []
+    if "enable_hr" in hints:
+        wanted = read_fields(kind, {"enable_hr": given.get("enable_hr")}, **lax)
+        if not wanted.enable_hr:  # type: ignore[attr-defined]
+            unused = [name for name in hints if name.startswith("hr_")] + ["denoising_strength"]
+    return read_fields(kind, given, unused=unused, **lax)
+
+
+def _plain(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value with None for what stands for it, and a number for true and false."""
+    if isinstance(value, bool) and {int, float} & _types(hint):
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    none = (name in _NAMES and not value) or (name in _NONE and value in ("None", "none", *_SAME))
+    return None if none else value
+
+
+def _types(hint: Any) -> set[Any]:
+    """Returns the plain types of which a value may be."""
+    args = [arg for arg in typing.get_args(hint) if not isinstance(arg, Meta)]
+    return set().union(*map(_types, args)) if args else {hint}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +72,10 @@ class Shared:
     prompt: Text = ""
     negative_prompt: Text = ""
     seed: AnySeed = -1
+    subseed: AnySeed = -1
+    subseed_strength: float = 0.0
+    seed_resize_from_w: int = -1
+    seed_resize_from_h: int = -1
     sampler_name: Name | None = None
     sampler_index: Name | None = None
     scheduler: Name | None = None
@@ -58,6 +89,20 @@ class Shared:
     override_settings_restore_afterwards: bool = True
     alwayson_scripts: dict[str, Any] = dataclasses.field(default_factory=dict)
     send_images: bool = True
+    styles: Any = None
+    tiling: bool = False
+    restore_faces: bool = False
+    script_name: Name | None = None
+    refiner_checkpoint: Name | None = None
+    refiner_switch_at: float | None = None
+    eta: Amount | None = None
+    s_churn: Amount = 0.0
+    s_tmin: Amount = 0.0
+    s_tmax: float | None = None
+    s_noise: Amount = 1.0
+    s_min_uncond: Amount = 0.0
+    infotext: Text | None = None
+    disable_extra_networks: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +110,11 @@ class TextToImage(Shared):
     """txt2img, with the second pass of hires fix."""
 
     enable_hr: bool = False
-    denoising_strength: Share | None = None
-    hr_scale: Annotated[float, Meta(ge=1, le=8)] = 2.0
+    denoising_strength: Share = 0.75
+    firstphase_width: Whole = 0
+    firstphase_height: Whole = 0
+    firstpass_image: Any = None
+    hr_scale: Annotated[float, Meta(gt=0, le=16)] = 2.0
     hr_upscaler: Name | None = None
     hr_second_pass_steps: Annotated[int, Meta(ge=0, le=1000)] = 0
     hr_resize_x: Whole = 0
@@ -90,6 +138,9 @@ class ImageToImage(Shared):
     denoising_strength: Share = 0.75
     image_cfg_scale: Scale | None = None
     mask: Picture | None = None
+    latent_mask: Any = None
+    mask_round: bool = True
+    initial_noise_multiplier: float | None = None
     mask_blur: Blur | None = None
     mask_blur_x: Blur = 4.0
     mask_blur_y: Blur = 4.0

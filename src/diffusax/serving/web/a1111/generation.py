@@ -3,7 +3,6 @@
 import time
 from typing import Any, TypeVar
 
-import msgspec
 from PIL import Image
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,37 +10,39 @@ from starlette.responses import Response
 from diffusax._version import __version__
 from diffusax.serving.drawing import Drawing
 from diffusax.serving.entries import ModelEntry
+from diffusax.serving.errors import Refused
 from diffusax.serving.infotext import write_infotext
 from diffusax.serving.jobs import Job
 from diffusax.serving.samplers import to_webui
-from diffusax.serving.web.a1111.drawings import (
-    hires_size,
-    image_to_image,
-    second_pass,
-    size_of,
-    text_to_image,
-)
+from diffusax.serving.web.a1111.drawings import image_to_image, size_of, text_to_image
 from diffusax.serving.web.a1111.fields import (
     ImagesReply,
     ImageToImage,
     Shared,
     TextToImage,
-    refuse_what_is_missing,
+    read_call,
 )
-from diffusax.serving.web.a1111.options import Options
+from diffusax.serving.web.a1111.hires import (
+    enlargement,
+    second_pass,
+    settings_of_second_pass,
+)
+from diffusax.serving.web.a1111.options import Options, option_warnings, without_hash
 from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.a1111.work import Work, describe_progress
 from diffusax.serving.web.bodies import read_json
-from diffusax.serving.web.fields import read_fields
 from diffusax.serving.web.operations import operation
 from diffusax.serving.web.pictures import encode, in_base64, png
-from diffusax.serving.web.replies import Json
+from diffusax.serving.web.replies import Json, encode_json
 from diffusax.serving.web.service import Service, client_of, ended, in_thread, service_of
 from diffusax.serving.web.settings import check_most
+from diffusax.text.prompt_warnings import prompt_warnings
 
 _ERRORS = (404, 413, 415, 422, 429, 503, 504)
 _Fields = TypeVar("_Fields", bound=Shared)
-_PICTURES = ("init_images", "mask", "alwayson_scripts")
+_SENT_BACK = ("init_images", "mask")
+"""What a client may want to read back; it is left out otherwise."""
+_TRUE = ("true", "1", "on", "yes", "t", "y")
 
 
 @operation(
@@ -58,15 +59,19 @@ async def txt2img(request: Request) -> Response:
     service = service_of(request)
     values, fields, options, entry = await _read(request, TextToImage)
     drawings = await in_thread(text_to_image, fields, options, entry, service.settings)
+    entry = _second_model(service, fields, entry)
     if fields.enable_hr:
-        await in_thread(_check_second_pass, service, fields, drawings[0])
+        await in_thread(_check_second_pass, service, fields, drawings[0], entry)
     work = Work(client_of(request), 2 if fields.enable_hr else 1)
     with state_of(request).works.during(work):
         jobs = await _run(request, work, drawings)
+        first, hires = jobs[0].drawing, {}
         if fields.enable_hr and not work.interrupted:
-            again = [d for job in jobs for d in await in_thread(_second_pass, fields, job)]
-            jobs = await _run(request, work, again) if again else jobs
-    return await in_thread(_reply, fields, values, jobs)
+            again = [d for job in jobs for d in await in_thread(_second_pass, fields, job, entry)]
+            if again:
+                jobs = await _run(request, work, again)
+                hires = settings_of_second_pass(fields, first, jobs[0].drawing)
+    return await in_thread(_reply, fields, values, jobs, first, hires)
 
 
 @operation(
@@ -86,7 +91,7 @@ async def img2img(request: Request) -> Response:
     work = Work(client_of(request), 1)
     with state_of(request).works.during(work):
         jobs = await _run(request, work, drawings)
-    return await in_thread(_reply, fields, values, jobs)
+    return await in_thread(_reply, fields, values, jobs, jobs[0].drawing, {})
 
 
 @operation(
@@ -102,7 +107,7 @@ async def progress(request: Request) -> Response:
     found = describe_progress(works)
     found["current_image"] = None
     live = [job for work in works for job in work.jobs if not job.is_over]
-    if live and request.query_params.get("skip_current_image", "").lower() not in ("true", "1"):
+    if live and request.query_params.get("skip_current_image", "").lower() not in _TRUE:
         live[0].want_preview()
         preview = live[0].preview
         if preview is not None:
@@ -131,8 +136,7 @@ async def _read(
 ) -> tuple[dict[str, Any], _Fields, Options, ModelEntry]:
     """Returns a call's values, those that count as fields, its options and its model."""
     values = await read_json(request)
-    refuse_what_is_missing(values)
-    fields = read_fields(kind, values, strict=False, tolerant=True)
+    fields = read_call(kind, values)
     service, client, kept = service_of(request), client_of(request), state_of(request).options
     options = kept.get(client).changed(fields.override_settings, service.catalogue)
     if not fields.override_settings_restore_afterwards:
@@ -140,22 +144,38 @@ async def _read(
     entry = service.catalogue.entry(options.model)
     service.check_size(*size_of(fields, entry))
     count = fields.batch_size * fields.n_iter
-    check_most("n_iter", count, service.settings.most_images, "images")
+    named = "batch_size" if fields.n_iter == 1 else "n_iter"
+    check_most(named, count, service.settings.most_images, "images")
     return values, fields, options, entry
 
 
-def _check_second_pass(service: Service, fields: TextToImage, first: Drawing) -> None:
+def _second_model(service: Service, fields: TextToImage, entry: ModelEntry) -> ModelEntry:
+    """Returns the model of the second pass, which may be another one."""
+    if not fields.enable_hr or fields.hr_checkpoint_name is None:
+        return entry
+    return service.catalogue.entry(without_hash(fields.hr_checkpoint_name))
+
+
+def _check_second_pass(
+    service: Service, fields: TextToImage, first: Drawing, entry: ModelEntry
+) -> None:
     """Refuses a second pass that is not possible before the first one begins."""
     first = service.check(first)
-    service.check_size(*hires_size(fields, first))
-    for drawing in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}):
+    larger = enlargement(fields, first.width or 8, first.height or 8, entry.multiple)
+    # Images are resized to more than what is left of them.
+    try:
+        service.check_size(larger.width, larger.height)
+    except Refused as error:
+        text = f"hr_scale makes images of the second pass too large: {error}"
+        raise Refused(text, param="hr_scale", code=error.code) from None
+    for drawing in second_pass(fields, first, {0: Image.new("RGB", (8, 8))}, entry):
         service.check(drawing)
 
 
-def _second_pass(fields: TextToImage, job: Job) -> list[Drawing]:
+def _second_pass(fields: TextToImage, job: Job, entry: ModelEntry) -> list[Drawing]:
     """Returns the drawings of the second pass of a job's images that are done."""
     done = {seed: image for seed, image in zip(job.seeds, job.images) if image is not None}
-    return second_pass(fields, job.drawing, done)
+    return second_pass(fields, job.drawing, done, entry)
 
 
 async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Job]:
@@ -172,21 +192,36 @@ async def _run(request: Request, work: Work, drawings: list[Drawing]) -> list[Jo
     return jobs
 
 
-def _reply(fields: Shared, values: dict[str, Any], jobs: list[Job]) -> Response:
-    """Returns the images that are done, with what A1111's clients read about them."""
+def _reply(
+    fields: Shared,
+    values: dict[str, Any],
+    jobs: list[Job],
+    first: Drawing,
+    hires: dict[str, Any],
+) -> Response:
+    """Returns the images that are done, with what A1111's clients read about them.
+
+    Arguments:
+        fields: the call.
+        values: what the client sent.
+        jobs: those of the last pass.
+        first: the drawing of the first pass.
+        hires: what the images' texts tell of a second pass, which is empty without one.
+    """
     images, texts, done = [], [], []
     for job in jobs:
         for seed, image in zip(job.seeds, job.images):
             if image is not None:
-                texts.append(write_infotext(job.drawing, seed))
+                shown = first if hires else job.drawing
+                texts.append(write_infotext(shown, seed, hires))
                 done.append((job, seed))
                 if fields.send_images:
                     images.append(in_base64(png(image, texts[-1])))
-    info = _info(fields, jobs[0].drawing, texts, done)
-    parameters = {name: value for name, value in values.items() if name not in _PICTURES}
-    return Json(
-        {"images": images, "parameters": parameters, "info": msgspec.json.encode(info).decode()}
-    )
+    info = _info(fields, first, texts, done, hires)
+    kept = _SENT_BACK if getattr(fields, "include_init_images", False) else ()
+    left_out = {*_SENT_BACK, "alwayson_scripts"} - {*kept}
+    parameters = {name: value for name, value in values.items() if name not in left_out}
+    return Json({"images": images, "parameters": parameters, "info": encode_json(info).decode()})
 
 
 def _info(
@@ -194,6 +229,7 @@ def _info(
     drawing: Drawing,
     texts: list[str],
     done: list[tuple[Job, int]],
+    hires: dict[str, Any],
 ) -> dict[str, Any]:
     seeds = [seed for _, seed in done] or [drawing.seed or 0]
     prompts = [job.drawing.prompt for job, _ in done]
@@ -221,8 +257,10 @@ def _info(
         "sd_vae_hash": None,
         "seed_resize_from_w": -1,
         "seed_resize_from_h": -1,
-        "denoising_strength": drawing.strength,
-        "extra_generation_params": {},
+        "denoising_strength": getattr(fields, "denoising_strength", None)
+        if hires
+        else drawing.strength,
+        "extra_generation_params": {k: v for k, v in hires.items() if v is not None},
         "index_of_first_image": 0,
         "infotexts": texts,
         "styles": [],
@@ -230,7 +268,18 @@ def _info(
         "clip_skip": (drawing.clip_skip or 0) + 1,
         "is_using_inpainting_conditioning": False,
         "version": f"diffusax {__version__}",
+        "warnings": [
+            *_prompt_warnings(fields, drawing),
+            *option_warnings(fields.override_settings),
+        ],
     }
+
+
+def _prompt_warnings(fields: Shared, drawing: Drawing) -> tuple[str, ...]:
+    """Returns what is not applied of the prompts of both passes."""
+    second = getattr(fields, "hr_prompt", "") if getattr(fields, "enable_hr", False) else ""
+    found = prompt_warnings(drawing.prompt, drawing.negative_prompt)
+    return tuple(dict.fromkeys(found + prompt_warnings(second)))
 
 
 OPERATIONS = (txt2img, img2img, progress, interrupt, skip)

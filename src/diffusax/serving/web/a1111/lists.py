@@ -9,18 +9,20 @@ import jax
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diffusax.infotext.files import texts_of
+from diffusax.infotext.others import webui_text
+from diffusax.infotext.text import webui_parameters
 from diffusax.runtime.memory import device_memory, host_memory
 from diffusax.serving.errors import Refused
-from diffusax.serving.infotext import read_infotext
 from diffusax.serving.samplers import SCHEDULES, WEBUI_SAMPLERS
 from diffusax.serving.sizes import memory_in_use
-from diffusax.serving.web.a1111.drawings import LATENT_MODES, UPSCALERS
+from diffusax.serving.web.a1111.hires import LATENT_MODES, UPSCALERS
 from diffusax.serving.web.a1111.options import shown
 from diffusax.serving.web.a1111.state import state_of
 from diffusax.serving.web.bodies import read_json
 from diffusax.serving.web.fields import Picture, read_fields
 from diffusax.serving.web.operations import Operation, operation
-from diffusax.serving.web.pictures import decode_picture, text_of
+from diffusax.serving.web.pictures import decode_base64, open_with_texts
 from diffusax.serving.web.replies import Json
 from diffusax.serving.web.service import Service, client_of, in_thread, service_of
 
@@ -75,7 +77,7 @@ async def refresh_checkpoints(request: Request) -> Response:
 @operation(
     "POST",
     "/sdapi/v1/png-info",
-    "The settings that a PNG's text holds.",
+    "The settings that an image's file holds.",
     group="A1111",
     body=PictureFields,
     errors=(413, 415, 422),
@@ -84,14 +86,16 @@ async def png_info(request: Request) -> Response:
     """Reads the settings of a picture."""
     most = service_of(request).settings.most_pixels
     fields = read_fields(PictureFields, await read_json(request), tolerant=True)
-    return Json(await in_thread(_read_png, fields.image, most))
+    return Json(await in_thread(_read_image, fields.image, most))
 
 
-def _read_png(sent: str, most_pixels: int) -> dict[str, Any]:
-    """Returns what webui tells of the text in a picture, which is sent in base64."""
-    text = text_of(decode_picture(sent, "image", most_pixels))
-    items = {"parameters": text} if text else {}
-    return {"info": text, "items": items, "parameters": read_infotext(text) if text else {}}
+def _read_image(sent: str, most_pixels: int) -> dict[str, Any]:
+    """Returns what webui tells of the texts in an image, which is sent in base64."""
+    image = open_with_texts(decode_base64(sent, "image"), "image", most_pixels)
+    texts = texts_of(image)
+    text = webui_text(texts, image.size)
+    items = {**texts, "parameters": text} if text else texts
+    return {"info": text, "items": items, "parameters": webui_parameters(text)}
 
 
 def _samplers(service: Service) -> Any:
@@ -121,7 +125,12 @@ def _models(service: Service) -> Any:
 
 def _loras(service: Service) -> Any:
     return [
-        {"name": entry.name, "alias": entry.name, "path": entry.path.name, "metadata": {}}
+        {
+            "name": entry.name,
+            "alias": entry.alias or entry.name,
+            "path": entry.path.name,
+            "metadata": {},
+        }
         for entry in service.catalogue.loras
     ]
 

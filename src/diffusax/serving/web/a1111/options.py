@@ -6,10 +6,34 @@ from typing import Any
 
 from diffusax.serving.catalogue import Catalogue
 from diffusax.serving.errors import Refused
+from diffusax.serving.web.fields import read_fields
 
 CHECKPOINT, CLIP, VAE = "sd_model_checkpoint", "CLIP_stop_at_last_layers", "sd_vae"
-_OWN_VAE = ("Automatic", "None", "automatic", "none", "", None)
+FIX_STEPS = "img2img_fix_steps"
+_NONE = (None, "", "None", "none")
+_OWN_VAE = ("Automatic", "automatic", *_NONE)
+_MOST_LAYERS = 100
 _MOST_CLIENTS = 1000
+_USUAL: dict[str, Any] = {
+    "eta_ancestral": 1,
+    "eta_ddim": 0,
+    "eta_noise_seed_delta": 0,
+    "s_churn": 0,
+    "s_noise": 1,
+    "s_min_uncond": 0,
+    "initial_noise_multiplier": 1,
+    "img2img_extra_noise": 0,
+    "img2img_color_correction": False,
+    "emphasis": "Original",
+    "sd_hypernetwork": "None",
+    "sd_lora": "None",
+    "always_discard_next_to_last_sigma": False,
+    "use_old_scheduling": False,
+    "token_merging_ratio": 0,
+    "tiling": False,
+    "face_restoration": False,
+}
+"""Options of A1111 that change images and that are not here, with their values there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +42,8 @@ class Options:
 
     model: str = ""
     clip_skip: int | None = None
+    fixes_steps: bool = False
+    """Whether img2img runs all of its steps, however small the denoising strength."""
 
     def changed(self, values: dict[str, Any], catalogue: Catalogue) -> "Options":
         """Returns the options with these values; names that are not known are read over.
@@ -27,23 +53,23 @@ class Options:
         """
         new = self
         name = values.get(CHECKPOINT)
-        if isinstance(name, str) and name:
-            new = dataclasses.replace(new, model=catalogue.entry(_without_hash(name)).name)
-        elif name not in (None, ""):
+        if isinstance(name, str) and name not in _NONE:
+            new = dataclasses.replace(new, model=catalogue.entry(without_hash(name)).name)
+        elif name not in _NONE:
             raise Refused(f"{CHECKPOINT} must be the title of a model", param=CHECKPOINT)
-        if CLIP in values:
-            layers = values[CLIP]
-            whole = isinstance(layers, int | float) and not isinstance(layers, bool)
-            if not whole or layers != int(layers) or not 1 <= layers <= 100:
+        if values.get(CLIP) is not None:
+            layers = _number(values, CLIP, int)
+            if layers > _MOST_LAYERS:
                 raise Refused(
-                    f"{CLIP} must be a whole number from 1 to 100 (got {str(layers)[:60]!r})",
+                    f"{CLIP} must be a whole number from 1 to {_MOST_LAYERS} (got {layers})",
                     param=CLIP,
                 )
-            # A1111 counts the layer at which to stop, and 1 is the last.
-            new = dataclasses.replace(new, clip_skip=int(layers) - 1 or None)
-        vae = values.get(VAE)
-        if not isinstance(vae, str | None) or vae not in _OWN_VAE:
-            raise Refused(f'{VAE} must be "Automatic" here, as models bring their own', param=VAE)
+            # A1111 counts the layer at which to stop, and 1 is the last; what is less is no skip.
+            new = dataclasses.replace(new, clip_skip=max(layers - 1, 0) or None)
+        if values.get(FIX_STEPS) is not None:
+            new = dataclasses.replace(new, fixes_steps=_number(values, FIX_STEPS, bool))
+        if not isinstance(values.get(VAE), str | None):
+            raise Refused(f"{VAE} must be the name of an autoencoder", param=VAE)
         return new
 
 
@@ -76,13 +102,40 @@ def shown(options: Options, catalogue: Catalogue) -> dict[str, Any]:
         "sd_checkpoint_hash": "",
         CLIP: (options.clip_skip or 0) + 1,
         VAE: "Automatic",
+        FIX_STEPS: options.fixes_steps,
         "samples_format": "png",
         "live_previews_enable": True,
         "show_progress_every_n_steps": 1,
     }
 
 
-def _without_hash(title: str) -> str:
+def option_warnings(values: dict[str, Any]) -> list[str]:
+    """Returns a sentence for each option that would change images in A1111, and does not here."""
+    vae = values.get(VAE)
+    found = (
+        [] if vae in _OWN_VAE else [f"{VAE} is read over, as models bring their own (got {vae})"]
+    )
+    return found + [
+        f"{name} is read over, which is {usual} here (got {str(values[name])[:60]})"
+        for name, usual in _USUAL.items()
+        if values.get(name) is not None and values[name] != usual and values[name] != str(usual)
+    ]
+
+
+def _number(values: dict[str, Any], name: str, kind: type) -> Any:
+    """Returns a number, or true or false, which may be a text.
+
+    Raises:
+        Refused: it is none.
+    """
+    return read_fields(
+        dataclasses.make_dataclass(name, [(name, kind, None)]),
+        {name: values[name]},
+        strict=False,
+    ).__dict__[name]
+
+
+def without_hash(title: str) -> str:
     """Returns a title without the hash that clients of A1111 may have kept behind it."""
     name, bracket, rest = title.rpartition(" [")
     return name if bracket and rest.endswith("]") else title
